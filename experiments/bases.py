@@ -27,6 +27,11 @@ def start(size: str, row: Row, tokenizer: str = 'tokenizer.model') -> dict[str, 
   return {'pretrain.init': model, 'pretrain.steps': 0, 'tokenizer.model_file': f'{model}/{tokenizer}'}
 
 
+def starts(run: Run, row: Row) -> bool:
+  """Whether a run starts from what `row` has trained."""
+  return run.row.changes.get('pretrain.init') == place(run.size, row)
+
+
 def export_for(missing: Sequence[Run], row: Row, data: str, validation: str, phases: int = 0):
   """Trains and exports the base of each seed of these runs, by a row of its own on text that may be its own too.
 

@@ -61,8 +61,8 @@ def within(results: Results, row: str, other: str, field: str = 'loss') -> str:
 
 
 def places(mean: float) -> int:
-  """Decimals that show two digits of a small difference."""
-  return 2 if abs(mean) >= 0.1 or not mean else 3
+  """Decimals that show a digit or two of a small difference."""
+  return 2 if abs(mean) >= 0.1 or not mean else 3 if abs(mean) >= 0.002 else 4
 
 
 def figure(results: Results, row: str, field: str = 'perplexity', form: str = '.2f') -> str:

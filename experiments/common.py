@@ -52,6 +52,7 @@ class Table(NamedTuple):
   rows: Callable[[str], Sequence[Row]]
   columns: Sequence[Column]
   picture: Callable[..., Any]
+  lines: Callable[..., list[list[str]]] | None = None  # its cells, of (rows, results), in a form of its own
 
 
 # -- results
@@ -153,6 +154,8 @@ def cell(numbers: Sequence[float], form: str, interval: bool = False) -> str:
 
 def to_markdown(table: Table, size: str, results: Results) -> str:
   """Rows that were not run say so."""
+  if table.lines:
+    return in_columns(table.lines(table.rows(size), results))
   lines = [['', 'seeds', *(column.title for column in table.columns)], ['---', *['---:'] * (len(table.columns) + 1)]]
   for row in table.rows(size):
     mine = [record for (name, _), record in results.items() if name == row.name]
@@ -160,6 +163,10 @@ def to_markdown(table: Table, size: str, results: Results) -> str:
     if not mine or any(record['perplexity'] is None for record in mine):
       cells[0] = 'diverged' if mine else 'not run'
     lines.append([row.title, str(len(mine)), *cells])
+  return in_columns(lines)
+
+
+def in_columns(lines: Sequence[Sequence[str]]) -> str:
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 

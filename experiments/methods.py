@@ -99,7 +99,7 @@ def prepare(missing: Sequence[Run]):
   """Trains and exports what some rows start from, by seed; before DiLoCo's own row, which goes on from there."""
   f = flags.FLAGS
   base = base_row(f.size)
-  of_it = [run for run in missing if 'pretrain.init' in run.row.changes or run.row == base]
+  of_it = [run for run in missing if bases.starts(run, base) or run.row == base]
   bases.export_for(of_it, base, f.data, f.validation, phases=base.changes['train.phases'] // 2)
 
 

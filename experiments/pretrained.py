@@ -8,7 +8,7 @@ others have become, in nats, their mean; below 0 they are better.
 import gzip
 import json
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import bases
 import common
@@ -21,13 +21,18 @@ from tau import STEPS, TAUS
 
 from dipaco_jax.core.errors import InputError
 
+SHARES: dict[str, dict[str, float]] = {}  # the best of tune.py, by size; those that are not there are to be tried
+
 
 def base_row(size: str) -> Row:
   """The base's own run: as many steps as a path of table (1) has in all."""
   return Row('six-kinds', 'base', 'dense', {'evaluate.every_phases': 0})
 
 
-def rows(size: str) -> list[Row]:
+def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
+  """`shares`: peak rates, as a share of the base's; those of SHARES, if they are not given."""
+  shares = SHARES.get(size, {}) if shares is None else shares
+  peak = config.SIZES[size].config['inner']['learning_rate']
   tau, seldom = TAUS[size][0], config.SIZES[size].alone
   numbers = 'x'.join(map(str, config.SIZES[size].grid))
   paths = config.SIZES[size].grid[0] * config.SIZES[size].grid[1]
@@ -35,6 +40,8 @@ def rows(size: str) -> list[Row]:
   def row(name: str, title: str, method: str, tau: int, times: int = 1):
     phases = STEPS[size] * times // tau
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau}
+    if name in shares:
+      lasting['inner.learning_rate'] = peak * shares[name]
     return Row(name, title, method, lasting | config.LAST | bases.start(size, base_row(size)))
 
   return [
@@ -71,6 +78,9 @@ def without(file: str, out: pathlib.Path):
 def prepare(missing: Sequence[Run]):
   """Trains and exports the base of each seed, which reads other kinds of text alone."""
   f = flags.FLAGS
+  missing = [run for run in missing if bases.starts(run, base_row(f.size))]
+  if not missing:
+    return
   if not f.data.endswith('.jsonl.gz') or not f.validation.endswith('.jsonl.gz'):
     raise InputError('--data, --validation: this table needs JSON lines with `text` and `domain`, gzipped')
   kept = []

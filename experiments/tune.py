@@ -13,8 +13,9 @@ import common
 import config
 import methods
 import pictures
+import pretrained
 from common import Column
-from runs import Row
+from runs import Row, Run
 from tau import STEPS, TAUS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
@@ -33,6 +34,7 @@ def rows(size: str) -> list[Row]:
     *tried('dipaco_', 'DiPaCo, k-means', 'dipaco', config.lasting(size, STEPS[size], TAUS[size][0]), rates[-4:]),
     *tried('diloco_', 'DiLoCo', 'diloco', config.lasting(size, STEPS[size], TAUS[size][1]), rates[-4:]),
     *tried('muon_', 'dense, Muon', 'dense', muon, rates),
+    *from_pretrained(size),
     *tried('larger_', 'larger dense', 'larger', lasting_larger(size), rates),
   ]
 
@@ -60,6 +62,26 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
   return found
 
 
+def from_pretrained(size: str) -> list[Row]:
+  """Methods of table (5), whose base has come to the end of its cosine."""
+  found = []
+  for share, rate in ((share, share * config.SIZES[size].config['inner']['learning_rate']) for share in (0.3, 1)):
+    names = [row.name for row in pretrained.rows(size) if row.name != 'long']
+    rows = pretrained.rows(size, dict.fromkeys(names, share))
+    found += [
+      row._replace(name=f'pretrained_{row.name}_{rate:g}', title=f'table (5), {row.title}, {rate:g}')
+      for row in rows
+      if row.name in names
+    ]
+  return found
+
+
+def prepare(missing: Sequence[Run]):
+  """What rows of tables (1) and (5) start from."""
+  methods.prepare(missing)
+  pretrained.prepare(missing)
+
+
 def lasting_larger(size: str) -> dict[str, int]:
   """As many of the larger model's steps as the small one has of its own."""
   lasting = config.lasting(size, STEPS[size], config.SIZES[size].alone)
@@ -70,7 +92,23 @@ def lasting_larger(size: str) -> dict[str, int]:
 
 COLUMNS = (Column('perplexity', 'perplexity'), Column('base', 'base_perplexity'))
 
-TABLE = common.Table('tune', 'Learning rates', rows, COLUMNS, pictures.dots)
+
+def by_rate(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
+  """A line for each method, a column for each rate; nothing stands where none was run."""
+  found: dict[str, dict[float, str]] = {}
+  rates = set[float]()
+  for row in rows:
+    *_, rate = row.name.rpartition('_')
+    mine = found.setdefault(row.title.replace(f', {rate}', ''), {})
+    if numbers := common.figures(results, row.name, COLUMNS[0]):
+      mine[float(rate)] = common.cell(numbers, '.2f')
+      rates.add(float(rate))
+  head = ['peak rate', *(f'{rate:g}' for rate in sorted(rates))]
+  lines = [[words, *(mine.get(rate, '') for rate in sorted(rates))] for words, mine in found.items() if mine]
+  return [head, ['---', *['---:'] * len(rates)], *lines]
+
+
+TABLE = common.Table('tune', 'Learning rates', rows, COLUMNS, pictures.dots, by_rate)
 
 if __name__ == '__main__':
-  common.main(TABLE, methods.prepare)
+  common.main(TABLE, prepare)

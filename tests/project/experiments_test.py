@@ -333,4 +333,5 @@ def test_every_table_can_be_drawn_and_written(table, tmp_path):
     common.write(table, 'test', tmp_path, results)
     assert (tmp_path / 'test' / f'{table.name}.png').stat().st_size > 1000
     assert common.read(table, 'test', tmp_path).keys() == results.keys()
-    assert len(common.to_markdown(table, 'test', results).splitlines()) == len(rows) + 2
+    lines = common.to_markdown(table, 'test', results).splitlines()
+    assert len(lines) == len(rows) + 2 or table.lines and len({line.count('|') for line in lines}) == 1
