@@ -17,7 +17,7 @@ MEASURED = 12  # times, along the steps
 # The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
 SHARES = {
   'micro': {
-    'dense': 0.5, 'diloco': 0.125, 'flat': 0.25, 'diloco_own': 0.5,
+    'dense': 0.5, 'diloco': 0.125, 'flat': 0.5, 'diloco_own': 0.5,
     'dense_px': 0.5, 'diloco_kmeans': 0.5, 'diloco_averaged': 0.5, 'diloco_flat': 0.5,  # as those that are like them
   }
 }  # fmt: skip
