@@ -48,6 +48,7 @@ def test_the_readme_states_the_results_of_the_experiments():
     [
       f'{statistics.fmean(run["perplexity"] for run in of):.2f}',
       f'{statistics.fmean(run["perplexity_by_domain"]["law_de"] for run in of):.1f}',
+      f'{statistics.fmean(run["perplexity_of_others"] for run in of):.1f}',
       f'{of[0]["parameters_total"]:,}',
     ]
     for of in by_row.values()
