@@ -334,4 +334,4 @@ def test_every_table_can_be_drawn_and_written(table, tmp_path):
     assert (tmp_path / 'test' / f'{table.name}.png').stat().st_size > 1000
     assert common.read(table, 'test', tmp_path).keys() == results.keys()
     lines = common.to_markdown(table, 'test', results).splitlines()
-    assert len(lines) == len(rows) + 2 or table.lines and len({line.count('|') for line in lines}) == 1
+    assert len(lines) == len(rows) + 2 or (table.lines and len({line.count('|') for line in lines}) == 1)
