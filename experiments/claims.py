@@ -75,10 +75,7 @@ def figure(results: Results, row: str, field: str = 'perplexity', form: str = '.
 
 def percent(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
   """ROW as a share of OTHER, means over the seeds that both have."""
-  seeds = {seed for name, seed in results if name == row} & {seed for name, seed in results if name == other}
-  if not seeds:
-    raise InputError(f'there are no two runs of {row} and {other}')
-  mine, others = ([common.figure(results[name, seed], field) for seed in seeds] for name in (row, other))
+  mine, others = zip(*pairs(results, row, other, field), strict=True)
   return f'{100 * statistics.fmean(mine) / statistics.fmean(others):.1f}%'
 
 
@@ -100,12 +97,16 @@ def over(results: Results, row: str, other: str, limit: str, field: str = 'perpl
 
 def ratio(results: Results, row: str, other: str, field: str) -> tuple[float, float]:
   """ROW as a percentage of OTHER: the mean over seeds, and half of its interval; inf with one seed."""
-  by_row = [{seed: common.figure(r, field) for (name, seed), r in results.items() if name == x} for x in (row, other)]
-  seeds = by_row[0].keys() & by_row[1].keys()
-  if not seeds:
-    raise InputError(f'there are no two runs of {row} and {other} that have {field}')
-  found = [100 * by_row[0][seed] / by_row[1][seed] for seed in sorted(seeds)]
+  found = [100 * mine / others for mine, others in pairs(results, row, other, field)]
   return statistics.fmean(found), common.half_width(found)
+
+
+def pairs(results: Results, row: str, other: str, field: str) -> list[tuple[float, float]]:
+  """A field of ROW and of OTHER, of every seed that both have."""
+  seeds = sorted({seed for name, seed in results if name == row} & {seed for name, seed in results if name == other})
+  if not seeds:
+    raise InputError(f'there are no two runs of {row} and {other}')
+  return [(common.figure(results[row, seed], field), common.figure(results[other, seed], field)) for seed in seeds]
 
 
 def exponent(results: Results, kind: str) -> str:

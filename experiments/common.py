@@ -159,7 +159,8 @@ def to_markdown(table: Table, size: str, results: Results) -> str:
   lines = [['', 'seeds', *(column.title for column in table.columns)], ['---', *['---:'] * (len(table.columns) + 1)]]
   for row in table.rows(size):
     mine = [record for (name, _), record in results.items() if name == row.name]
-    cells = [cell(found := figures(results, row.name, c), c.form, c.interval) + of(found, mine) for c in table.columns]
+    by_column = [(column, figures(results, row.name, column)) for column in table.columns]
+    cells = [cell(found, column.form, column.interval) + fewer(found, mine) for column, found in by_column]
     if not mine or any(record['perplexity'] is None for record in mine):
       cells[0] = 'diverged' if mine else 'not run'
     lines.append([row.title, str(len(mine)), *cells])
@@ -170,7 +171,7 @@ def in_columns(lines: Sequence[Sequence[str]]) -> str:
   return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
-def of(found: Sequence[float], mine: Sequence[Record]) -> str:
+def fewer(found: Sequence[float], mine: Sequence[Record]) -> str:
   """Says where not all of a row's runs have a figure, as where the row that it is compared with has fewer seeds."""
   return f' (of {len(found)})' if 0 < len(found) < len(mine) else ''
 

@@ -61,9 +61,14 @@ def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
 def make_row(size: str, name: str, title: str, method: str, share: float, changes=None) -> Row:
   """Measured along the way, at its last version: hold-outs of a path's own shard are smaller than DiLoCo's of all."""
   phases = (changes or {}).get('train.phases', config.get_config(f'{size},{method}').train.phases)
-  rate = {'train.learning_rate': config.SIZES[size].config['inner']['learning_rate'] * share} if share != 1 else {}
   measured = {'evaluate.every_phases': max(1, phases // MEASURED)}
-  return Row(name, title, method, measured | config.LAST | rate | (changes or {}))
+  return Row(name, title, method, measured | config.LAST | at_rate(size, share) | (changes or {}))
+
+
+def at_rate(size: str, share: float) -> dict[str, float]:
+  """The changes that make paths' peak rate a share of the base's."""
+  peak = config.SIZES[size].config['inner']['learning_rate']
+  return {'train.learning_rate': peak * share} if share != 1 else {}
 
 
 def diloco(size: str, share: float) -> Row:
@@ -106,7 +111,7 @@ def prepare(missing: Sequence[Run]):
 COLUMNS = (
   Column('perplexity', 'perplexity'),
   Column('less dense, by seed', 'perplexity', '+.2f', 'dense'),
-  Column('German law', 'perplexity_by_domain.law_de', '.1f'),
+  Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),
   Column('the other kinds, geometric mean', 'perplexity_of_others'),
   Column('re-routed, W = 128', 'reroute.learned.128'),
   Column('W = 16', 'reroute.learned.16'),

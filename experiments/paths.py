@@ -16,29 +16,37 @@ from tau import TAUS
 GRIDS = {'test': (1, 2), 'smoke': (1, 2)}  # 2: a grid of 2x2
 STEPS = {'test': 8, 'smoke': 32, 'micro': 500, 'medium': 2000}
 DOCUMENTS = {'test': 50, 'smoke': 200, 'micro': 1000, 'medium': 1000}  # for each path
+LIKE = {
+  'dense': 'dense',
+  'diloco': 'diloco',
+  'grid': 'kmeans',
+  'long': 'dense_px',
+}  # the rows of table (1) with the rate
 
 
 def rows(size: str) -> list[Row]:
+  tau, seldom = TAUS[size][:2]
+  alone = config.SIZES[size].alone
   found = []
   for n in GRIDS.get(size, (1, 2, 4)):
-    number = n * n
-
-    def row(kind: str, title: str, method: str, tau: int, times: int = 1, *, like: str, number: int = number):
-      share = methods.SHARES.get(size, {}).get(like, 1)
-      rate = {'train.learning_rate': config.SIZES[size].config['inner']['learning_rate'] * share} if share != 1 else {}
-      text = {'data.max_documents': DOCUMENTS[size] * number}
-      lasting = config.lasting(size, STEPS[size] * times, tau)
-      return Row(f'{kind}_{number}', title, method, lasting | text | config.LAST | rate)
-
-    alone = config.SIZES[size].alone
-    found.append(row('dense', f'dense, text for {number}', 'dense', alone, like='dense'))
+    paths = n * n
+    found.append(make_row(size, 'dense', paths, f'dense, text for {paths}', 'dense', alone))
     if n > 1:
+      title, steps = f'dense, {paths}x steps, text for {paths}', STEPS[size] * paths
       found += [
-        row('diloco', f'DiLoCo, {number} workers', f'diloco,{number}', TAUS[size][1], like='diloco'),
-        row('grid', f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', TAUS[size][0], like='kmeans'),
-        row('long', f'dense, {number}x steps, text for {number}', 'dense', alone, number, like='dense_px'),
+        make_row(size, 'diloco', paths, f'DiLoCo, {paths} workers', f'diloco,{paths}', seldom),
+        make_row(size, 'grid', paths, f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', tau),
+        make_row(size, 'long', paths, title, 'dense', alone, steps),
       ]
   return found
+
+
+def make_row(size: str, kind: str, paths: int, title: str, method: str, tau: int, steps: int = 0) -> Row:
+  """On the text for so many paths; `steps` of 0 are those of a path."""
+  lasting = config.lasting(size, steps or STEPS[size], tau)
+  rate = methods.at_rate(size, methods.SHARES.get(size, {}).get(LIKE[kind], 1))
+  text = {'data.max_documents': DOCUMENTS[size] * paths}
+  return Row(f'{kind}_{paths}', title, method, lasting | text | config.LAST | rate)
 
 
 COLUMNS = (

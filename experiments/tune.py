@@ -2,7 +2,7 @@
 
 With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
 in table (4), and for the small model as in table (1). Methods of table (1) are tried at its steps too, each at three
-rates after the base of the best.
+rates or four after the base of the best, and those of table (5) at two after theirs.
 """
 
 import itertools
@@ -21,6 +21,7 @@ from tau import STEPS, TAUS
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
+STOPPED = {'train.early_stopping': True}  # all of this table
 METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat', 'diloco_own')
 
 
@@ -57,22 +58,20 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
     if share == min(SHARES) and name != 'diloco':
       continue  # the lower the best rate is, the more have to be tried
     title = f'{row.title}: {steps:,} steps, {rate:g} after {peak:g}'
-    chosen = {'train.early_stopping': True}  # as all of this table
-    found.append(row._replace(name=f'long_{name}_{rate:g}', title=title, changes=row.changes | chosen))
+    found.append(row._replace(name=f'long_{name}_{rate:g}', title=title, changes=row.changes | STOPPED))
   return found
 
 
 def from_pretrained(size: str) -> list[Row]:
   """Methods of table (5), whose base has come to the end of its cosine."""
+  peak = config.SIZES[size].config['inner']['learning_rate']
+  names = [row.name for row in pretrained.rows(size) if row.name != 'long']
   found = []
-  for share, rate in ((share, share * config.SIZES[size].config['inner']['learning_rate']) for share in (0.3, 1)):
-    names = [row.name for row in pretrained.rows(size) if row.name != 'long']
-    rows = pretrained.rows(size, dict.fromkeys(names, share))
-    found += [
-      row._replace(name=f'pretrained_{row.name}_{rate:g}', title=f'table (5), {row.title}, {rate:g}')
-      for row in rows
-      if row.name in names
-    ]
+  for share in (0.3, 1):
+    rows, rate = {row.name: row for row in pretrained.rows(size, dict.fromkeys(names, share))}, f'{peak * share:g}'
+    for name in names:
+      title, changes = f'table (5), {rows[name].title}, {rate}', rows[name].changes | STOPPED
+      found.append(rows[name]._replace(name=f'pretrained_{name}_{rate}', title=title, changes=changes))
   return found
 
 
