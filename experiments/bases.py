@@ -1,5 +1,6 @@
 """Models that rows start from: a run of their own, exported in Hugging Face's layout and read again as anybody's is."""
 
+import itertools
 import json
 import pathlib
 import sys
@@ -39,13 +40,16 @@ def export_for(missing: Sequence[Run], row: Row, data: str, validation: str, pha
   """
   f = flags.FLAGS
   folder = pathlib.Path(f.workdir) / f.size
-  for seed, of in sorted({(run.seed, run.text) for run in missing}):
+  wanted = sorted({(run.seed, run.text) for run in missing})
+  # First those that no other process is at, then whatever others have made, or have left half done.
+  for wait, (seed, of) in itertools.product((False, True), wanted):
     one = runs.make(f.size, row, seed, data, validation)
     if phases:
       one = one._replace(overrides=one.overrides | {'train.phases': phases})
     out = pathlib.Path(place(f.size, row).format(workdir=folder, text=of[:4], seed=seed))
-    with lock.locked(common.claimed_in(folder, out.name)):
-      export(one, of, folder, out)
+    with lock.locked(common.claimed_in(folder, out.name), wait) as claimed:
+      if claimed:
+        export(one, of, folder, out)
 
 
 def export(one: Run, of: str, folder: pathlib.Path, out: pathlib.Path):
