@@ -1,7 +1,7 @@
 """(1) Methods at some 250 tokens a parameter: at equal steps of a path, and at equal FLOPs [4, Table 1]."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import bases
@@ -17,22 +17,27 @@ MEASURED = 12  # times, along the steps
 # The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
 SHARES = {
   'micro': {
-    'dense': 0.5, 'diloco': 0.125, 'flat': 0.5, 'diloco_own': 0.5,
-    'dense_px': 0.5, 'diloco_kmeans': 0.5, 'diloco_averaged': 0.5, 'diloco_flat': 0.5,  # as those that are like them
+    'dense': 0.5, 'diloco': 0.125, 'flat': 0.125, 'own': 0.125,
+    'dense_px': 0.5,  # as those that are like them
+    'diloco_averaged': 0.5, 'diloco_kmeans': 0.5, 'diloco_own': 0.5, 'diloco_flat': 0.125,
   }
 }  # fmt: skip
+# Rows of paths that take DiLoCo's outer step after phases of its length; the others average paths after short phases.
+NESTEROV = {'micro': ('own', 'flat', 'diloco_flat')}
 
 
-def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
+def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collection[str] | None = None) -> list[Row]:
   """All are measured along the way; only a discriminative router's rows are re-routed, which scores every path.
 
-  `shares`: peak rates of rows' paths, as a share of the base's; those of SHARES, if they are not given.
+  `shares`, `nesterov`: as SHARES and NESTEROV, which are taken where they are not given.
   """
   shares = SHARES.get(size, {}) if shares is None else shares
+  nesterov = NESTEROV.get(size, ()) if nesterov is None else nesterov
   num_paths = math.prod(config.SIZES[size].grid)
 
   def row(name: str, title: str, method: str, changes=None):
-    return make_row(size, name, title, method, shares.get(name, 1), changes)
+    steps = outer_step(size, method, changes or {}) if name in nesterov else {}
+    return make_row(size, name, title, method, shares.get(name, 1), (changes or {}) | steps)
 
   def after(name: str, words: str, method: str, changes=None):
     changes = second_half(size, method, shares.get(name, 1)) | {'train.learning_rate': 0.0} | (changes or {})
@@ -58,6 +63,15 @@ def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
   ]
 
 
+def outer_step(size: str, method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+  """The changes that give a row DiLoCo's outer step and the length of its phases, over as many steps."""
+  c, tau = config.get_config(f'{size},{method}'), TAUS[size][1]
+  phases = changes.get('train.phases', c.train.phases) * c.train.steps_per_phase // tau
+  per_round = max(1, phases * c.routing.phases_per_round // c.train.phases)
+  rounds = {'routing.phases_per_round': per_round} if method == 'discriminative' else {}
+  return OUTER['nesterov'] | {'train.phases': phases, 'train.steps_per_phase': tau} | rounds
+
+
 def make_row(size: str, name: str, title: str, method: str, share: float, changes=None) -> Row:
   """Measured along the way, at its last version: hold-outs of a path's own shard are smaller than DiLoCo's of all."""
   phases = (changes or {}).get('train.phases', config.get_config(f'{size},{method}').train.phases)
@@ -72,11 +86,9 @@ def at_rate(size: str, share: float) -> dict[str, float]:
 
 
 def diloco(size: str, share: float) -> Row:
-  """Of longer phases than the grids': its momentum is of no use over the shortest."""
-  train, tau = config.get_config(f'{size},dipaco').train, TAUS[size][1]
-  lasting = config.lasting(size, train.phases * train.steps_per_phase, tau)
-  title = f'DiLoCo, {math.prod(config.SIZES[size].grid)} workers, tau = {tau}'
-  return make_row(size, 'diloco', title, 'diloco', share, lasting)
+  """Of longer phases than plain averages: its momentum is of no use over the shortest."""
+  title = f'DiLoCo, {math.prod(config.SIZES[size].grid)} workers, tau = {TAUS[size][1]}'
+  return make_row(size, 'diloco', title, 'diloco', share, outer_step(size, 'diloco', {}))
 
 
 def base_row(size: str) -> Row:

@@ -22,6 +22,7 @@ RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
 STOPPED = {'train.early_stopping': True}  # all of this table
+PATHS = ('dense', 'kmeans', 'own', 'flat')  # tried with DiLoCo's outer step too
 METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat', 'diloco_own')
 
 
@@ -52,13 +53,18 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
   train, peak = config.get_config(f'{size},dipaco').train, config.SIZES[size].config['inner']['learning_rate']
   steps = train.phases * train.steps_per_phase
   found = tried('long_', f'dense, {steps:,} steps', 'dense', {}, rates if steps != STEPS[size] else ())
-  by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x))} for x in SHARES}
-  for name, (share, of_share) in itertools.product(METHODS, by_share.items()):
-    row, rate = of_share[name], peak * share
-    if share == min(SHARES) and name != 'diloco':
-      continue  # the lower the best rate is, the more have to be tried
-    title = f'{row.title}: {steps:,} steps, {rate:g} after {peak:g}'
-    found.append(row._replace(name=f'long_{name}_{rate:g}', title=title, changes=row.changes | STOPPED))
+  for names, nesterov, least, changes in (
+    (METHODS, (), 'diloco', STOPPED),
+    (PATHS, PATHS, METHODS, {'evaluate.every_phases': 0}),
+  ):
+    by_share = {x: {r.name: r for r in methods.rows(size, dict.fromkeys(METHODS, x), nesterov)} for x in SHARES}
+    for name, (share, of_share) in itertools.product(METHODS, by_share.items()):
+      if name not in names or (share == min(SHARES) and name not in least):
+        continue  # the lower the best rate is, the more have to be tried
+      row, rate = of_share[name], peak * share
+      title = f'{row.title}{", Nesterov" if nesterov else ""}: {steps:,} steps, {rate:g} after {peak:g}'
+      kind = 'nesterov' if nesterov else 'long'
+      found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))
   return found
 
 
@@ -89,7 +95,7 @@ def lasting_larger(size: str) -> dict[str, int]:
   return {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
 
 
-COLUMNS = (Column('perplexity', 'perplexity'), Column('base', 'base_perplexity'))
+COLUMNS = (Column('perplexity, last version', 'perplexity_final'), Column('base', 'base_perplexity'))
 
 
 def by_rate(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
