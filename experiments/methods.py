@@ -17,13 +17,12 @@ MEASURED = 12  # times, along the steps
 # The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
 SHARES = {
   'micro': {
-    'dense': 0.5, 'diloco': 0.125, 'flat': 0.125, 'own': 0.125,
-    'dense_px': 0.5,  # as those that are like them
-    'diloco_averaged': 0.5, 'diloco_kmeans': 0.5, 'diloco_own': 0.5, 'diloco_flat': 0.125,
+    'dense': 0.5, 'diloco': 0.125, 'flat': 0.125, 'own': 0.125, 'diloco_own': 0.5,
+    'dense_px': 0.5, 'diloco_averaged': 0.5,  # as those that are like them
   }
 }  # fmt: skip
 # Rows of paths that take DiLoCo's outer step after phases of its length; the others average paths after short phases.
-NESTEROV = {'micro': ('own', 'flat', 'diloco_flat')}
+NESTEROV = {'micro': ('own', 'flat')}
 
 
 def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collection[str] | None = None) -> list[Row]:
@@ -47,16 +46,13 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
   return [
     row('dense', 'dense', 'dense'),
     diloco(size, shares.get('diloco', 1)),
-    row('averaged', f'{num_paths} workers, averaged, tau = {TAUS[size][0]}', 'diloco', OUTER['sgd']),
     row('kmeans', 'DiPaCo, k-means', 'dipaco'),
     row('product', 'DiPaCo, product k-means', 'dipaco', {'routing.method': 'product_kmeans'}),
     row('own', 'DiPaCo, k-means, path-specific upper blocks', 'own'),
     row('discriminative', 'DiPaCo, discriminative once', 'discriminative'),
     row('em', 'DiPaCo, discriminative twice', 'discriminative', once | {'routing.rounds': 2}),
     row('flat', f'flat MoE, {num_paths} paths, k-means', 'flat'),
-    after('diloco_kmeans', 'DiPaCo, k-means', 'dipaco'),
     after('diloco_own', 'path-specific upper blocks', 'own'),
-    after('diloco_flat', 'flat MoE', 'flat'),
     after('diloco_averaged', 'averaged workers', 'diloco', OUTER['sgd']),
     row('dense_px', f'equal FLOPs: dense, {num_paths}x steps', f'dense,{num_paths}'),
     row('larger', f'equal FLOPs: dense, {num_paths}x parameters', 'larger'),

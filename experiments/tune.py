@@ -23,7 +23,7 @@ OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
 STOPPED = {'train.early_stopping': True}  # all of this table
 PATHS = ('dense', 'kmeans', 'own', 'flat')  # tried with DiLoCo's outer step too
-METHODS = ('dense', 'diloco', 'averaged', 'kmeans', 'own', 'flat', 'diloco_own')
+METHODS = ('dense', 'diloco', 'kmeans', 'own', 'flat', 'diloco_own')
 
 
 def rows(size: str) -> list[Row]:

@@ -301,13 +301,13 @@ def test_a_script_goes_on_where_it_was_killed_and_runs_nothing_twice(tmp_path):
 @pytest.mark.slow
 def test_two_processes_share_the_rows(tmp_path):
   tiny_run.write_config(tmp_path)
-  both = [start(tmp_path, '--rows=dense,averaged', '--seeds=0') for _ in range(2)]
+  both = [start(tmp_path, '--rows=dense,kmeans', '--seeds=0') for _ in range(2)]
   told = [finish(process)[1] for process in both]
   begun = re.findall(r'\[\d/2\] (.*), seed', ''.join(told))
-  assert sorted(begun) == ['4 workers, averaged, tau = 2', 'dense']
+  assert sorted(begun) == ['DiPaCo, k-means', 'dense']
   assert 'another process trains it' in ''.join(told)
   records = json.loads((tmp_path / 'results' / 'test' / 'methods.json').read_text())['runs']
-  assert [record['row'] for record in records] == ['dense', 'averaged']
+  assert [record['row'] for record in records] == ['dense', 'kmeans']
 
 
 @pytest.mark.parametrize('table', readme.TABLES, ids=lambda table: table.name)
