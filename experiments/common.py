@@ -143,10 +143,10 @@ def half_width(numbers: Sequence[float]) -> float:
 
 
 def cell(numbers: Sequence[float], form: str, interval: bool = False) -> str:
-  """Mean, and where there are several seeds the standard deviation over them, or the interval."""
+  """Mean, and of several seeds the standard deviation over them, or the interval; of counts the mean alone."""
   if not numbers:
     return ''
-  mean, several = statistics.fmean(numbers), len(numbers) > 1 and form.endswith('f')
+  mean, several = statistics.fmean(numbers), len(numbers) > 1 and form.endswith('f') and not form.endswith('.0f')
   if several and interval:
     return f'{mean:{form}} ({mean - half_width(numbers):{form}} to {mean + half_width(numbers):{form}})'
   return f'{mean:{form}} ± {statistics.stdev(numbers):{form.lstrip("+")}}' if several else f'{mean:{form}}'

@@ -245,22 +245,24 @@ def test_the_learning_rate_is_the_tuned_one():
         (made(size, 'larger').inner.learning_rate, 'larger_'),
         (readme.muon.RATE[size], 'muon_'),
       ):
-        rates = {name: r['perplexity'] for (name, _), r in found.items() if re.fullmatch(prefix + r'[\d.]+', name)}
+        rates = {n: r['perplexity_final'] for (n, _), r in found.items() if re.fullmatch(prefix + r'[\d.]+', n)}
         best = min(rates, key=lambda name: rates[name])
         assert float(best.removeprefix(prefix)) == stated
 
 
-def test_paths_have_the_rates_that_were_best():
+def test_paths_have_the_rates_and_outer_steps_that_were_best():
   for size, config_of_size in config.SIZES.items():
     found = common.read(readme.tune.TABLE, size, common.RESULTS)
     peak = config_of_size.config['inner']['learning_rate']
     for name in readme.tune.METHODS:
-      prefix = f'long_{name}_'
-      rates = {row.removeprefix(prefix): r['perplexity'] for (row, _), r in found.items() if row.startswith(prefix)}
-      rates = {float(rate): perplexity for rate, perplexity in rates.items() if re.fullmatch(r'[\d.]+', rate)}
-      if len(rates) > 1:
-        stated = peak * readme.methods.SHARES.get(size, {}).get(name, 1)
-        assert min(rates, key=lambda rate: rates[rate]) == pytest.approx(stated), (size, name)
+      tried = {}
+      for (row, _), r in found.items():
+        if of := re.fullmatch(rf'(long|nesterov)_{name}_([\d.]+)', row):
+          tried[float(of[2]), of[1] == 'nesterov'] = r['perplexity_final']
+      if len(tried) > 1:
+        rate = peak * readme.methods.SHARES.get(size, {}).get(name, 1)
+        stated = pytest.approx(rate), name in readme.methods.NESTEROV.get(size, ())
+        assert min(tried, key=lambda of: tried[of]) == stated, (size, name)
 
 
 # -- scripts
