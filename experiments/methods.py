@@ -63,9 +63,7 @@ def outer_step(size: str, method: str, changes: Mapping[str, Any]) -> dict[str, 
   """The changes that give a row DiLoCo's outer step and the length of its phases, over as many steps."""
   c, tau = config.get_config(f'{size},{method}'), TAUS[size][1]
   phases = changes.get('train.phases', c.train.phases) * c.train.steps_per_phase // tau
-  per_round = max(1, phases * c.routing.phases_per_round // c.train.phases)
-  rounds = {'routing.phases_per_round': per_round} if method == 'discriminative' else {}
-  return OUTER['nesterov'] | {'train.phases': phases, 'train.steps_per_phase': tau} | rounds
+  return OUTER['nesterov'] | {'train.phases': phases, 'train.steps_per_phase': tau}
 
 
 def make_row(size: str, name: str, title: str, method: str, share: float, changes=None) -> Row:

@@ -21,7 +21,7 @@ from tau import STEPS, TAUS
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
-STOPPED = {'train.early_stopping': True}  # all of this table
+STOPPED = {'train.early_stopping': True}  # as these rows were first run; the last version is the same
 PATHS = ('dense', 'kmeans', 'own', 'flat')  # tried with DiLoCo's outer step too
 METHODS = ('dense', 'diloco', 'kmeans', 'own', 'flat', 'diloco_own')
 
@@ -53,17 +53,16 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
   train, peak = config.get_config(f'{size},dipaco').train, config.SIZES[size].config['inner']['learning_rate']
   steps = train.phases * train.steps_per_phase
   found = tried('long_', f'dense, {steps:,} steps', 'dense', {}, rates if steps != STEPS[size] else ())
-  for names, nesterov, least, changes in (
-    (METHODS, (), 'diloco', STOPPED),
-    (PATHS, PATHS, METHODS, {'evaluate.every_phases': 0}),
+  for kind, words, names, nesterov, changes in (
+    ('long', '', METHODS, (), STOPPED),
+    ('nesterov', ', Nesterov', PATHS, PATHS, {'evaluate.every_phases': 0}),
   ):
-    by_share = {x: {r.name: r for r in methods.rows(size, dict.fromkeys(METHODS, x), nesterov)} for x in SHARES}
-    for name, (share, of_share) in itertools.product(METHODS, by_share.items()):
-      if name not in names or (share == min(SHARES) and name not in least):
-        continue  # the lower the best rate is, the more have to be tried
+    by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x), nesterov)} for x in SHARES}
+    for name, (share, of_share) in itertools.product(names, by_share.items()):
       row, rate = of_share[name], peak * share
-      title = f'{row.title}{", Nesterov" if nesterov else ""}: {steps:,} steps, {rate:g} after {peak:g}'
-      kind = 'nesterov' if nesterov else 'long'
+      if share == min(SHARES) and name not in (*nesterov, 'diloco'):
+        continue  # only Nesterov wants so low a rate
+      title = f'{row.title}{words}: {steps:,} steps, {rate:g} after {peak:g}'
       found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))
   return found
 
