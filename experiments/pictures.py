@@ -71,11 +71,14 @@ def draw_differences(ax, column: Column, rows: Sequence[Row], results: Results):
 
 @plot_style.styled
 def curves(table: Table, rows: Sequence[Row], results: Results):
-  """Perplexity while training, means over seeds: against what one path has read, and against all FLOPs."""
+  """Perplexity while training, means over seeds: against what one path has read, and against all FLOPs.
+
+  Lines have the same colours and end at the same heights in both panels; their names are beside the second.
+  """
   made, panels = plot_style.axes(plot_style.WIDE * 1.2, 5.0, 2, sharey=True)
   for ax, title, of in zip(panels, ('tokens that a path has read', 'FLOPs of training'), (tokens, flops), strict=True):
     lines = {row.title: along(row, results, of) for row in rows}
-    draw_lines(ax, {title: points for title, points in lines.items() if points})
+    draw_lines(ax, {title: points for title, points in lines.items() if points}, named=ax is panels[-1])
     ax.set_xscale('log')
     ax.xaxis.set_major_formatter('{x:.0e}')  # the style shows mathematical text as it is written
     ax.xaxis.set_minor_formatter('')
@@ -147,12 +150,12 @@ def place(row: Row, results: Results, field: str) -> float:
   return next((figure(record, field) for (name, _), record in results.items() if name == row.name), float('nan'))
 
 
-def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]]):
-  """{name: points}; names stand where the lines end."""
+def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]], named: bool = True):
+  """{name: points}; names, if they are wanted, stand where the lines end."""
   ends = []
   for i, (name, points) in enumerate(lines.items()):
     xs, ys = zip(*sorted(points), strict=True)
     colour = plot_style.COLOURS[i % len(plot_style.COLOURS)]
     ax.plot(xs, ys, color=colour, linewidth=1.6)
     ends.append((ys[-1], name, colour))
-  plot_style.label_ends(ax, ends)
+  plot_style.label_ends(ax, ends if named else [])

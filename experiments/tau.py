@@ -38,6 +38,10 @@ def rows(size: str) -> list[Row]:
   found += [grid(f'tau_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}', t) for t in taus]
   found += [grid(f'quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}, {words}', t, quarter) for t in most]
   found += [grid(f'{other}_{seldom}', f'DiPaCo, tau = {seldom}, {NAMES[other]}', seldom, OUTER[other])]
+  found += [
+    grid(f'{other}_quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[other]}, {words}', t, OUTER[other] | quarter)
+    for t in most[1:]
+  ]
   found += [diloco('diloco', t, 'nesterov') for t in most[1:]]
   found += [diloco('diloco_quarter', t, 'nesterov', f', {words}', quarter) for t in most[1:]]
   found += [diloco('averaged', often, 'sgd')]
@@ -66,6 +70,7 @@ def series(row: Row) -> list[str]:
   """Rows that differ in tau alone, of two or more."""
   lines = {
     'tau': 'DiPaCo, the rate of the base', 'quarter': 'DiPaCo, a quarter of it',
+    'nesterov_quarter': 'DiPaCo, Nesterov, a quarter of it',
     'diloco': 'DiLoCo', 'diloco_quarter': 'DiLoCo, a quarter of the rate',
   }  # fmt: skip
   kind, _, tau = row.name.rpartition('_')

@@ -2,7 +2,7 @@
 
 With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
 in table (4), and for the small model as in table (1). Methods of table (1) are tried at its steps too, each at three
-rates or four after the base of the best, and those of table (5) at two after theirs.
+rates or four after the base of the best, and those of table (5) at three after theirs.
 """
 
 import itertools
@@ -72,7 +72,7 @@ def from_pretrained(size: str) -> list[Row]:
   peak = config.SIZES[size].config['inner']['learning_rate']
   names = [row.name for row in pretrained.rows(size) if row.name != 'long']
   found = []
-  for share in (0.3, 1):
+  for share in (0.1, 0.3, 1):
     rows, rate = {row.name: row for row in pretrained.rows(size, dict.fromkeys(names, share))}, f'{peak * share:g}'
     for name in names:
       title, changes = f'table (5), {rows[name].title}, {rate}', rows[name].changes | STOPPED
