@@ -3,19 +3,27 @@
 Tried on what the paths of table (1)'s discriminative runs say of the router data, a part of which no fit has seen.
 """
 
+from collections.abc import Sequence
+
 import common
 import methods
 import pictures
 from common import Column
 from runs import Row
 
-WAYS = {
+WAYS = {  # of `routers` in scores.py
   'random': 'a path at random',
   'single': 'the path that is best on the rest',
   'first': 'k-means, as trained',
-  'logistic': 'logistic regression',
-  'mlp': 'MLP',
-  'ascent': 'labels by coordinate ascent',
+  'logistic': 'logistic regression on features, 32 tokens',
+  'mlp': 'MLP on the same',
+  'layer_0': 'logistic regression on mean embeddings',
+  'layer_1': 'on the first block',
+  'prefix_8': 'on 8 tokens',
+  'prefix_16': 'on 16 tokens',
+  'prefix_64': 'on 64 tokens, some of them scored',
+  'prefix_128': 'on 128 tokens, all that is scored',
+  'ascent': 'labels by coordinate ascent: scores of some paths',
 }
 
 
@@ -23,13 +31,23 @@ def rows(size: str) -> list[Row]:
   return [row for row in methods.rows(size) if row.name == 'discriminative']
 
 
-COLUMNS = (
-  *(Column(words, f'routers.{name}.value', '+.3f') for name, words in WAYS.items()),
-  *(Column(f'{words}: right', f'routers.{name}.accuracy', '.3f') for name, words in WAYS.items()),
-  Column('labels by ascent: scores taken', 'labels.ascent.scored', '.2f'),
-)
+COLUMNS = (Column('nats a sequence, logistic regression', 'routers.logistic.value', '+.3f'),)
 
-TABLE = common.Table('router', 'What a router can gain', rows, COLUMNS, pictures.dots)
+
+def by_way(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
+  """A line for each way to choose a path."""
+  name, lines = rows[0].name, []
+  for way, words in WAYS.items():
+    fields = (f'routers.{way}.value', '+.3f'), (f'routers.{way}.accuracy', '.3f')
+    found = [(common.figures(results, name, Column('', field)), form) for field, form in fields]
+    scored = common.figures(results, name, Column('', f'labels.{way}.scored'))
+    if found[0][0]:
+      lines.append([words, *(common.cell(*one) for one in found), common.cell(scored, '.2f')])
+  head = ['', 'nats a sequence, less its best path', 'names the best path', 'scores taken, of all']
+  return [head, ['---', *['---:'] * 3], *lines]
+
+
+TABLE = common.Table('router', 'What a router can gain', rows, COLUMNS, pictures.dots, by_way)
 
 if __name__ == '__main__':
   common.main(TABLE)

@@ -1,7 +1,9 @@
 """What a router can gain, and labels without scoring all paths: tried on the scores that a run's first round keeps."""
 
+import dataclasses
 import math
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import additive_labels
@@ -9,19 +11,25 @@ import numpy as np
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import holdouts, sequences
+from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import features
 from dipaco_jax.routing import path_labels
+from dipaco_jax.storage import tensors
 
 SWEEPS = 8
 PENALTIES = (1.0, 0.1, 0.03, 0.01, 0.001)  # scikit-learn's C: smaller is stronger
 HIDDEN = 64
+PREFIXES = (8, 16, 64, 128)  # tokens, beside those that routers see
 
 
 def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   """Scores [N, P] of all router data, where the first router sent it [N], its documents [N]; which sequences it is."""
   num_paths = s.num_paths
   scores_NP = np.stack([np.load(workdir / 'routing' / '1-scores' / f'{p}.npy') for p in range(num_paths)], axis=1)
-  documents, _ = sequences.Sequences(workdir / 'sequences', 'train').columns()
-  kept = holdouts.draw_documents(documents, s.seed, s.routing.router_fraction, 'router data')
+  found = sequences.Sequences(workdir / 'sequences', 'train')
+  documents, _ = found.columns()
+  pieces = features.router_pieces(found, s.routing.router_fraction)
+  kept = holdouts.draw_documents(documents, s.seed, s.routing.router_fraction, 'router data', pieces)
   return scores_NP, np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0], documents[kept], kept
 
 
@@ -61,7 +69,8 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
   """Of each router, on a part of the router data that no fit has seen: how often it names the best path, and its value.
 
   The value is the mean log-likelihood that its paths give a sequence less that of the sequence's best path, nats: 0 is
-  the best there is. `logistic` is the best of several penalties, which favours it; so is `mlp`.
+  the best there is. `logistic` is the best of several penalties, which favours it; so is `mlp`. Those named after what
+  they see, `layer_K` the output of the first K blocks and `prefix_L` the first L tokens, are logistic too.
   """
   from sklearn import linear_model, neural_network  # comes with .[test] only
 
@@ -69,26 +78,48 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
   z_ND = np.load(workdir / 'features' / 'train.npy')[kept].astype(np.float64)
   held_N = holdouts.draw_documents(documents_N, s.seed, 0.2, 'tested')
   best_N, regret_NP = scores_NP.argmax(axis=1), scores_NP - scores_NP.max(axis=1, keepdims=True)
-  x_ND = (z_ND - z_ND[~held_N].mean(0)) / z_ND[~held_N].std(0)
 
   def judge(paths_N) -> dict[str, float]:
     values_N = np.take_along_axis(regret_NP[held_N], paths_N[:, None], axis=1)
     return {'accuracy': float(np.mean(paths_N == best_N[held_N])), 'value': float(values_N.mean())}
 
-  def best_of(fits) -> dict[str, float]:
+  def best_of(fits, z_ND=z_ND) -> dict[str, float]:
+    x_ND = (z_ND - z_ND[~held_N].mean(0)) / np.maximum(z_ND[~held_N].std(0), 1e-6)
     found = [judge(fit.fit(x_ND[~held_N], best_N[~held_N]).predict(x_ND[held_N])) for fit in fits]
     return max(found, key=lambda one: one['value'])
+
+  def logistic() -> list[Any]:
+    return [linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES]
 
   mlps = [neural_network.MLPClassifier((HIDDEN,), alpha=a, max_iter=500, random_state=0) for a in (1e-2, 1.0, 10.0)]
   return {
     'first': judge(first_N[held_N]),
     'single': judge(np.full(held_N.sum(), regret_NP[~held_N].mean(0).argmax())),
     'random': {'accuracy': 1 / scores_NP.shape[1], 'value': float(regret_NP[held_N].mean())},
-    'logistic': best_of(linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES),
+    'logistic': best_of(logistic()),
     'mlp': best_of(mlps),
+    **{name: best_of(logistic(), z) for name, z in other_features(workdir, s, kept)},
     'ascent': judge(
       path_labels.coordinate_ascent(
         lambda chosen, paths: scores_NP[chosen, paths], first_N, tuple(size for _, size in s.grid), SWEEPS
       ).paths[held_N]
     ),
   }
+
+
+def other_features(workdir: pathlib.Path, s: settings.Settings, kept: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+  """Features [N, D] that a router might see instead: means over the prefix of lower layers, and over other prefixes."""
+  base = dict(tensors.read_arrays(workdir / 'base' / 'params.safetensors'))
+  found = [
+    sequence.tokens for sequence in sequences.Sequences(workdir / 'sequences', 'train').read(np.flatnonzero(kept))
+  ]
+  usual = s.routing.prefix_tokens
+  for name, blocks, prefix in (
+    *((f'layer_{n}', n, usual) for n in range(s.model.num_layers)),
+    *((f'prefix_{n}', s.model.num_layers, n) for n in PREFIXES if n != usual and n <= s.model.seq_len),
+  ):
+    model = transformer.make_model(dataclasses.replace(s.model, num_layers=blocks), s.tokenizer.vocab_size)
+    tokens_NL, seen_NL = np.zeros((2, len(found), prefix), np.int32)
+    for i, tokens in enumerate(found):
+      tokens_NL[i, : len(tokens)], seen_NL[i, : len(tokens)] = tokens[:prefix], 1
+    yield name, np.asarray(transformer.features_of_seen(model, base, tokens_NL, seen_NL), np.float64)
