@@ -1,8 +1,10 @@
 """(2) More paths on more text: as many documents for each path, whatever their number [4; OpenDiPaCo's table].
 
 Beside each grid DiLoCo of as many workers and two dense models, all on the same text: one of as many steps as a path,
-one of the FLOPs of all paths. Rates are those of table (1).
+one of the FLOPs of all paths.
 """
+
+from collections.abc import Mapping
 
 import common
 import config
@@ -16,37 +18,32 @@ from tau import TAUS
 GRIDS = {'test': (1, 2), 'smoke': (1, 2)}  # 2: a grid of 2x2
 STEPS = {'test': 8, 'smoke': 32, 'micro': 500, 'medium': 2000}
 DOCUMENTS = {'test': 50, 'smoke': 200, 'micro': 1000, 'medium': 1000}  # for each path
-LIKE = {
-  'dense': 'dense',
-  'diloco': 'diloco',
-  'grid': 'kmeans',
-  'long': 'dense_px',
-}  # the rows of table (1) with the rate
+# The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
+SHARES = {'micro': {'long': 0.5}}  # as dense paths of as many steps in table (1)
 
 
-def rows(size: str) -> list[Row]:
+def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
+  """`shares`: as SHARES, which are taken if they are not given."""
+  shares = SHARES.get(size, {}) if shares is None else shares
   tau, seldom = TAUS[size][:2]
   alone = config.SIZES[size].alone
   found = []
+
+  def row(kind: str, paths: int, title: str, method: str, tau: int, times: int = 1):
+    lasting = config.lasting(size, STEPS[size] * times, tau) | config.LAST
+    text = {'data.max_documents': DOCUMENTS[size] * paths}
+    rate = methods.at_rate(size, shares.get(kind, 1))
+    found.append(Row(f'{kind}_{paths}', title, method, lasting | text | rate))
+
   for n in GRIDS.get(size, (1, 2, 4)):
     paths = n * n
-    found.append(make_row(size, 'dense', paths, f'dense, text for {paths}', 'dense', alone))
+    row('dense', paths, f'dense, text for {paths}', 'dense', alone)
     if n > 1:
-      title, steps = f'dense, {paths}x steps, text for {paths}', STEPS[size] * paths
-      found += [
-        make_row(size, 'diloco', paths, f'DiLoCo, {paths} workers', f'diloco,{paths}', seldom),
-        make_row(size, 'grid', paths, f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', tau),
-        make_row(size, 'long', paths, title, 'dense', alone, steps),
-      ]
+      row('diloco', paths, f'DiLoCo, {paths} workers', f'diloco,{paths}', seldom)
+      row('grid', paths, f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', tau)
+      row('own', paths, f'DiPaCo {n}x{n}, path-specific upper blocks', f'own,{n}x{n}', tau)
+      row('long', paths, f'dense, {paths}x steps, text for {paths}', 'dense', alone, paths)
   return found
-
-
-def make_row(size: str, kind: str, paths: int, title: str, method: str, tau: int, steps: int = 0) -> Row:
-  """On the text for so many paths; `steps` of 0 are those of a path."""
-  lasting = config.lasting(size, steps or STEPS[size], tau)
-  rate = methods.at_rate(size, methods.SHARES.get(size, {}).get(LIKE[kind], 1))
-  text = {'data.max_documents': DOCUMENTS[size] * paths}
-  return Row(f'{kind}_{paths}', title, method, lasting | text | config.LAST | rate)
 
 
 COLUMNS = (
@@ -58,7 +55,13 @@ COLUMNS = (
   Column('parameters', 'parameters_total', ',.0f'),
 )
 
-KINDS = {'dense': 'dense, equal steps', 'diloco': 'DiLoCo', 'grid': 'DiPaCo', 'long': 'dense, equal FLOPs'}
+KINDS = {
+  'dense': 'dense, equal steps',
+  'diloco': 'DiLoCo',
+  'grid': 'DiPaCo',
+  'own': 'DiPaCo, own upper blocks',
+  'long': 'dense, equal FLOPs',
+}
 
 
 def series(row: Row) -> list[str]:

@@ -2,7 +2,7 @@
 
 With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
 in table (4), and for the small model as in table (1). Methods of table (1) are tried at its steps too, each at three
-rates or four after the base of the best, and those of table (5) at three after theirs.
+rates or four after the base of the best, and those of tables (2) and (5) at three after theirs.
 """
 
 import itertools
@@ -12,6 +12,7 @@ from typing import Any
 import common
 import config
 import methods
+import paths
 import pictures
 import pretrained
 from common import Column
@@ -36,6 +37,7 @@ def rows(size: str) -> list[Row]:
     *tried('dipaco_', 'DiPaCo, k-means', 'dipaco', config.lasting(size, STEPS[size], TAUS[size][0]), rates[-4:]),
     *tried('diloco_', 'DiLoCo', 'diloco', config.lasting(size, STEPS[size], TAUS[size][1]), rates[-4:]),
     *tried('muon_', 'dense, Muon', 'dense', muon, rates),
+    *of_more_paths(size),
     *from_pretrained(size),
     *tried('larger_', 'larger dense', 'larger', lasting_larger(size), rates),
   ]
@@ -64,6 +66,18 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
         continue  # only Nesterov wants so low a rate
       title = f'{row.title}{words}: {steps:,} steps, {rate:g} after {peak:g}'
       found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))
+  return found
+
+
+def of_more_paths(size: str) -> list[Row]:
+  """Methods of table (2), of four paths."""
+  peak = config.SIZES[size].config['inner']['learning_rate']
+  found = []
+  for share in (0.25, 0.5, 1):
+    rows, rate = {row.name: row for row in paths.rows(size, dict.fromkeys(paths.KINDS, share))}, f'{peak * share:g}'
+    for kind in ('dense', 'diloco', 'grid', 'own'):
+      row = rows[f'{kind}_4']
+      found.append(row._replace(name=f'paths_{kind}_{rate}', title=f'table (2), {row.title}, {rate}'))
   return found
 
 
