@@ -36,6 +36,7 @@ class Time:
 
 @pytest.fixture
 def time(monkeypatch):
+  time_use.end()  # the clock of a command that an earlier test ran here
   found = Time()
   monkeypatch.setattr(time_use, 'time', found)
   yield found
