@@ -153,18 +153,20 @@ def cell(numbers: Sequence[float], form: str, interval: bool = False) -> str:
 
 
 def to_markdown(table: Table, size: str, results: Results) -> str:
-  """Rows that were not run say so."""
+  """Rows that were not run are named below."""
   if table.lines:
     return in_columns(table.lines(table.rows(size), results))
+  not_run = [row.title for row in table.rows(size) if not any(name == row.name for name, _ in results)]
   lines = [['', 'seeds', *(column.title for column in table.columns)], ['---', *['---:'] * (len(table.columns) + 1)]]
   for row in table.rows(size):
-    mine = [record for (name, _), record in results.items() if name == row.name]
+    if not (mine := [record for (name, _), record in results.items() if name == row.name]):
+      continue
     by_column = [(column, figures(results, row.name, column)) for column in table.columns]
     cells = [cell(found, column.form, column.interval) + fewer(found, mine) for column, found in by_column]
-    if not mine or any(record['perplexity'] is None for record in mine):
-      cells[0] = 'diverged' if mine else 'not run'
+    if any(record['perplexity'] is None for record in mine):
+      cells[0] = 'diverged'
     lines.append([row.title, str(len(mine)), *cells])
-  return in_columns(lines)
+  return in_columns(lines) + (f'\n\nNot run: {"; ".join(not_run)}.' if not_run else '')
 
 
 def in_columns(lines: Sequence[Sequence[str]]) -> str:

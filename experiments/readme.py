@@ -1,13 +1,14 @@
-"""Writes every table and every claim into README.md, between their markers, from `results/`.
+"""Writes every table and every claim into README.md and LEDGER.md, between their markers, from `results/`.
 
     python experiments/readme.py [--check]
 
-With --check nothing is written: the exit status is 1 where the page is not what its results come to.
+With --check nothing is written: the exit status is 1 where a page is not what its results come to.
 """
 
 import pathlib
 import re
 import sys
+from collections.abc import Mapping, Sequence
 
 import claims
 import common
@@ -29,11 +30,12 @@ import wire
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
-MODULES = tune, methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire, muon, upcycle
+MODULES = methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire, muon, upcycle, tune
 TABLES = [module.TABLE for module in MODULES]
+PAGES = {'README.md': TABLES[:-1], 'LEDGER.md': TABLES[-1:]}
 SIZE = 'micro'  # of the claims
 CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ <>\n]+)+) -->[^<]*<!-- / -->')
-README = pathlib.Path(__file__).parent / 'README.md'
+HERE = pathlib.Path(__file__).parent
 
 
 def between(table: common.Table, folder: pathlib.Path) -> str:
@@ -58,37 +60,38 @@ def about(size: str, results: common.Results) -> str:
   return f'Size `{size}`; seeds {seeds}; {where}; training and evaluation took {seconds}.'
 
 
-def render(words: str, folder: pathlib.Path) -> str:
-  """The page with what is between its markers made anew; raises InputError where a table has not one place."""
-  for table in TABLES:
+def render(words: str, folder: pathlib.Path, tables: Sequence[common.Table]) -> str:
+  """A page with what is between its markers made anew; raises InputError where one of its tables has not one place."""
+  for table in tables:
     begin, end = f'<!-- {table.name} -->\n', f'\n<!-- end of {table.name} -->'
     inside = begin + between(table, folder) + end
     place = f'{begin}.*?\n?<!-- end of {table.name} -->'
     words, count = re.subn(place, lambda _, inside=inside: inside, words, flags=re.DOTALL)
     if count != 1:
-      raise InputError(f'{README.name} has {count} places for the table {table.name}: it needs one')
-  return CLAIM.sub(lambda found: claim(found, folder), words)
+      raise InputError(f'there are {count} places for the table {table.name}: it needs one')
+  by_name = {table.name: common.read(table, SIZE, folder) for table in TABLES}
+  return CLAIM.sub(lambda found: claim(found, by_name), words)
 
 
-def claim(found: re.Match, folder: pathlib.Path) -> str:
-  """A claim's marker and figure; raises InputError where the results do not bear it out."""
+def claim(found: re.Match, by_name: Mapping[str, common.Results]) -> str:
+  """A claim's marker and figure, by the results of each table; raises InputError where they do not bear it out."""
   kind, name, *of = found[1].split()
-  by_name = {table.name: table for table in TABLES}
   if name not in by_name:
     raise InputError(f'{found[0]}: there is no table {name!r}')
-  results = common.read(by_name[name], SIZE, folder)
-  return f'<!-- {found[1]} -->{claims.render([kind, *of], results)}<!-- / -->'
+  return f'<!-- {found[1]} -->{claims.render([kind, *of], by_name[name])}<!-- / -->'
 
 
 def main():
   flags_left = sys.argv[1:]
   if flags_left not in ([], ['--check']):
     sys.exit(__doc__)
-  old = README.read_text()
-  new = render(old, common.RESULTS)
-  if flags_left and new != old:
-    sys.exit(f'{README.name} is not what its results come to: run python experiments/readme.py, and read what changed')
-  common.publish(README, new)
+  for name, tables in PAGES.items():
+    old = (HERE / name).read_text()
+    new = render(old, common.RESULTS, tables)
+    if flags_left and new != old:
+      sys.exit(f'{name} is not what its results come to: run python experiments/readme.py, and read what changed')
+    if new != old:
+      common.publish(HERE / name, new)
 
 
 if __name__ == '__main__':
