@@ -327,6 +327,21 @@ def test_two_processes_share_the_rows(tmp_path):
   assert [record['row'] for record in records] == ['dense', 'kmeans']
 
 
+@pytest.mark.slow
+def test_two_processes_make_the_bases_of_two_seeds_beside_each_other(tmp_path):
+  tiny_run.write_config(tmp_path)
+  both = [start(tmp_path, '--rows=diloco_own', '--seeds=0,1') for _ in range(2)]
+  for process in both:
+    finish(process)
+  bases = list(tmp_path.glob('runs/test/diloco-*-[01].json'))
+  assert sorted(file.stem[-1] for file in bases) == ['0', '1']
+  records = json.loads((tmp_path / 'results' / 'test' / 'methods.json').read_text())['runs']
+  assert [(record['row'], record['seed']) for record in records] == [('diloco_own', 0), ('diloco_own', 1)]
+  assert all(
+    record['before'] == json.loads(file.read_text()) for record, file in zip(records, sorted(bases), strict=True)
+  )
+
+
 @pytest.mark.parametrize('table', readme.TABLES, ids=lambda table: table.name)
 def test_every_table_can_be_drawn_and_written(table, tmp_path):
   """Of made-up figures, one seed at first: a picture that fails would end the script after its first run."""
