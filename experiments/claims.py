@@ -35,7 +35,7 @@ def lower(results: Results, row: str, other: str, field: str = 'perplexity') -> 
   mean, error, sure = difference(results, row, other, field)
   if not mean < -sure:
     raise InputError(f'{row} is not lower than {other} in {field}: {mean:+.3g} ± {error:.2g}')
-  return f'{-mean:.{places(mean)}f} ± {error:.{places(mean)}f}'
+  return f'{-mean:.{places(mean, error)}f} ± {error:.{places(mean, error)}f}'
 
 
 def higher(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
@@ -48,7 +48,7 @@ def unclear(results: Results, row: str, other: str, field: str = 'perplexity') -
   mean, error, sure = difference(results, row, other, field)
   if not abs(mean) <= sure < math.inf:
     raise InputError(f'{row} and {other} are told apart in {field}: {mean:+.3g} ± {error:.2g}')
-  return f'{mean:+.{places(mean)}f} ± {error:.{places(mean)}f}'
+  return f'{mean:+.{places(mean, error)}f} ± {error:.{places(mean, error)}f}'
 
 
 def within(results: Results, row: str, other: str, field: str = 'loss') -> str:
@@ -57,12 +57,13 @@ def within(results: Results, row: str, other: str, field: str = 'loss') -> str:
   spread = common.figures(results, other, Column('', field))
   if len(spread) < 2 or not abs(mean) <= statistics.stdev(spread):
     raise InputError(f'{row} is not within the spread of {other} in {field}: {mean:+.3g}')
-  return f'{mean:+.{places(mean)}f} ± {error:.{places(mean)}f}'
+  return f'{mean:+.{places(mean, error)}f} ± {error:.{places(mean, error)}f}'
 
 
-def places(mean: float) -> int:
-  """Decimals that show a digit or two of a small difference."""
-  return 2 if abs(mean) >= 0.1 or not mean else 3 if abs(mean) >= 0.002 else 4
+def places(mean: float, error: float = math.inf) -> int:
+  """Decimals that show a digit or two of a small difference, and of its standard error."""
+  least = min(abs(mean), 5 * error) if error else abs(mean)
+  return 2 if least >= 0.1 or not mean else 3 if least >= 0.002 else 4
 
 
 def figure(results: Results, row: str, field: str = 'perplexity', form: str = '.2f') -> str:
@@ -110,15 +111,21 @@ def pairs(results: Results, row: str, other: str, field: str) -> list[tuple[floa
 
 
 def exponent(results: Results, kind: str) -> str:
-  """Of table (2), with its interval; kind: 'dense', 'grid' or 'long'."""
-  b, (low, high) = paths.exponent(results, kind)
-  return f'{b:.3f} ({low:.3f} to {high:.3f})'
+  """Of table (2), with its interval over seeds; kind: as in paths.KINDS."""
+  found = paths.exponent(results, kind)
+  if len(found) < 2:
+    raise InputError(f'the exponent of {kind} has no interval: there are {len(found)} seeds')
+  return common.cell(found, '.3f', interval=True)
 
 
 def law(results: Results, size: str) -> str:
-  """Of table (3)."""
-  (log_a, b, c, d), _ = sizes.law(size, results)
-  return f'{math.exp(log_a):.2f} N^-{b:.3f} P^-{c:.3f} D^-{d:.3f}'
+  """Of table (3), with the least and the most that each exponent is where one of the rows is left out."""
+  log_a, *exponents = sizes.law(size, results)[0]
+  ranges = sizes.ranges(size, results)
+  terms = [
+    f'{x}^-{b:.3f} ({low:.3f} to {high:.3f})' for x, b, (low, high) in zip('NPD', exponents, ranges, strict=True)
+  ]
+  return ' '.join([f'{math.exp(log_a):.2f}', *terms])
 
 
 def predicted(results: Results, size: str, row: str) -> str:

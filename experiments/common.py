@@ -40,7 +40,8 @@ class Column(NamedTuple):
   title: str
   field: str  # of a result; `a.b` is field b of field a, `a.-1` the last of its values
   form: str = '.2f'
-  against: str = ''  # the row whose figure of the same seed is subtracted; * is what a row's name begins with, up to _
+  # The row whose figure of the same seed is subtracted; * is what a row's name begins with, up to _, # what follows it.
+  against: str = ''
   interval: bool = False  # Student's t, 90%, instead of the standard deviation
 
 
@@ -120,7 +121,8 @@ def figure(record: Record | None, field: str) -> Any:
 
 def figures(results: Results, row: str, column: Column) -> list[float]:
   """A column's, of every seed that has it."""
-  found, against = [], column.against.replace('*', row.partition('_')[0])
+  first, _, second = row.partition('_')
+  found, against = [], column.against.replace('*', first).replace('#', second)
   for (name, seed), record in sorted(results.items()):
     mine = figure(record, column.field)
     other = figure(results.get((against, seed)), column.field) if against else 0

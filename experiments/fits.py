@@ -1,4 +1,4 @@
-"""Power laws of losses, with their intervals: least squares on logarithms, and a bootstrap over the points."""
+"""Power laws of losses: least squares on logarithms."""
 
 import math
 from collections.abc import Sequence
@@ -6,25 +6,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
-
-LEVEL = 0.9
-RESAMPLES = 2000
-
-
-def power(points: Sequence[tuple[float, float]]) -> tuple[float, tuple[float, float]]:
-  """b of y = a x^-b, and its interval; points (x, y) above 0, of two x at least."""
-  logs = np.log(np.asarray(points, float))
-  if len(set(logs[:, 0])) < 2:
-    raise InputError('a power law needs two different x')
-  rng = np.random.default_rng(0)
-  slopes = []
-  while len(slopes) < RESAMPLES:
-    sample = logs[rng.integers(len(logs), size=len(logs))]
-    if len(set(sample[:, 0])) > 1:
-      slopes.append(-np.polyfit(*sample.T, 1)[0])
-  tail = (1 - LEVEL) / 2
-  low, high = np.quantile(slopes, (tail, 1 - tail))
-  return float(-np.polyfit(*logs.T, 1)[0]), (float(low), float(high))
 
 
 def surface(points: Sequence[tuple[float, ...]]) -> np.ndarray:

@@ -1,55 +1,76 @@
 """(2) More paths on more text: as many documents for each path, whatever their number [4; OpenDiPaCo's table].
 
 Beside each grid DiLoCo of as many workers and two dense models, all on the same text: one of as many steps as a path,
-one of the FLOPs of all paths.
+one of the FLOPs of all paths. All have one tokenizer, that of the DiLoCo bases of table (1), so that perplexities can
+be compared; each amount of text has a base of its own.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+import bases
 import common
 import config
 import fits
 import methods
 import pictures
+from absl import flags
 from common import Column
-from runs import Row
-from tau import TAUS
+from runs import Row, Run
+from tau import OUTER, TAUS
 
 GRIDS = {'test': (1, 2), 'smoke': (1, 2)}  # 2: a grid of 2x2
 STEPS = {'test': 8, 'smoke': 32, 'micro': 500, 'medium': 2000}
 DOCUMENTS = {'test': 50, 'smoke': 200, 'micro': 1000, 'medium': 1000}  # for each path
-# The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
-SHARES = {'micro': {'long': 0.5}}  # as dense paths of as many steps in table (1)
+# The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size, of four
+# paths. `long` has that of dense paths of as many steps in table (1).
+SHARES: dict[str, dict[str, float]] = {'micro': {'long': 0.5}}
+NESTEROV: dict[str, Sequence[str]] = {}  # rows that take DiLoCo's outer step; the others average after short phases
 
 
-def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
-  """`shares`: as SHARES, which are taken if they are not given."""
+def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequence[str] | None = None) -> list[Row]:
+  """`shares`, `nesterov`: as SHARES and NESTEROV, which are taken where they are not given."""
   shares = SHARES.get(size, {}) if shares is None else shares
-  tau, seldom = TAUS[size][:2]
+  nesterov = NESTEROV.get(size, ('diloco',)) if nesterov is None else nesterov
   alone = config.SIZES[size].alone
   found = []
 
-  def row(kind: str, paths: int, title: str, method: str, tau: int, times: int = 1):
+  def row(kind: str, paths: int, title: str, method: str, times: int = 1):
+    single = kind in ('dense', 'long')
+    tau = alone if single else TAUS[size][kind in nesterov]
+    outer = {} if single else OUTER['nesterov' if kind in nesterov else 'sgd']
     lasting = config.lasting(size, STEPS[size] * times, tau) | config.LAST
-    text = {'data.max_documents': DOCUMENTS[size] * paths}
+    text = {'data.max_documents': DOCUMENTS[size] * paths, 'tokenizer.model_file': tokenizer(size)}
     rate = methods.at_rate(size, shares.get(kind, 1))
-    found.append(Row(f'{kind}_{paths}', title, method, lasting | text | rate))
+    found.append(Row(f'{kind}_{paths}', title, method, lasting | outer | text | rate))
 
   for n in GRIDS.get(size, (1, 2, 4)):
     paths = n * n
-    row('dense', paths, f'dense, text for {paths}', 'dense', alone)
+    row('dense', paths, f'dense, text for {paths}', 'dense')
     if n > 1:
-      row('diloco', paths, f'DiLoCo, {paths} workers', f'diloco,{paths}', seldom)
-      row('grid', paths, f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}', tau)
-      row('own', paths, f'DiPaCo {n}x{n}, path-specific upper blocks', f'own,{n}x{n}', tau)
-      row('long', paths, f'dense, {paths}x steps, text for {paths}', 'dense', alone, paths)
+      row('diloco', paths, f'DiLoCo, {paths} workers', f'diloco,{paths}')
+      row('grid', paths, f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}')
+      row('own', paths, f'DiPaCo {n}x{n}, path-specific upper blocks', f'own,{n}x{n}')
+      row('long', paths, f'dense, {paths}x steps, text for {paths}', 'dense', paths)
   return found
 
 
+def tokenizer(size: str) -> str:
+  """Where it is, filled in by seed when a row is run."""
+  return f'{bases.place(size, methods.base_row(size))}/tokenizer.model'
+
+
+def prepare(missing: Sequence[Run]):
+  """Makes the models whose tokenizers these runs have."""
+  f = flags.FLAGS
+  of_it = [run for run in missing if run.row.changes.get('tokenizer.model_file') == tokenizer(f.size)]
+  base = methods.base_row(f.size)
+  bases.export_for(of_it, base, f.data, f.validation, phases=base.changes['train.phases'] // 2)
+
+
 COLUMNS = (
+  Column('perplexity', 'perplexity'),
+  Column('less dense on the same text', 'perplexity', '+.2f', 'dense_#'),
   Column('bits per byte', 'bits_per_byte', '.4f'),
-  Column('less dense on the text for 1', 'bits_per_byte', '+.4f', 'dense_1'),
-  Column('perplexity (tokenizers differ with the text)', 'perplexity'),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('FLOPs', 'train_flops', '.2g'),
   Column('parameters', 'parameters_total', ',.0f'),
@@ -70,14 +91,16 @@ def series(row: Row) -> list[str]:
   return [words for name, words in KINDS.items() if name == kind or number == '1']
 
 
-def exponent(results: common.Results, kind: str) -> tuple[float, tuple[float, float]]:
-  """b of bits per byte = a P^-b, with its interval over seeds and rows; P: paths, or their worth of text or steps."""
-  points = [
-    (float(name.split('_')[1]), record['bits_per_byte'])
-    for (name, _), record in sorted(results.items())
-    if name.startswith(kind) or name == 'dense_1'
-  ]
-  return fits.power(points)
+def exponent(results: common.Results, kind: str) -> list[float]:
+  """b of perplexity = a P^-b by seed, over a kind's own rows, of two P or more; P: paths, or text for so many."""
+  seeds = sorted({seed for name, seed in results if name.startswith(f'{kind}_')})
+  found = []
+  for seed in seeds:
+    mine = {name: record for (name, of), record in results.items() if name.startswith(f'{kind}_') and of == seed}
+    points = [(float(name.split('_')[1]), record['perplexity']) for name, record in sorted(mine.items())]
+    if len(points) > 1:
+      found.append(float(fits.surface(points)[1]))
+  return found
 
 
 TABLE = common.Table(
@@ -89,4 +112,4 @@ TABLE = common.Table(
 )
 
 if __name__ == '__main__':
-  common.main(TABLE)
+  common.main(TABLE, prepare)

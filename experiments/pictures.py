@@ -78,7 +78,8 @@ def curves(table: Table, rows: Sequence[Row], results: Results):
   made, panels = plot_style.axes(plot_style.WIDE * 1.2, 5.0, 2, sharey=True)
   for ax, title, of in zip(panels, ('tokens that a path has read', 'FLOPs of training'), (tokens, flops), strict=True):
     lines = {row.title: along(row, results, of) for row in rows}
-    draw_lines(ax, {title: points for title, points in lines.items() if points}, named=ax is panels[-1])
+    drawn = {title: points for title, points in lines.items() if points}
+    draw_lines(ax, drawn, dict(zip(lines, plot_style.COLOURS, strict=False)), named=ax is panels[-1])
     ax.set_xscale('log')
     ax.xaxis.set_major_formatter('{x:.0e}')  # the style shows mathematical text as it is written
     ax.xaxis.set_minor_formatter('')
@@ -133,7 +134,7 @@ def against(field: str | None, title: str, series: Callable[[Row], Sequence[str]
       for name in series(row) if found else ():
         lines[name].append((x, statistics.fmean(found)))
         ax.plot([x] * len(found), found, 'o', color=colours[name], markersize=4, alpha=0.5)
-    draw_lines(ax, {name: points for name, points in lines.items() if points})
+    draw_lines(ax, {name: points for name, points in lines.items() if points}, colours)
     xs = sorted({x for points in lines.values() for x, _ in points})
     ax.set_xscale('log')
     ax.set_xticks(xs, [f'{x:,.0f}' for x in xs])
@@ -150,12 +151,11 @@ def place(row: Row, results: Results, field: str) -> float:
   return next((figure(record, field) for (name, _), record in results.items() if name == row.name), float('nan'))
 
 
-def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]], named: bool = True):
-  """{name: points}; names, if they are wanted, stand where the lines end."""
+def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]], colours: Mapping[str, str], named: bool = True):
+  """{name: points}, and the colour of each; names, if they are wanted, stand where the lines end."""
   ends = []
-  for i, (name, points) in enumerate(lines.items()):
+  for name, points in lines.items():
     xs, ys = zip(*sorted(points), strict=True)
-    colour = plot_style.COLOURS[i % len(plot_style.COLOURS)]
-    ax.plot(xs, ys, color=colour, linewidth=1.6)
-    ends.append((ys[-1], name, colour))
+    ax.plot(xs, ys, color=colours[name], linewidth=1.6)
+    ends.append((ys[-1], name, colours[name]))
   plot_style.label_ends(ax, ends if named else [])

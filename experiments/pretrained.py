@@ -7,6 +7,7 @@ others have become, in nats, their mean; below 0 they are better.
 
 import gzip
 import json
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -17,11 +18,12 @@ import pictures
 from absl import flags
 from common import Column
 from runs import Row, Run
-from tau import STEPS, TAUS
+from tau import OUTER, STEPS, TAUS
 
 from dipaco_jax.core.errors import InputError
 
 SHARES: dict[str, dict[str, float]] = {}  # the best of tune.py, by size; those that are not there are to be tried
+NESTEROV = 'diloco', 'own', 'flat'  # rows that take DiLoCo's outer step, as in table (1); the grid averages paths
 
 
 def base_row(size: str) -> Row:
@@ -33,24 +35,26 @@ def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
   """`shares`: peak rates, as a share of the base's; those of SHARES, if they are not given."""
   shares = SHARES.get(size, {}) if shares is None else shares
   peak = config.SIZES[size].config['inner']['learning_rate']
-  tau, seldom = TAUS[size][0], config.SIZES[size].alone
+  alone = config.SIZES[size].alone
   numbers = 'x'.join(map(str, config.SIZES[size].grid))
-  paths = config.SIZES[size].grid[0] * config.SIZES[size].grid[1]
+  paths = math.prod(config.SIZES[size].grid)
 
-  def row(name: str, title: str, method: str, tau: int, times: int = 1):
+  def row(name: str, title: str, method: str, times: int = 1):
+    tau = alone if method == 'dense' else TAUS[size][name in NESTEROV]
+    outer = {} if method == 'dense' else OUTER['nesterov' if name in NESTEROV else 'sgd']
     phases = STEPS[size] * times // tau
-    lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau}
+    lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau} | outer
     if name in shares:
       lasting['inner.learning_rate'] = peak * shares[name]
     return Row(name, title, method, lasting | config.LAST | bases.start(size, base_row(size)))
 
   return [
-    row('dense', 'dense, trained on', 'dense', seldom),
-    row('long', f'dense, trained on, {paths}x steps', 'dense', seldom, paths),
-    row('diloco', f'DiLoCo, {paths} workers', 'diloco', TAUS[size][1]),
-    row('grid', f'DiPaCo {numbers}', 'dipaco', tau),
-    row('own', f'DiPaCo {numbers}, path-specific upper blocks', 'own', tau),
-    row('flat', f'flat MoE, {paths} paths', 'flat', seldom),
+    row('dense', 'dense, trained on', 'dense'),
+    row('long', f'dense, trained on, {paths}x steps', 'dense', paths),
+    row('diloco', f'DiLoCo, {paths} workers', 'diloco'),
+    row('grid', f'DiPaCo {numbers}', 'dipaco'),
+    row('own', f'DiPaCo {numbers}, path-specific upper blocks', 'own'),
+    row('flat', f'flat MoE, {paths} paths', 'flat'),
   ]
 
 

@@ -69,24 +69,27 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
   """Of each router, on a part of the router data that no fit has seen: how often it names the best path, and its value.
 
   The value is the mean log-likelihood that its paths give a sequence less that of the sequence's best path, nats: 0 is
-  the best there is. `logistic` is the best of several penalties, which favours it; so is `mlp`. Those named after what
-  they see, `layer_K` the output of the first K blocks and `prefix_L` the first L tokens, are logistic too.
+  the best there is. Penalties of `logistic` and `mlp` are chosen on a third part. Those named after what they see are
+  logistic too: `layer_K` the output of the first K blocks, `prefix_L` the first L tokens.
   """
   from sklearn import linear_model, neural_network  # comes with .[test] only
 
   scores_NP, first_N, documents_N, kept = read(workdir, s)
   z_ND = np.load(workdir / 'features' / 'train.npy')[kept].astype(np.float64)
   held_N = holdouts.draw_documents(documents_N, s.seed, 0.2, 'tested')
+  chosen_by_N = holdouts.draw_documents(documents_N, s.seed, 0.2, 'chosen by') & ~held_N
+  fitted_N = ~held_N & ~chosen_by_N
   best_N, regret_NP = scores_NP.argmax(axis=1), scores_NP - scores_NP.max(axis=1, keepdims=True)
 
-  def judge(paths_N) -> dict[str, float]:
-    values_N = np.take_along_axis(regret_NP[held_N], paths_N[:, None], axis=1)
-    return {'accuracy': float(np.mean(paths_N == best_N[held_N])), 'value': float(values_N.mean())}
+  def judge(paths_N, of_N=held_N) -> dict[str, float]:
+    values_N = np.take_along_axis(regret_NP[of_N], paths_N[:, None], axis=1)
+    return {'accuracy': float(np.mean(paths_N == best_N[of_N])), 'value': float(values_N.mean())}
 
   def best_of(fits, z_ND=z_ND) -> dict[str, float]:
-    x_ND = (z_ND - z_ND[~held_N].mean(0)) / np.maximum(z_ND[~held_N].std(0), 1e-6)
-    found = [judge(fit.fit(x_ND[~held_N], best_N[~held_N]).predict(x_ND[held_N])) for fit in fits]
-    return max(found, key=lambda one: one['value'])
+    x_ND = (z_ND - z_ND[fitted_N].mean(0)) / np.maximum(z_ND[fitted_N].std(0), 1e-6)
+    fits = [fit.fit(x_ND[fitted_N], best_N[fitted_N]) for fit in fits]
+    best = max(fits, key=lambda fit: judge(fit.predict(x_ND[chosen_by_N]), chosen_by_N)['value'])
+    return judge(best.predict(x_ND[held_N]))
 
   def logistic() -> list[Any]:
     return [linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES]

@@ -1,15 +1,19 @@
 """(7) Who shares with whom: the same clusters of text in other places of the grid, and other levels.
 
 Plain k-means numbers its clusters as they come, so which paths meet in a module is left to chance. Rows train as many
-steps as those of table (4).
+steps as those of table (4), and all average paths after phases of one length. Those whose paths share less have the
+rate that was best for them with plain averages, see tune.py.
 """
 
 import common
 import config
+import methods
 import pictures
 from common import Column
 from runs import Row
 from tau import STEPS, TAUS
+
+SHARES = {'micro': {'own': 0.5, 'blocks': 0.5, 'flat': 0.5}}  # of the base's peak rate, by size, where it is not 1
 
 
 def rows(size: str) -> list[Row]:
@@ -17,11 +21,12 @@ def rows(size: str) -> list[Row]:
   by_row = config.get_config(f'{size},dipaco').outer.row_weights
   alone = config.lasting(size, STEPS[size], config.SIZES[size].alone) | config.LAST
 
-  def row(name: str, title: str, method: str = 'dipaco', **changes):
-    return Row(name, title, method, lasting | {key.replace('__', '.'): value for key, value in changes.items()})
+  def row(name: str, title: str, method: str = 'dipaco', lasting=lasting, **changes):
+    rate = methods.at_rate(size, SHARES.get(size, {}).get(name, 1))
+    return Row(name, title, method, lasting | rate | {key.replace('__', '.'): value for key, value in changes.items()})
 
   return [
-    Row('dense', 'dense', 'dense', alone),
+    row('dense', 'dense', 'dense', alone),
     row('kmeans', 'k-means, clusters as they come'),
     row('alike', 'k-means, paths that meet are alike', routing__arrange='alike'),
     row('unlike', 'k-means, paths that meet are unlike', routing__arrange='unlike'),
@@ -34,11 +39,17 @@ def rows(size: str) -> list[Row]:
       outer__row_weights=not by_row,
       outer__rescale=False,
     ),
-    row('ends', 'path-specific embedding (and, of more than two blocks, the outer ones)', 'ends'),
+    row(
+      'ends', 'path-specific embedding' + (' and outer blocks' if config.own_blocks(num_layers(size)) else ''), 'ends'
+    ),
     row('own', 'path-specific upper blocks', 'own'),
     row('blocks', 'all blocks path-specific', 'blocks_own'),
-    Row('flat', 'nothing shared (flat MoE)', 'flat', alone),
+    row('flat', 'nothing shared (flat MoE)', 'flat', alone),
   ]
+
+
+def num_layers(size: str) -> int:
+  return config.get_config(f'{size},dipaco').model.num_layers
 
 
 COLUMNS = (

@@ -2,8 +2,9 @@
 
     loss = a N^-b P^-c D^-d
 
-with N the parameters of a path, P the paths and D the tokens that a path reads, the base's too. It is fitted on the
-rows that are not held out, and asked for those that are: the largest path with the most paths, of few and many tokens.
+with N the parameters of a path's blocks, P the paths and D the tokens that a path reads, the base's too. It is fitted
+on the rows that are not held out, and asked for those that are: the largest path with the most paths, of few and many
+tokens. All sizes have one rate, which was tuned for one of them.
 """
 
 import math
@@ -48,12 +49,26 @@ def is_held_out(size: str, name: str) -> bool:
 def point(record: common.Record) -> tuple[float, float, float, float]:
   """N, P, D, loss."""
   own = (record['train_tokens'] - record['pretrain_tokens']) / record['paths'] + record['pretrain_tokens']
-  return record['parameters_path'], record['paths'], own, record['validation_loss']
+  c = config.get_config(record['variant'])
+  embedding = c.tokenizer.vocab_size * record['changes']['model.width']
+  return record['parameters_path'] - embedding, record['paths'], own, record['validation_loss']
+
+
+def points(size: str, results: common.Results, without: str = '') -> list[tuple[float, float, float, float]]:
+  """Those that the law is fitted on."""
+  return [point(r) for (name, _), r in sorted(results.items()) if not is_held_out(size, name) and name != without]
+
+
+def ranges(size: str, results: common.Results) -> list[tuple[float, float]]:
+  """The least and the most of b, c and d where one of the rows is left out."""
+  names = sorted({name for name, _ in results if not is_held_out(size, name)})
+  found = [fits.surface(points(size, results, name))[1:].tolist() for name in names]
+  return [(min(of), max(of)) for of in zip(*found, strict=True)]
 
 
 def law(size: str, results: common.Results) -> tuple[list[float], dict[str, tuple[float, float]]]:
   """[log a, b, c, d], and {held-out row: (loss, what the law says)}, means over seeds."""
-  fit = fits.surface([point(r) for (name, _), r in results.items() if not is_held_out(size, name)])
+  fit = fits.surface(points(size, results))
   asked: dict[str, list[tuple[float, float]]] = {}
   for (name, _), record in sorted(results.items()):
     if is_held_out(size, name):

@@ -21,10 +21,11 @@ NAMES = {'sgd': 'outer SGD 1.0', 'nesterov': 'outer Nesterov 0.7, 0.9'}
 def rows(size: str) -> list[Row]:
   steps, taus = STEPS[size], TAUS[size]
   rate, base = (config.SIZES[size].config[s][f] for s, f in (('inner', 'learning_rate'), ('pretrain', 'steps')))
-  often, seldom, most = taus[0], taus[1], taus[:3]
+  often, seldom, *longer = taus
   outer = config.get_config(f'{size},dipaco').outer
   usual, other = (outer.optimizer, 'nesterov' if outer.optimizer == 'sgd' else 'sgd')
   quarter, words = {'train.learning_rate': rate / 4}, 'a quarter of the rate'
+  paper = quarter | OUTER['nesterov'] | {'outer.rescale': True, 'outer.row_weights': False}
 
   def grid(name: str, title: str, tau: int, changes=None, method='dipaco'):
     return Row(name, title, method, config.lasting(size, steps, tau) | (changes or {}))
@@ -35,23 +36,23 @@ def rows(size: str) -> list[Row]:
     )
 
   found = [Row('dense', 'dense', 'dense', config.lasting(size, steps, config.SIZES[size].alone))]
-  found += [grid(f'tau_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}', t) for t in taus]
-  found += [grid(f'quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}, {words}', t, quarter) for t in most]
-  found += [grid(f'{other}_{seldom}', f'DiPaCo, tau = {seldom}, {NAMES[other]}', seldom, OUTER[other])]
+  found += [grid(f'tau_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}', t) for t in taus[:3]]
+  found += [grid(f'quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[usual]}, {words}', t, quarter) for t in taus]
   found += [
     grid(f'{other}_quarter_{t}', f'DiPaCo, tau = {t}, {NAMES[other]}, {words}', t, OUTER[other] | quarter)
-    for t in most[1:]
+    for t in (seldom, *longer[:1])
   ]
-  found += [diloco('diloco', t, 'nesterov') for t in most[1:]]
-  found += [diloco('diloco_quarter', t, 'nesterov', f', {words}', quarter) for t in most[1:]]
-  found += [diloco('averaged', often, 'sgd')]
+  if usual == 'sgd':
+    title = f'DiPaCo, tau = {seldom}, {NAMES["nesterov"]}, {words}, rescaled as in the paper'
+    found += [grid('paper', title, seldom, paper)]
+  found += [diloco('diloco', seldom, 'nesterov')]
+  found += [diloco('diloco_quarter', t, 'nesterov', f', {words}', quarter) for t in (seldom, *longer[:1])]
+  found += [diloco('averaged', t, 'sgd') for t in (often, seldom)]
   bases = max(1, (base + steps) // 16 // often) * often, (base + steps) // 2
   found += [
-    grid('rescale', f'DiPaCo, tau = {often}, {"not " * outer.rescale}rescaled', often,
-         {'outer.rescale': not outer.rescale, 'outer.row_weights': False}),
-    *(grid(f'base_{n}', f'DiPaCo, tau = {often}, a base of {n:,} of all steps', often,
-           config.lasting(size, steps, often, n))
-      for n in bases),
+    grid(f'base_{n}', f'DiPaCo, tau = {often}, a base of {n:,} of all steps', often,
+         config.lasting(size, steps, often, n))
+    for n in bases
   ]  # fmt: skip
   return found
 
@@ -63,6 +64,7 @@ COLUMNS = (
   Column('last tenth', 'averaging_gap.-1', '+.3f'),
   Column('phases', 'phases', ',.0f'),
   Column('bytes sent', 'sent_bytes', '.2g'),
+  Column('FLOPs', 'train_flops', '.2g'),
 )
 
 
@@ -71,7 +73,7 @@ def series(row: Row) -> list[str]:
   lines = {
     'tau': 'DiPaCo, the rate of the base', 'quarter': 'DiPaCo, a quarter of it',
     'nesterov_quarter': 'DiPaCo, Nesterov, a quarter of it',
-    'diloco': 'DiLoCo', 'diloco_quarter': 'DiLoCo, a quarter of the rate',
+    'diloco_quarter': 'DiLoCo, Nesterov, a quarter of the rate', 'averaged': 'DiLoCo, averages',
   }  # fmt: skip
   kind, _, tau = row.name.rpartition('_')
   return [lines[kind]] if kind in lines and tau.isdecimal() else []

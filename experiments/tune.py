@@ -2,7 +2,7 @@
 
 With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
 in table (4), and for the small model as in table (1). Methods of table (1) are tried at its steps too, each at three
-rates or four after the base of the best, and those of tables (2) and (5) at three after theirs.
+rates or four after the base of the best, and those of tables (2) and (5) at two or three after theirs.
 """
 
 import itertools
@@ -70,34 +70,36 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
 
 
 def of_more_paths(size: str) -> list[Row]:
-  """Methods of table (2), of four paths."""
+  """Methods of table (2), of four paths, with both outer steps; Nesterov's wants the lower rates."""
   peak = config.SIZES[size].config['inner']['learning_rate']
   found = []
-  for share in (0.25, 0.5, 1):
-    rows, rate = {row.name: row for row in paths.rows(size, dict.fromkeys(paths.KINDS, share))}, f'{peak * share:g}'
-    for kind in ('dense', 'diloco', 'grid', 'own'):
-      row = rows[f'{kind}_4']
-      found.append(row._replace(name=f'paths_{kind}_{rate}', title=f'table (2), {row.title}, {rate}'))
+  for name, words, nesterov, shares, kinds in (
+    ('paths', 'averages', (), (0.5, 1), ('diloco', 'grid', 'own')),
+    ('paths_nesterov', 'Nesterov', ('diloco', 'own'), (0.25, 0.5), ('diloco', 'own')),
+  ):
+    for share, kind in itertools.product(shares, kinds):
+      rows = {row.name: row for row in paths.rows(size, {kind: share}, nesterov)}
+      row, rate = rows[f'{kind}_4'], f'{peak * share:g}'
+      found.append(row._replace(name=f'{name}_{kind}_{rate}', title=f'table (2), {row.title}, {words}, {rate}'))
   return found
 
 
 def from_pretrained(size: str) -> list[Row]:
-  """Methods of table (5), whose base has come to the end of its cosine."""
+  """Methods of table (5), whose base has come to the end of its cosine; `long` takes the rate of `dense`."""
   peak = config.SIZES[size].config['inner']['learning_rate']
-  names = [row.name for row in pretrained.rows(size) if row.name != 'long']
   found = []
-  for share in (0.1, 0.3, 1):
-    rows, rate = {row.name: row for row in pretrained.rows(size, dict.fromkeys(names, share))}, f'{peak * share:g}'
-    for name in names:
-      title, changes = f'table (5), {rows[name].title}, {rate}', rows[name].changes | STOPPED
-      found.append(rows[name]._replace(name=f'pretrained_{name}_{rate}', title=title, changes=changes))
+  for name in ('dense', 'grid', *pretrained.NESTEROV):
+    for share in (0.03, 0.1, 0.3) if name in pretrained.NESTEROV else (0.1, 0.3, 1):
+      rows, rate = {row.name: row for row in pretrained.rows(size, {name: share})}, f'{peak * share:g}'
+      title = f'table (5), {rows[name].title}, {rate}'
+      found.append(rows[name]._replace(name=f'pretrained_{name}_{rate}', title=title))
   return found
 
 
 def prepare(missing: Sequence[Run]):
-  """What rows of tables (1) and (5) start from."""
-  methods.prepare(missing)
-  pretrained.prepare(missing)
+  """What rows of tables (1), (2) and (5) start from."""
+  for module in (methods, paths, pretrained):
+    module.prepare(missing)
 
 
 def lasting_larger(size: str) -> dict[str, int]:

@@ -269,15 +269,17 @@ def test_paths_have_the_rates_and_outer_steps_that_were_best():
         assert min(tried, key=lambda of: tried[of]) == stated, (size, name)
 
 
-def test_rates_of_other_tables_are_the_best_too():
+def test_rates_and_outer_steps_of_other_tables_are_the_best_too():
   for size, config_of_size in config.SIZES.items():
     peak, tried = config_of_size.config['inner']['learning_rate'], {}
     for (row, _), r in common.read(readme.tune.TABLE, size, common.RESULTS).items():
-      if of := re.fullmatch(r'(paths|pretrained)_([a-z]+)_([\d.]+)', row):
-        tried.setdefault((of[1], of[2]), {})[float(of[3])] = r['perplexity_final']
-    for (table, kind), rates in tried.items():
-      stated = getattr(readme, table).SHARES.get(size, {}).get(kind, 1)
-      assert len(rates) < 3 or min(rates, key=lambda rate: rates[rate]) == pytest.approx(peak * stated), (table, kind)
+      if of := re.fullmatch(r'(paths|pretrained)_(nesterov_)?([a-z]+)_([\d.]+)', row):
+        tried.setdefault((of[1], of[3]), {})[float(of[4]), bool(of[2])] = r['perplexity_final']
+    for (table, kind), of_kind in tried.items():
+      module = getattr(readme, table)
+      rate = pytest.approx(peak * module.SHARES.get(size, {}).get(kind, 1))
+      nesterov = table == 'paths' and kind in module.NESTEROV.get(size, ())
+      assert len(of_kind) < 3 or min(of_kind, key=lambda at: of_kind[at]) == (rate, nesterov), (table, kind)
 
 
 # -- scripts
