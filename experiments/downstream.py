@@ -1,7 +1,7 @@
 """(8) Downstream: small tasks made of validation text, scored through the LM Evaluation Harness, by kind of text.
 
-`next`: which of four pieces goes on from the beginning of a document; the other three are from other documents of its
-kind. `word`: which of four words does. The runs are those of table (1), whose workdirs have to be there. Needs
+`next`: which of four pieces goes on from the beginning of a text; the other three are from other sources of its kind.
+`word`: which of four words does. The runs are those of table (1), whose workdirs have to be there. Needs
 `pip install -e '.[harness]'`.
 """
 
@@ -55,16 +55,16 @@ def pieces(text: str) -> tuple[str, str, str] | None:
 
 def questions(lines, seed: int = 0) -> dict[str, list[dict]]:
   """{'next' or 'word': questions, with the kind of each}."""
-  by_kind: dict[str, list[tuple[str, str, str]]] = {}
-  for line in lines:
-    document = json.loads(line)
-    if found := pieces(document['text']):
-      by_kind.setdefault(document['domain'], []).append(found)
+  by_kind: dict[str, list[tuple[str, str, str, str]]] = {}
+  for number, line in enumerate(lines):
+    text = json.loads(line)
+    if found := pieces(text['text']):
+      by_kind.setdefault(text['domain'], []).append((*found, text.get('source', str(number))))
   rng, made = random.Random(seed), {'next': [], 'word': []}
-  for kind, documents in sorted(by_kind.items()):
-    for i, (context, *right) in enumerate(documents):
+  for kind, texts in sorted(by_kind.items()):
+    for context, *right, source in texts:
       for name, answer, part in zip(made, right, (1, 2), strict=True):
-        others = sorted({other[part] for j, other in enumerate(documents) if j != i} - {answer})
+        others = sorted({other[part] for other in texts if other[-1] != source} - {answer})
         if len(others) >= CHOICES - 1:
           answers = [answer, *rng.sample(others, CHOICES - 1)]
           rng.shuffle(answers)

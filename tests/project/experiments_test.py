@@ -181,16 +181,20 @@ def test_markdown():
 
 def test_questions_have_one_right_answer_among_others_of_the_kind():
   def document(kind, i):
-    return json.dumps({'text': ' '.join(f'{kind}{i}w{n}' for n in range(80)), 'domain': kind})
+    source = {'source': f'{kind}{i // 2}'} if kind == 'books' else {}
+    return json.dumps({'text': ' '.join(f'{kind}{i}w{n}' for n in range(80)), 'domain': kind} | source)
 
-  asked = readme.downstream.questions([document(kind, i) for kind in ('books', 'code') for i in range(5)])
-  assert len(asked['next']) == len(asked['word']) == 10
+  asked = readme.downstream.questions([document(kind, i) for kind in ('books', 'code') for i in range(6)])
+  assert len(asked['next']) == len(asked['word']) == 12
   for question in [*asked['next'], *asked['word']]:
     assert len(set(question['answers'])) == 4
     of = question['question'].split('w')[0]  # the document's own words begin like that
     right = [answer for answer in question['answers'] if answer.split()[0].split('w')[0] == of]
     assert [question['answers'][question['right']]] == right
     assert all(answer.split()[0].startswith(question['kind']) for answer in question['answers'])
+    numbers = [int(answer.split()[0].split('w')[0][len(question['kind']) :]) // 2 for answer in question['answers']]
+    own = int(of[len(question['kind']) :]) // 2
+    assert question['kind'] == 'code' or numbers.count(own) == 1  # the others are of other sources
 
 
 def test_results_of_another_config_are_left_out(tmp_path):
