@@ -1,6 +1,6 @@
 """The figures inside sentences of README.md: computed from the results, and refused where those do not bear them out.
 
-    <!-- lower TABLE ROW OTHER [FIELD] -->1.23 ± 0.10<!-- / -->
+    <!-- lower TABLE ROW OTHER [FIELD or FIELD:FIELD] -->1.23 ± 0.10<!-- / -->
 
 Differences are taken seed by seed, between runs of the same text; behind ± is the standard error of their mean. A claim
 that one row is lower or higher than another needs a difference that is above chance with 95% by Student's t, of two
@@ -23,9 +23,7 @@ from dipaco_jax.core.errors import InputError
 
 def difference(results: Results, row: str, other: str, field: str) -> tuple[float, float, float]:
   """The mean over seeds of ROW less OTHER, its standard error, and what it has to be above; inf with one seed."""
-  found = common.figures(results, row, Column('', field, against=other))
-  if not found:
-    raise InputError(f'there are no two runs of {row} and {other} that have {field}')
+  found = [mine - others for mine, others in pairs(results, row, other, field)]
   error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
   return statistics.fmean(found), error, common.half_width(found)
 
@@ -40,7 +38,7 @@ def lower(results: Results, row: str, other: str, field: str = 'perplexity') -> 
 
 def higher(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
   """By how much ROW is higher than OTHER."""
-  return lower(results, other, row, field)
+  return lower(results, other, row, ':'.join(reversed(field.split(':'))))
 
 
 def unclear(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
@@ -103,11 +101,13 @@ def ratio(results: Results, row: str, other: str, field: str) -> tuple[float, fl
 
 
 def pairs(results: Results, row: str, other: str, field: str) -> list[tuple[float, float]]:
-  """A field of ROW and of OTHER, of every seed that both have."""
+  """A field of ROW and of OTHER, of every seed that both have; FIELD:FIELD where OTHER's is another."""
   seeds = sorted({seed for name, seed in results if name == row} & {seed for name, seed in results if name == other})
-  if not seeds:
-    raise InputError(f'there are no two runs of {row} and {other}')
-  return [(common.figure(results[row, seed], field), common.figure(results[other, seed], field)) for seed in seeds]
+  mine, _, others = field.partition(':')
+  found = [(common.figure(results[row, n], mine), common.figure(results[other, n], others or mine)) for n in seeds]
+  if not (found := [pair for pair in found if None not in pair]):
+    raise InputError(f'there are no two runs of {row} and {other} that have {field}')
+  return found
 
 
 def exponent(results: Results, kind: str) -> str:

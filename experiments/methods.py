@@ -119,7 +119,7 @@ COLUMNS = (
   Column('less dense, by seed', 'perplexity', '+.2f', 'dense'),
   Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),
   Column('the other kinds, geometric mean', 'perplexity_of_others'),
-  Column('re-routed, W = 128', 'reroute.learned.128'),
+  Column('re-routed, W = 64', 'reroute.learned.64'),
   Column('W = 16', 'reroute.learned.16'),
   Column('steps of a path', 'steps_of_path', ',.0f'),
   Column('FLOPs', 'train_flops', '.2g'),

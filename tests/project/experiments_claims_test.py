@@ -25,6 +25,9 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
   assert claims.render(['within', 'grid', 'dense', 'perplexity'], of('dense', 10.0, 12.0) | of('grid', 9.0, 12.1)) == (
     '-0.45 ± 0.55'
   )
+  both = {at: record | {'again': record['perplexity'] - 2 - at[1] / 10} for at, record in of('grid', 9.0, 9.5).items()}
+  assert claims.render(['lower', 'grid', 'grid', 'again:perplexity'], both) == '2.05 ± 0.05'
+  assert claims.render(['higher', 'grid', 'grid', 'perplexity:again'], both) == '2.05 ± 0.05'
   unsure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 12.5, 10.9)
   assert claims.render(['unclear', 'grid', 'dense'], unsure) == '-0.20 ± 0.44'
   for words, results in (
