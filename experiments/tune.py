@@ -52,8 +52,8 @@ def tried(name: str, title: str, method: str, changes: Mapping[str, Any], rates:
 
 def longer(size: str, rates: Sequence[float]) -> list[Row]:
   """The small model at the steps of table (1), where they are others; methods of it, whose paths have another rate."""
-  train, peak = config.get_config(f'{size},dipaco').train, config.SIZES[size].config['inner']['learning_rate']
-  steps = train.phases * train.steps_per_phase
+  c, peak = config.get_config(f'{size},own'), config.SIZES[size].config['inner']['learning_rate']
+  steps = c.train.phases * c.train.steps_per_phase
   found = tried('long_', f'dense, {steps:,} steps', 'dense', {}, rates if steps != STEPS[size] else ())
   for kind, words, names, nesterov, changes in (
     ('long', '', METHODS, (), STOPPED),
@@ -66,6 +66,14 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
         continue  # only Nesterov wants so low a rate
       title = f'{row.title}{words}: {steps:,} steps, {rate:g} after {peak:g}'
       found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))
+      if (kind, name, share) == (
+        'nesterov',
+        'own',
+        min(SHARES),
+      ) and c.outer.row_weights:  # what row weights, which islands lack, are for
+        plain = changes | {'outer.row_weights': False}
+        title = title.replace('Nesterov', 'Nesterov, no row weights')
+        found.append(row._replace(name=f'unweighed_own_{rate:g}', title=title, changes=row.changes | plain))
   return found
 
 
