@@ -91,22 +91,21 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
     best = max(fits, key=lambda fit: judge(fit.predict(x_ND[chosen_by_N]), chosen_by_N)['value'])
     return judge(best.predict(x_ND[held_N]))
 
-  def logistic() -> list[Any]:
-    return [linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES]
+  def logistic(z_ND=z_ND) -> dict[str, float]:
+    return best_of([linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES], z_ND)
 
+  ascent_N = path_labels.coordinate_ascent(
+    lambda chosen, paths: scores_NP[chosen, paths], first_N, tuple(size for _, size in s.grid), SWEEPS
+  ).paths
   mlps = [neural_network.MLPClassifier((HIDDEN,), alpha=a, max_iter=500, random_state=0) for a in (1e-2, 1.0, 10.0)]
   return {
     'first': judge(first_N[held_N]),
     'single': judge(np.full(held_N.sum(), regret_NP[~held_N].mean(0).argmax())),
     'random': {'accuracy': 1 / scores_NP.shape[1], 'value': float(regret_NP[held_N].mean())},
-    'logistic': best_of(logistic()),
+    'logistic': logistic(),
     'mlp': best_of(mlps),
-    **{name: best_of(logistic(), z) for name, z in other_features(workdir, s, kept)},
-    'ascent': judge(
-      path_labels.coordinate_ascent(
-        lambda chosen, paths: scores_NP[chosen, paths], first_N, tuple(size for _, size in s.grid), SWEEPS
-      ).paths[held_N]
-    ),
+    **{name: logistic(z) for name, z in other_features(workdir, s, kept)},
+    'ascent': judge(ascent_N[held_N]),
   }
 
 
