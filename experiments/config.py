@@ -234,6 +234,12 @@ def ends(c: ConfigDict, size: Size, numbers: Numbers):
   c.levels = (('ends', pattern, ('a', 'b')), ('low', blocks(low), ('a',)), ('high', blocks(high), ('b',)))
 
 
+def ends_title(size: str) -> str:
+  """Of two blocks none is path-specific."""
+  blocks = own_blocks(get_config(f'{size},ends').model.num_layers)
+  return 'path-specific embedding' + (' and outer blocks' if blocks else '')
+
+
 def own(c: ConfigDict, size: Size, numbers: Numbers):
   """Path-specific: the upper half of the blocks."""
   dipaco(c, size, numbers)

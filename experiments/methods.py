@@ -18,7 +18,7 @@ MEASURED = 12  # times, along the steps
 SHARES = {
   'micro': {
     'dense': 0.5, 'diloco': 0.125, 'flat': 0.125, 'own': 0.125, 'diloco_own': 0.5,
-    'dense_px': 0.5, 'diloco_averaged': 0.5,  # as those that are like them
+    'dense_px': 0.5,  # as the dense row
   }
 }  # fmt: skip
 # Rows of paths that take DiLoCo's outer step after phases of its length; the others average paths after short phases.
@@ -38,8 +38,8 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
     steps = outer_step(size, method, changes or {}) if name in nesterov else {}
     return make_row(size, name, title, method, shares.get(name, 1), (changes or {}) | steps)
 
-  def after(name: str, words: str, method: str, changes=None):
-    changes = second_half(size, method, shares.get(name, 1)) | {'train.learning_rate': 0.0} | (changes or {})
+  def after(name: str, words: str, method: str):
+    changes = second_half(size, method, shares.get(name, 1)) | {'train.learning_rate': 0.0}
     return row(name, f'half of the steps DiLoCo, then {words}', method, changes)
 
   once = {'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
@@ -49,11 +49,11 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
     row('kmeans', 'DiPaCo, k-means', 'dipaco'),
     row('product', 'DiPaCo, product k-means', 'dipaco', {'routing.method': 'product_kmeans'}),
     row('own', 'DiPaCo, k-means, path-specific upper blocks', 'own'),
+    row('ends', f'DiPaCo, k-means, {config.ends_title(size)}', 'ends'),
     row('discriminative', 'DiPaCo, discriminative once', 'discriminative'),
     row('em', 'DiPaCo, discriminative twice', 'discriminative', once | {'routing.rounds': 2}),
     row('flat', f'flat MoE, {num_paths} paths, k-means', 'flat'),
     after('diloco_own', 'path-specific upper blocks', 'own'),
-    after('diloco_averaged', 'averaged workers', 'diloco', OUTER['sgd']),
     row('dense_px', f'equal FLOPs: dense, {num_paths}x steps', f'dense,{num_paths}'),
     row('larger', f'equal FLOPs: dense, {num_paths}x parameters', 'larger'),
   ]

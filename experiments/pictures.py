@@ -1,5 +1,6 @@
 """Pictures of tables: a dot for every seed, lines through means."""
 
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -79,7 +80,7 @@ def curves(table: Table, rows: Sequence[Row], results: Results):
   for ax, title, of in zip(panels, ('tokens that a path has read', 'FLOPs of training'), (tokens, flops), strict=True):
     lines = {row.title: along(row, results, of) for row in rows}
     drawn = {title: points for title, points in lines.items() if points}
-    draw_lines(ax, drawn, dict(zip(lines, plot_style.COLOURS, strict=False)), named=ax is panels[-1])
+    draw_lines(ax, drawn, dict(zip(lines, itertools.cycle(plot_style.COLOURS), strict=False)), named=ax is panels[-1])
     ax.set_xscale('log')
     ax.xaxis.set_major_formatter('{x:.0e}')  # the style shows mathematical text as it is written
     ax.xaxis.set_minor_formatter('')
@@ -127,7 +128,7 @@ def against(field: str | None, title: str, series: Callable[[Row], Sequence[str]
   def picture(table: Table, rows: Sequence[Row], results: Results):
     made, ax = plot_style.axes(plot_style.WIDE * 0.8, 4.2)
     lines: dict[str, list[tuple[float, float]]] = {name: [] for row in rows for name in series(row)}
-    colours = dict(zip(lines, plot_style.COLOURS, strict=False))
+    colours = dict(zip(lines, itertools.cycle(plot_style.COLOURS), strict=False))
     for row in rows:
       x = place(row, results, field) if field else float(row.name.split('_')[-1])
       found = figures(results, row.name, table.columns[0])

@@ -39,17 +39,11 @@ def rows(size: str) -> list[Row]:
       outer__row_weights=not by_row,
       outer__rescale=False,
     ),
-    row(
-      'ends', 'path-specific embedding' + (' and outer blocks' if config.own_blocks(num_layers(size)) else ''), 'ends'
-    ),
+    row('ends', config.ends_title(size), 'ends'),
     row('own', 'path-specific upper blocks', 'own'),
     row('blocks', 'all blocks path-specific', 'blocks_own'),
     row('flat', 'nothing shared (flat MoE)', 'flat', alone),
   ]
-
-
-def num_layers(size: str) -> int:
-  return config.get_config(f'{size},dipaco').model.num_layers
 
 
 COLUMNS = (

@@ -23,8 +23,8 @@ RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
 STOPPED = {'train.early_stopping': True}  # as these rows were first run; the last version is the same
-PATHS = ('dense', 'kmeans', 'own', 'flat')  # tried with DiLoCo's outer step too
-METHODS = ('dense', 'diloco', 'kmeans', 'own', 'flat', 'diloco_own')
+PATHS = ('dense', 'kmeans', 'own', 'ends', 'flat')  # tried with DiLoCo's outer step too
+METHODS = ('dense', 'diloco', 'kmeans', 'own', 'ends', 'flat', 'diloco_own')
 
 
 def rows(size: str) -> list[Row]:
