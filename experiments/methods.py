@@ -17,12 +17,12 @@ MEASURED = 12  # times, along the steps
 # The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
 SHARES = {
   'micro': {
-    'dense': 0.5, 'diloco': 0.125, 'flat': 0.125, 'own': 0.125, 'diloco_own': 0.5,
+    'dense': 0.5, 'diloco': 0.125, 'flat': 0.125, 'own': 0.125, 'ends': 0.125, 'diloco_own': 0.5,
     'dense_px': 0.5,  # as the dense row
   }
 }  # fmt: skip
 # Rows of paths that take DiLoCo's outer step after phases of its length; the others average paths after short phases.
-NESTEROV = {'micro': ('own', 'flat')}
+NESTEROV = {'micro': ('own', 'ends', 'flat')}
 
 
 def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collection[str] | None = None) -> list[Row]:
