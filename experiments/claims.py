@@ -33,7 +33,7 @@ def lower(results: Results, row: str, other: str, field: str = 'perplexity') -> 
   mean, error, sure = difference(results, row, other, field)
   if not mean < -sure:
     raise InputError(f'{row} is not lower than {other} in {field}: {mean:+.3g} ± {error:.2g}')
-  return f'{-mean:.{places(mean, error)}f} ± {error:.{places(mean, error)}f}'
+  return said(-mean, error)
 
 
 def higher(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
@@ -46,7 +46,7 @@ def unclear(results: Results, row: str, other: str, field: str = 'perplexity') -
   mean, error, sure = difference(results, row, other, field)
   if not abs(mean) <= sure < math.inf:
     raise InputError(f'{row} and {other} are told apart in {field}: {mean:+.3g} ± {error:.2g}')
-  return f'{mean:+.{places(mean, error)}f} ± {error:.{places(mean, error)}f}'
+  return said(mean, error, '+')
 
 
 def within(results: Results, row: str, other: str, field: str = 'loss') -> str:
@@ -55,13 +55,14 @@ def within(results: Results, row: str, other: str, field: str = 'loss') -> str:
   spread = common.figures(results, other, Column('', field))
   if len(spread) < 2 or not abs(mean) <= statistics.stdev(spread):
     raise InputError(f'{row} is not within the spread of {other} in {field}: {mean:+.3g}')
-  return f'{mean:+.{places(mean, error)}f} ± {error:.{places(mean, error)}f}'
+  return said(mean, error, '+')
 
 
-def places(mean: float, error: float = math.inf) -> int:
-  """Decimals that show a digit or two of a small difference, and of its standard error."""
+def said(mean: float, error: float, sign: str = '') -> str:
+  """Both, with decimals that show a digit or two of a small difference and of its standard error."""
   least = min(abs(mean), 5 * error) if error else abs(mean)
-  return 2 if least >= 0.1 or not mean else 3 if least >= 0.002 else 4
+  places = 2 if least >= 0.1 or not mean else 3 if least >= 0.002 else 4
+  return f'{mean:{sign}.{places}f} ± {error:.{places}f}'
 
 
 def figure(results: Results, row: str, field: str = 'perplexity', form: str = '.2f') -> str:

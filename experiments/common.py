@@ -158,10 +158,13 @@ def to_markdown(table: Table, size: str, results: Results) -> str:
   """Rows that were not run are named below."""
   if table.lines:
     return in_columns(table.lines(table.rows(size), results))
-  not_run = [row.title for row in table.rows(size) if not any(name == row.name for name, _ in results)]
-  lines = [['', 'seeds', *(column.title for column in table.columns)], ['---', *['---:'] * (len(table.columns) + 1)]]
+  not_run, lines = (
+    [],
+    [['', 'seeds', *(column.title for column in table.columns)], ['---', *['---:'] * (len(table.columns) + 1)]],
+  )
   for row in table.rows(size):
     if not (mine := [record for (name, _), record in results.items() if name == row.name]):
+      not_run.append(row.title)
       continue
     by_column = [(column, figures(results, row.name, column)) for column in table.columns]
     cells = [cell(found, column.form, column.interval) + fewer(found, mine) for column, found in by_column]

@@ -88,11 +88,16 @@ def write_tasks(validation: str, folder: pathlib.Path) -> list[str]:
   return names
 
 
-def score(workdir: pathlib.Path, tasks: list[str], folder: pathlib.Path, has_router: bool) -> dict[str, float]:
+def score(run: runs.Run, workdirs: pathlib.Path, tasks: list[str], folder: pathlib.Path) -> dict[str, float]:
   """{task: accuracy}, and means over kinds by `next` and `word`; without a router all paths are alike."""
   out = folder / 'out.json'
-  line = [f'--workdir={workdir}', f'--tasks={",".join(tasks)}', f'--include_path={folder}', f'--out={out}']
-  path = [] if has_router else ['--path=0']
+  line = [
+    f'--workdir={runs.workdir(run, workdirs)}',
+    f'--tasks={",".join(tasks)}',
+    f'--include_path={folder}',
+    f'--out={out}',
+  ]
+  path = ['--path=0'] if run.settings.routing.method == 'random' else []
   if status := stopping.run_process([sys.executable, '-m', 'dipaco_jax.harness', *line, '--batch_size=32', *path]):
     sys.exit(status)
   found = {task: scores['acc_norm,none'] for task, scores in json.loads(out.read_text()).items()}
@@ -128,8 +133,7 @@ def main() -> int:
         common.check_text(TABLE, f.size, folder, results, run)
         if not runs.is_finished(run, workdirs):
           raise InputError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
-        has_router = run.settings.routing.method != 'random'
-        found = score(runs.workdir(run, workdirs), tasks, pathlib.Path(scratch), has_router)
+        found = score(run, workdirs, tasks, pathlib.Path(scratch))
         results[row.name, seed] = runs.make_record(run, workdirs) | {'row': row.name, 'downstream': found}
         common.write(TABLE, f.size, folder, results)
   print(f'{TABLE.title}\n\n{common.to_markdown(TABLE, f.size, results)}')

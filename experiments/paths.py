@@ -16,7 +16,7 @@ import pictures
 from absl import flags
 from common import Column
 from runs import Row, Run
-from tau import OUTER, TAUS
+from tau import exchange
 
 GRIDS = {'test': (1, 2), 'smoke': (1, 2)}  # 2: a grid of 2x2
 STEPS = {'test': 8, 'smoke': 32, 'micro': 500, 'medium': 2000}
@@ -31,13 +31,10 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequenc
   """`shares`, `nesterov`: as SHARES and NESTEROV, which are taken where they are not given."""
   shares = SHARES.get(size, {}) if shares is None else shares
   nesterov = NESTEROV.get(size, ('diloco',)) if nesterov is None else nesterov
-  alone = config.SIZES[size].alone
   found = []
 
   def row(kind: str, paths: int, title: str, method: str, times: int = 1):
-    single = kind in ('dense', 'long')
-    tau = alone if single else TAUS[size][kind in nesterov]
-    outer = {} if single else OUTER['nesterov' if kind in nesterov else 'sgd']
+    tau, outer = exchange(size, method, kind in nesterov)
     lasting = config.lasting(size, STEPS[size] * times, tau) | config.LAST
     text = {'data.max_documents': DOCUMENTS[size] * paths, 'tokenizer.model_file': tokenizer(size)}
     rate = methods.at_rate(size, shares.get(kind, 1))

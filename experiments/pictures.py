@@ -2,7 +2,7 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from common import Column, Results, Table, figure, figures, half_width
@@ -79,8 +79,7 @@ def curves(table: Table, rows: Sequence[Row], results: Results):
   made, panels = plot_style.axes(plot_style.WIDE * 1.2, 5.0, 2, sharey=True)
   for ax, title, of in zip(panels, ('tokens that a path has read', 'FLOPs of training'), (tokens, flops), strict=True):
     lines = {row.title: along(row, results, of) for row in rows}
-    drawn = {title: points for title, points in lines.items() if points}
-    draw_lines(ax, drawn, dict(zip(lines, itertools.cycle(plot_style.COLOURS), strict=False)), named=ax is panels[-1])
+    draw_lines(ax, lines, named=ax is panels[-1])
     ax.set_xscale('log')
     ax.xaxis.set_major_formatter('{x:.0e}')  # the style shows mathematical text as it is written
     ax.xaxis.set_minor_formatter('')
@@ -128,14 +127,14 @@ def against(field: str | None, title: str, series: Callable[[Row], Sequence[str]
   def picture(table: Table, rows: Sequence[Row], results: Results):
     made, ax = plot_style.axes(plot_style.WIDE * 0.8, 4.2)
     lines: dict[str, list[tuple[float, float]]] = {name: [] for row in rows for name in series(row)}
-    colours = dict(zip(lines, itertools.cycle(plot_style.COLOURS), strict=False))
+    colours = by_name(lines)
     for row in rows:
       x = place(row, results, field) if field else float(row.name.split('_')[-1])
       found = figures(results, row.name, table.columns[0])
       for name in series(row) if found else ():
         lines[name].append((x, statistics.fmean(found)))
         ax.plot([x] * len(found), found, 'o', color=colours[name], markersize=4, alpha=0.5)
-    draw_lines(ax, {name: points for name, points in lines.items() if points}, colours)
+    draw_lines(ax, lines)
     xs = sorted({x for points in lines.values() for x, _ in points})
     ax.set_xscale('log')
     ax.set_xticks(xs, [f'{x:,.0f}' for x in xs])
@@ -152,11 +151,17 @@ def place(row: Row, results: Results, field: str) -> float:
   return next((figure(record, field) for (name, _), record in results.items() if name == row.name), float('nan'))
 
 
-def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]], colours: Mapping[str, str], named: bool = True):
-  """{name: points}, and the colour of each; names, if they are wanted, stand where the lines end."""
+def by_name(lines: Iterable[str]) -> dict[str, str]:
+  """The colour of each line, whichever of them have points."""
+  return dict(zip(lines, itertools.cycle(plot_style.COLOURS), strict=False))
+
+
+def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]], named: bool = True):
+  """{name: points}, which may be none; names, if they are wanted, stand where the lines end."""
   ends = []
-  for name, points in lines.items():
-    xs, ys = zip(*sorted(points), strict=True)
-    ax.plot(xs, ys, color=colours[name], linewidth=1.6)
-    ends.append((ys[-1], name, colours[name]))
+  for name, colour in by_name(lines).items():
+    if points := lines[name]:
+      xs, ys = zip(*sorted(points), strict=True)
+      ax.plot(xs, ys, color=colour, linewidth=1.6)
+      ends.append((ys[-1], name, colour))
   plot_style.label_ends(ax, ends if named else [])

@@ -18,7 +18,7 @@ import pictures
 from absl import flags
 from common import Column
 from runs import Row, Run
-from tau import OUTER, STEPS, TAUS
+from tau import STEPS, exchange
 
 from dipaco_jax.core.errors import InputError
 
@@ -35,13 +35,11 @@ def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
   """`shares`: peak rates, as a share of the base's; those of SHARES, if they are not given."""
   shares = SHARES.get(size, {}) if shares is None else shares
   peak = config.SIZES[size].config['inner']['learning_rate']
-  alone = config.SIZES[size].alone
   numbers = 'x'.join(map(str, config.SIZES[size].grid))
   paths = math.prod(config.SIZES[size].grid)
 
   def row(name: str, title: str, method: str, times: int = 1):
-    tau = alone if method == 'dense' else TAUS[size][name in NESTEROV]
-    outer = {} if method == 'dense' else OUTER['nesterov' if name in NESTEROV else 'sgd']
+    tau, outer = exchange(size, method, name in NESTEROV)
     phases = STEPS[size] * times // tau
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau} | outer
     if name in shares:

@@ -5,10 +5,11 @@
 With --check nothing is written: the exit status is 1 where a page is not what its results come to.
 """
 
+import functools
 import pathlib
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import claims
 import common
@@ -30,9 +31,12 @@ import wire
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
-MODULES = methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire, muon, upcycle, tune
-TABLES = [module.TABLE for module in MODULES]
-PAGES = {'README.md': TABLES[:9], 'LEDGER.md': TABLES[9:]}
+MODULES = {
+  'README.md': (methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire),
+  'LEDGER.md': (muon, upcycle, tune),
+}
+PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
+TABLES = [table for tables in PAGES.values() for table in tables]
 SIZE = 'micro'  # of the claims
 CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ <>\n]+)+) -->[^<]*<!-- / -->')
 HERE = pathlib.Path(__file__).parent
@@ -69,16 +73,21 @@ def render(words: str, folder: pathlib.Path, tables: Sequence[common.Table]) -> 
     words, count = re.subn(place, lambda _, inside=inside: inside, words, flags=re.DOTALL)
     if count != 1:
       raise InputError(f'there are {count} places for the table {table.name}: it needs one')
-  by_name = {table.name: common.read(table, SIZE, folder) for table in TABLES}
-  return CLAIM.sub(lambda found: claim(found, by_name), words)
+  by_name = {table.name: table for table in TABLES}
+
+  @functools.cache
+  def results(name: str) -> common.Results:
+    if name not in by_name:
+      raise InputError(f'there is no table {name!r} to claim something of')
+    return common.read(by_name[name], SIZE, folder)
+
+  return CLAIM.sub(lambda found: claim(found, results), words)
 
 
-def claim(found: re.Match, by_name: Mapping[str, common.Results]) -> str:
-  """A claim's marker and figure, by the results of each table; raises InputError where they do not bear it out."""
+def claim(found: re.Match, results: Callable[[str], common.Results]) -> str:
+  """A claim's marker and figure, by a table's results; raises InputError where they do not bear it out."""
   kind, name, *of = found[1].split()
-  if name not in by_name:
-    raise InputError(f'{found[0]}: there is no table {name!r}')
-  return f'<!-- {found[1]} -->{claims.render([kind, *of], by_name[name])}<!-- / -->'
+  return f'<!-- {found[1]} -->{claims.render([kind, *of], results(name))}<!-- / -->'
 
 
 def main():

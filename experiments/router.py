@@ -52,11 +52,11 @@ def picture(table: common.Table, rows: Sequence[Row], results: common.Results):
   ways = [(way, words) for way, words in WAYS.items() if way not in ('random', 'single')]
   mine = [Row(way, words, '') for way, words in ways]
   name, column = rows[0].name, Column('nats a sequence, less its best path', 'value')
-  by_way = {
+  found = {
     (way, seed): record['routers'].get(way, {})
     for (row, seed), record in results.items() for way, _ in ways if row == name and record.get('routers')
   }  # fmt: skip
-  return pictures.dots(table._replace(columns=(column,)), mine, by_way)
+  return pictures.dots(table._replace(columns=(column,)), mine, found)
 
 
 TABLE = common.Table('router', 'What a router can gain', rows, COLUMNS, picture, by_way)

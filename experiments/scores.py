@@ -27,17 +27,21 @@ def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.nd
   num_paths = s.num_paths
   scores_NP = np.stack([np.load(workdir / 'routing' / '1-scores' / f'{p}.npy') for p in range(num_paths)], axis=1)
   found = sequences.Sequences(workdir / 'sequences', 'train')
-  documents, _ = found.columns()
-  pieces = features.router_pieces(found, s.routing.router_fraction)
-  kept = holdouts.draw_documents(documents, s.seed, s.routing.router_fraction, 'router data', pieces)
-  return scores_NP, np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0], documents[kept], kept
+  kept = features.draw_router_data(found, s)
+  return scores_NP, np.load(workdir / 'routing' / '0' / 'train.npy')[kept, 0], found.columns()[0][kept], kept
+
+
+def ascent(scores_NP: np.ndarray, start_N: np.ndarray, s: settings.Settings, sweeps: int) -> path_labels.Labels:
+  """Labels by coordinate ascent from the path that the first router sent a sequence to."""
+  shape = tuple(size for _, size in s.grid)
+  return path_labels.coordinate_ascent(lambda chosen, paths: scores_NP[chosen, paths], start_N, shape, sweeps)
 
 
 def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
   """Of each way: agreement with exact labels, scores taken as a share of all, and regret in nats a sequence.
 
-  Coordinate ascent starts from the path that the first router sent a sequence to. The additive fit is given that path's
-  cross, the paths that differ from it in one coordinate; `additive_more` as many again, drawn at random.
+  The additive fit is given the cross of the path that the first router sent a sequence to, the paths that differ from
+  it in one coordinate; `additive_more` as many again, drawn at random.
   """
   shape = tuple(size for _, size in s.grid)
   scores_NP, start_N, _, _ = read(workdir, s)
@@ -48,8 +52,8 @@ def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
   cross_NM = additive_labels.cross(start_N, shape)
   random_NM = np.random.default_rng(s.seed).integers(scores_NP.shape[1], size=cross_NM.shape)
   found = {
-    'one_sweep': path_labels.coordinate_ascent(score, start_N, shape, 1),
-    'ascent': path_labels.coordinate_ascent(score, start_N, shape, SWEEPS),
+    'one_sweep': ascent(scores_NP, start_N, s, 1),
+    'ascent': ascent(scores_NP, start_N, s, SWEEPS),
     'additive': additive_labels.additive(score, cross_NM, shape),
     'additive_more': additive_labels.additive(score, np.concatenate([cross_NM, random_NM], axis=1), shape),
     'first': path_labels.Labels(start_N, 0, np.zeros(math.prod(shape), np.int64)),
@@ -94,9 +98,6 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
   def logistic(z_ND=z_ND) -> dict[str, float]:
     return best_of([linear_model.LogisticRegression(C=C, max_iter=3000) for C in PENALTIES], z_ND)
 
-  ascent_N = path_labels.coordinate_ascent(
-    lambda chosen, paths: scores_NP[chosen, paths], first_N, tuple(size for _, size in s.grid), SWEEPS
-  ).paths
   mlps = [neural_network.MLPClassifier((HIDDEN,), alpha=a, max_iter=500, random_state=0) for a in (1e-2, 1.0, 10.0)]
   return {
     'first': judge(first_N[held_N]),
@@ -105,7 +106,7 @@ def routers(workdir: pathlib.Path, s: settings.Settings) -> dict[str, dict[str, 
     'logistic': logistic(),
     'mlp': best_of(mlps),
     **{name: logistic(z) for name, z in other_features(workdir, s, kept)},
-    'ascent': judge(ascent_N[held_N]),
+    'ascent': judge(ascent(scores_NP, first_N, s, SWEEPS).paths[held_N]),
   }
 
 

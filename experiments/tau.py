@@ -3,6 +3,8 @@
 All rows train as many steps, the base's and a path's together; the cosine ends with the last of them.
 """
 
+from typing import Any
+
 import common
 import config
 import pictures
@@ -16,6 +18,13 @@ OUTER = {
   'nesterov': {'outer.optimizer': 'nesterov', 'outer.learning_rate': 0.7, 'outer.rescale': False},
 }
 NAMES = {'sgd': 'outer SGD 1.0', 'nesterov': 'outer Nesterov 0.7, 0.9'}
+
+
+def exchange(size: str, method: str, nesterov: bool) -> tuple[int, dict[str, Any]]:
+  """Steps of a phase, and the changes that give the outer step: DiLoCo's, or averages after short phases."""
+  if method == 'dense':
+    return config.SIZES[size].alone, {}
+  return TAUS[size][nesterov], OUTER['nesterov' if nesterov else 'sgd']
 
 
 def rows(size: str) -> list[Row]:

@@ -66,15 +66,14 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
         continue  # only Nesterov wants so low a rate
       title = f'{row.title}{words}: {steps:,} steps, {rate:g} after {peak:g}'
       found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))
-      if (kind, name, share) == (
-        'nesterov',
-        'own',
-        min(SHARES),
-      ) and c.outer.row_weights:  # what row weights, which islands lack, are for
-        plain = changes | {'outer.row_weights': False}
-        title = title.replace('Nesterov', 'Nesterov, no row weights')
-        found.append(row._replace(name=f'unweighed_own_{rate:g}', title=title, changes=row.changes | plain))
-  return found
+  return found + (without_row_weights(found) if c.outer.row_weights else [])
+
+
+def without_row_weights(rows: Sequence[Row]) -> list[Row]:
+  """What they are for, where islands lack them: path-specific upper blocks at the lowest rate with Nesterov."""
+  own = next(row for row in rows if row.name.startswith('nesterov_own_'))
+  title, rate = own.title.replace('Nesterov', 'Nesterov, no row weights'), own.name.rpartition('_')[2]
+  return [own._replace(name=f'unweighed_own_{rate}', title=title, changes=own.changes | {'outer.row_weights': False})]
 
 
 def of_more_paths(size: str) -> list[Row]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
+from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import holdouts, sequences
 from dipaco_jax.models import transformer
@@ -80,9 +81,13 @@ def _features_program(network: transformer.Transformer):
 
 def router_data(run: run_lib.Run) -> np.ndarray:
   """Returns whether each training sequence belongs to a document that is kept from all training, bool [N] [2.4.2]."""
-  found, fraction = run.sequences('train'), run.settings.routing.router_fraction
-  documents, _ = found.columns()
-  return holdouts.draw_documents(documents, run.settings.seed, fraction, 'router data', router_pieces(found, fraction))
+  return draw_router_data(run.sequences('train'), run.settings)
+
+
+def draw_router_data(found: sequences.Sequences, settings: settings_lib.Settings) -> np.ndarray:
+  """Returns the same of a run's training sequences and its settings."""
+  documents, fraction = found.columns()[0], settings.routing.router_fraction
+  return holdouts.draw_documents(documents, settings.seed, fraction, 'router data', router_pieces(found, fraction))
 
 
 def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.DrawnPieces | None:
