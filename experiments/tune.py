@@ -96,7 +96,7 @@ def from_pretrained(size: str) -> list[Row]:
   peak = config.SIZES[size].config['inner']['learning_rate']
   found = []
   for name in ('dense', 'grid', *pretrained.NESTEROV):
-    for share in (0.03, 0.1, 0.3) if name in pretrained.NESTEROV else (0.1, 0.3, 1):
+    for share in (0.03, 0.1, 0.3) if name in pretrained.NESTEROV else (0.03, 0.1, 0.3, 1):
       rows, rate = {row.name: row for row in pretrained.rows(size, {name: share})}, f'{peak * share:g}'
       title = f'table (5), {rows[name].title}, {rate}'
       found.append(rows[name]._replace(name=f'pretrained_{name}_{rate}', title=title))

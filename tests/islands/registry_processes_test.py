@@ -104,7 +104,7 @@ def test_a_claim_costs_the_same_however_much_is_done(url, db):
     with engine.begin() as connection:
       connection.execute(sa.update(registry_schema.TASKS).values(state='done', lease=None))
     engine.dispose()
-    return sorted(times)[20]
+    return min(times)  # of what else the machine does, the least
 
   few = cost(0, 64)
   cost(64, 20_000)
