@@ -21,11 +21,12 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
 Where NUMBERS is left out they are those of the size's own grid.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict
+from ml_collections import ConfigDict, FrozenConfigDict
 
 from dipaco_jax import settings
 from dipaco_jax.core.errors import InputError
@@ -147,6 +148,12 @@ def get_config(variant: str = 'micro,dipaco') -> ConfigDict:
   return c
 
 
+@functools.cache
+def fixed(variant: str) -> FrozenConfigDict:
+  """get_config's, to be read by those who make rows: made once."""
+  return FrozenConfigDict(get_config(variant))
+
+
 def lasting(size: str, steps: int, tau: int, base: int = 0) -> dict[str, int]:
   """The changes that make training so many steps of a path in phases of tau; the cosine ends with the last.
 
@@ -236,7 +243,7 @@ def ends(c: ConfigDict, size: Size, numbers: Numbers):
 
 def ends_title(size: str) -> str:
   """Of two blocks none is path-specific."""
-  blocks = own_blocks(get_config(f'{size},ends').model.num_layers)
+  blocks = own_blocks(fixed(f'{size},ends').model.num_layers)
   return 'path-specific embedding' + (' and outer blocks' if blocks else '')
 
 

@@ -61,14 +61,14 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
 
 def outer_step(size: str, method: str, changes: Mapping[str, Any]) -> dict[str, Any]:
   """The changes that give a row DiLoCo's outer step and the length of its phases, over as many steps."""
-  c, tau = config.get_config(f'{size},{method}'), TAUS[size][1]
+  c, tau = config.fixed(f'{size},{method}'), TAUS[size][1]
   phases = changes.get('train.phases', c.train.phases) * c.train.steps_per_phase // tau
   return OUTER['nesterov'] | {'train.phases': phases, 'train.steps_per_phase': tau}
 
 
 def make_row(size: str, name: str, title: str, method: str, share: float, changes=None) -> Row:
   """Measured along the way, at its last version: hold-outs of a path's own shard are smaller than DiLoCo's of all."""
-  phases = (changes or {}).get('train.phases', config.get_config(f'{size},{method}').train.phases)
+  phases = (changes or {}).get('train.phases', config.fixed(f'{size},{method}').train.phases)
   measured = {'evaluate.every_phases': max(1, phases // MEASURED)}
   return Row(name, title, method, measured | config.LAST | at_rate(size, share) | (changes or {}))
 
@@ -92,7 +92,7 @@ def base_row(size: str) -> Row:
 
 def second_half(size: str, method: str, share: float) -> dict[str, Any]:
   """The changes of a row that goes on from there: the rest of the steps and of the cosine, warmed up once more."""
-  c = config.get_config(f'{size},{method}')
+  c = config.fixed(f'{size},{method}')
   steps = c.train.phases * c.train.steps_per_phase // 2
   last, done = c.inner.final_fraction, (c.pretrain.steps + steps) / c.inner.decay_steps
   left = round(last + (1 - last) * (1 + math.cos(math.pi * done)) / 2, 3)

@@ -4,6 +4,7 @@ A result belongs to a config and a text, by digest. The config's is over the fie
 those that name files apart; the text's is over the bytes of the files.
 """
 
+import functools
 import glob
 import hashlib
 import importlib.util
@@ -81,8 +82,15 @@ def make(size: str, row: Row, seed: int, train: str = '', validation: str = '') 
   globs = {'data.train': train, 'data.validation': validation}
   text = {name: tuple(value.split(',')) for name, value in globs.items() if value}
   overrides = {'seed': seed, **row.changes, **({'data.source': 'files'} if train else {}), **text}
-  s = make_settings(f'{size},{row.method}', overrides)
-  return Run(size, row, overrides, s, config_digest(s), text_digest(train, validation))
+  s, digest = made(f'{size},{row.method}', tuple(overrides.items()))
+  return Run(size, row, overrides, s, digest, text_digest(train, validation))
+
+
+@functools.cache
+def made(variant: str, overrides: tuple[tuple[str, Any], ...]) -> tuple[settings.Settings, str]:
+  """The settings and their digest: every base's name asks for those of its row."""
+  s = make_settings(variant, dict(overrides))
+  return s, config_digest(s)
 
 
 def make_settings(variant: str, overrides: Mapping[str, Any]) -> settings.Settings:

@@ -18,7 +18,7 @@ SHARES = {'micro': {'own': 0.5, 'blocks': 0.5, 'flat': 0.5}}  # of the base's pe
 
 def rows(size: str) -> list[Row]:
   lasting = config.lasting(size, STEPS[size], TAUS[size][0]) | config.LAST
-  by_row = config.get_config(f'{size},dipaco').outer.row_weights
+  by_row = config.fixed(f'{size},dipaco').outer.row_weights
   alone = config.lasting(size, STEPS[size], config.SIZES[size].alone) | config.LAST
 
   def row(name: str, title: str, method: str = 'dipaco', lasting=lasting, **changes):

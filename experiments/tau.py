@@ -31,7 +31,7 @@ def rows(size: str) -> list[Row]:
   steps, taus = STEPS[size], TAUS[size]
   rate, base = (config.SIZES[size].config[s][f] for s, f in (('inner', 'learning_rate'), ('pretrain', 'steps')))
   often, seldom, *longer = taus
-  outer = config.get_config(f'{size},dipaco').outer
+  outer = config.fixed(f'{size},dipaco').outer
   usual, other = (outer.optimizer, 'nesterov' if outer.optimizer == 'sgd' else 'sgd')
   quarter, words = {'train.learning_rate': rate / 4}, 'a quarter of the rate'
   paper = quarter | OUTER['nesterov'] | {'outer.rescale': True, 'outer.row_weights': False}

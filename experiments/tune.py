@@ -52,7 +52,7 @@ def tried(name: str, title: str, method: str, changes: Mapping[str, Any], rates:
 
 def longer(size: str, rates: Sequence[float]) -> list[Row]:
   """The small model at the steps of table (1), where they are others; methods of it, whose paths have another rate."""
-  c, peak = config.get_config(f'{size},own'), config.SIZES[size].config['inner']['learning_rate']
+  c, peak = config.fixed(f'{size},own'), config.SIZES[size].config['inner']['learning_rate']
   steps = c.train.phases * c.train.steps_per_phase
   found = tried('long_', f'dense, {steps:,} steps', 'dense', {}, rates if steps != STEPS[size] else ())
   for kind, words, names, nesterov, changes in (
@@ -112,8 +112,8 @@ def prepare(missing: Sequence[Run]):
 def lasting_larger(size: str) -> dict[str, int]:
   """As many of the larger model's steps as the small one has of its own."""
   lasting = config.lasting(size, STEPS[size], config.SIZES[size].alone)
-  c = config.get_config(f'{size},larger')
-  phases = max(1, round(c.train.phases * lasting['train.phases'] / config.get_config(f'{size},dense').train.phases))
+  c = config.fixed(f'{size},larger')
+  phases = max(1, round(c.train.phases * lasting['train.phases'] / config.fixed(f'{size},dense').train.phases))
   return {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
 
 
