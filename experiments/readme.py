@@ -1,4 +1,4 @@
-"""Writes every table and every claim into README.md and LEDGER.md, between their markers, from `results/`.
+"""Writes every table and every claim into README.md, TABLES.md and LEDGER.md, between their markers, from `results/`.
 
     python experiments/readme.py [--check]
 
@@ -32,8 +32,9 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
 MODULES = {
-  'README.md': (methods, paths, sizes, tau, pretrained, router, sharing, downstream, wire),
-  'LEDGER.md': (muon, upcycle, tune),
+  'README.md': (methods, paths, sizes, tau, pretrained, router, sharing),
+  'TABLES.md': (downstream, wire, muon, upcycle),
+  'LEDGER.md': (tune,),
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
 TABLES = [table for tables in PAGES.values() for table in tables]
