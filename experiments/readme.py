@@ -1,4 +1,4 @@
-"""Writes every table and every claim into README.md, TABLES.md and LEDGER.md, between their markers, from `results/`.
+"""Writes tables and claims into the pages of this folder and README.md above, between their markers, from `results/`.
 
     python experiments/readme.py [--check]
 
@@ -32,6 +32,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
 MODULES = {
+  '../README.md': (),
   'README.md': (methods, paths, sizes, tau, pretrained, router, sharing),
   'TABLES.md': (downstream, wire, muon, upcycle),
   'LEDGER.md': (tune,),
