@@ -24,13 +24,15 @@ DOCUMENTS = {'test': 50, 'smoke': 200, 'micro': 1000, 'medium': 1000}  # for eac
 # The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size, of four
 # paths. `long` has that of dense paths of as many steps in table (1).
 SHARES: dict[str, dict[str, float]] = {'micro': {'long': 0.5}}
-NESTEROV: dict[str, Sequence[str]] = {}  # rows that take DiLoCo's outer step; the others average after short phases
+# Rows that take DiLoCo's outer step, of longer phases; the others average every few steps.
+NESTEROV: dict[str, Sequence[str]] = {'micro': ()}
 
 
 def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequence[str] | None = None) -> list[Row]:
   """`shares`, `nesterov`: as SHARES and NESTEROV, which are taken where they are not given."""
   shares = SHARES.get(size, {}) if shares is None else shares
   nesterov = NESTEROV.get(size, ('diloco',)) if nesterov is None else nesterov
+  averaged = '' if 'diloco' in nesterov else ', averaged'
   found = []
 
   def row(kind: str, paths: int, title: str, method: str, times: int = 1):
@@ -44,7 +46,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequenc
     paths = n * n
     row('dense', paths, f'dense, text for {paths}', 'dense')
     if n > 1:
-      row('diloco', paths, f'DiLoCo, {paths} workers', f'diloco,{paths}')
+      row('diloco', paths, f'DiLoCo, {paths} workers{averaged}', f'diloco,{paths}')
       row('grid', paths, f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}')
       row('own', paths, f'DiPaCo {n}x{n}, path-specific upper blocks', f'own,{n}x{n}')
       row('long', paths, f'dense, {paths}x steps, text for {paths}', 'dense', paths)

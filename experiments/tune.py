@@ -81,13 +81,14 @@ def of_more_paths(size: str) -> list[Row]:
   peak = config.SIZES[size].config['inner']['learning_rate']
   found = []
   for name, words, nesterov, shares, kinds in (
-    ('paths', 'averages', (), (0.5, 1), ('diloco', 'grid', 'own')),
-    ('paths_nesterov', 'Nesterov', ('diloco', 'own'), (0.25, 0.5), ('diloco', 'own')),
+    ('paths', 'averages', (), (0.5, 1, 2), ('diloco', 'grid', 'own')),
+    ('paths_nesterov', 'Nesterov', ('diloco', 'own'), (0.25, 0.5, 1), ('diloco', 'own')),
   ):
     for share, kind in itertools.product(shares, kinds):
       rows = {row.name: row for row in paths.rows(size, {kind: share}, nesterov)}
       row, rate = rows[f'{kind}_4'], f'{peak * share:g}'
-      found.append(row._replace(name=f'{name}_{kind}_{rate}', title=f'table (2), {row.title}, {words}, {rate}'))
+      title = f'table (2), {row.title.removesuffix(", averaged")}, {words}, {rate}'
+      found.append(row._replace(name=f'{name}_{kind}_{rate}', title=title))
   return found
 
 
