@@ -8,6 +8,7 @@ tokens. All sizes have one rate, which was tuned for one of them.
 """
 
 import math
+from collections.abc import Sequence
 
 import common
 import config
@@ -40,10 +41,10 @@ def rows(size: str) -> list[Row]:
   return found
 
 
-def is_held_out(size: str, name: str) -> bool:
-  """The largest model with the largest grid, at the end and at the beginning."""
-  width, n, _ = map(int, name.split('_'))
-  return width == MODELS.get(size, MICRO)[-1][0] and n == GRIDS.get(size, (1, 2, 3))[-1]
+def held_out(rows: Sequence[Row]) -> set[str]:
+  """The names of the largest model with the largest grid, at the end and at the beginning."""
+  largest, _, _ = rows[-1].name.rpartition('_')
+  return {row.name for row in rows if row.name.startswith(f'{largest}_')}
 
 
 def point(record: common.Record) -> tuple[float, float, float, float]:
@@ -56,12 +57,13 @@ def point(record: common.Record) -> tuple[float, float, float, float]:
 
 def points(size: str, results: common.Results, without: str = '') -> list[tuple[float, float, float, float]]:
   """Those that the law is fitted on."""
-  return [point(r) for (name, _), r in sorted(results.items()) if not is_held_out(size, name) and name != without]
+  left_out = held_out(rows(size)) | {without}
+  return [point(r) for (name, _), r in sorted(results.items()) if name not in left_out]
 
 
 def ranges(size: str, results: common.Results) -> list[tuple[float, float]]:
   """The least and the most of b, c and d where one of the rows is left out."""
-  names = sorted({name for name, _ in results if not is_held_out(size, name)})
+  names = sorted({name for name, _ in results} - held_out(rows(size)))
   found = [fits.surface(points(size, results, name))[1:].tolist() for name in names]
   return [(min(of), max(of)) for of in zip(*found, strict=True)]
 
@@ -71,7 +73,7 @@ def law(size: str, results: common.Results) -> tuple[list[float], dict[str, tupl
   fit = fits.surface(points(size, results))
   asked: dict[str, list[tuple[float, float]]] = {}
   for (name, _), record in sorted(results.items()):
-    if is_held_out(size, name):
+    if name in held_out(rows(size)):
       *x, loss = point(record)
       asked.setdefault(name, []).append((loss, fits.at(fit, *x)))
   means = {name: (math.fsum(a for a, _ in of) / len(of), of[0][1]) for name, of in asked.items()}
@@ -91,8 +93,29 @@ COLUMNS = (
   Column('FLOPs', 'train_flops', '.2g'),
 )
 
+
+def by_width(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
+  """Perplexity: a line for each size of a path, a column for each grid and number of steps; * is held out."""
+  found: dict[str, dict[str, str]] = {}
+  for row in rows:
+    width, _, what = row.title.partition(', ')
+    parameters = common.cell(common.figures(results, row.name, COLUMNS[2]), ',.0f')
+    mine = found.setdefault(width, {'parameters of a path': parameters})
+    mine['parameters of a path'] = mine['parameters of a path'] or parameters
+    numbers = common.figures(results, row.name, COLUMNS[0])
+    mine[what] = common.cell(numbers, '.2f') + ' \\*' * (bool(numbers) and row.name in held_out(rows))
+  head = ['', *dict.fromkeys(name for mine in found.values() for name in mine)]
+  lines = [[width, *(mine.get(name, '') for name in head[1:])] for width, mine in found.items()]
+  return [head, ['---', *['---:'] * (len(head) - 1)], *lines]
+
+
 TABLE = common.Table(
-  'sizes', 'A law of path sizes', rows, COLUMNS, pictures.against('parameters_path', 'parameters of a path', series)
+  'sizes',
+  'A law of path sizes',
+  rows,
+  COLUMNS,
+  pictures.against('parameters_path', 'parameters of a path', series),
+  by_width,
 )
 
 if __name__ == '__main__':
