@@ -22,8 +22,12 @@ from tau import STEPS, exchange
 
 from dipaco_jax.core.errors import InputError
 
-SHARES: dict[str, dict[str, float]] = {}  # the best of tune.py, by size; those that are not there are to be tried
-NESTEROV = 'diloco', 'own', 'flat'  # rows that take DiLoCo's outer step, as in table (1); the grid averages paths
+# Peak rates as a share of the base's, the best of tune.py, by size; `long` has that of `dense`.
+SHARES: dict[str, dict[str, float]] = {
+  'micro': {'dense': 0.1, 'long': 0.1, 'diloco': 0.1, 'grid': 0.3, 'own': 0.3, 'flat': 0.3}
+}
+# Rows that take DiLoCo's outer step, of longer phases; the others average every few steps.
+NESTEROV: dict[str, Sequence[str]] = {'micro': ('diloco',)}
 
 
 def base_row(size: str) -> Row:
@@ -31,15 +35,17 @@ def base_row(size: str) -> Row:
   return Row('six-kinds', 'base', 'dense', {'evaluate.every_phases': 0})
 
 
-def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
-  """`shares`: peak rates, as a share of the base's; those of SHARES, if they are not given."""
+def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequence[str] | None = None) -> list[Row]:
+  """`shares`, `nesterov`: as SHARES and NESTEROV, which are taken where they are not given."""
   shares = SHARES.get(size, {}) if shares is None else shares
+  nesterov = NESTEROV.get(size, ('diloco',)) if nesterov is None else nesterov
   peak = config.SIZES[size].config['inner']['learning_rate']
+  averaged = '' if 'diloco' in nesterov else ', averaged'
   numbers = 'x'.join(map(str, config.SIZES[size].grid))
   paths = math.prod(config.SIZES[size].grid)
 
   def row(name: str, title: str, method: str, times: int = 1):
-    tau, outer = exchange(size, method, name in NESTEROV)
+    tau, outer = exchange(size, method, name in nesterov)
     phases = STEPS[size] * times // tau
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau} | outer
     if name in shares:
@@ -49,7 +55,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None) -> list[Row]:
   return [
     row('dense', 'dense, trained on', 'dense'),
     row('long', f'dense, trained on, {paths}x steps', 'dense', paths),
-    row('diloco', f'DiLoCo, {paths} workers', 'diloco'),
+    row('diloco', f'DiLoCo, {paths} workers{averaged}', 'diloco'),
     row('grid', f'DiPaCo {numbers}', 'dipaco'),
     row('own', f'DiPaCo {numbers}, path-specific upper blocks', 'own'),
     row('flat', f'flat MoE, {paths} paths', 'flat'),

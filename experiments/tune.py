@@ -24,6 +24,16 @@ OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
 STOPPED = {'train.early_stopping': True}  # as these rows were first run; the last version is the same
 PATHS = ('dense', 'kmeans', 'own', 'ends', 'flat')  # tried with DiLoCo's outer step too
+TRIED = {
+  'paths': (2, paths, '_4', {
+    ('averages', ('diloco', 'grid', 'own')): (0.5, 1, 2, 4),
+    ('Nesterov', ('diloco', 'own')): (0.25, 0.5, 1),
+  }),
+  'pretrained': (5, pretrained, '', {
+    ('averages', ('dense', 'diloco', 'grid', 'own', 'flat')): (0.03, 0.1, 0.3, 1),
+    ('Nesterov', ('diloco', 'own', 'flat')): (0.03, 0.1, 0.3),
+  }),
+}  # fmt: skip
 METHODS = ('dense', 'diloco', 'kmeans', 'own', 'ends', 'flat', 'diloco_own')
 
 
@@ -37,8 +47,8 @@ def rows(size: str) -> list[Row]:
     *tried('dipaco_', 'DiPaCo, k-means', 'dipaco', config.lasting(size, STEPS[size], TAUS[size][0]), rates[-4:]),
     *tried('diloco_', 'DiLoCo', 'diloco', config.lasting(size, STEPS[size], TAUS[size][1]), rates[-4:]),
     *tried('muon_', 'dense, Muon', 'dense', muon, rates),
-    *of_more_paths(size),
-    *from_pretrained(size),
+    *of_table(size, 'paths'),
+    *of_table(size, 'pretrained'),
     *tried('larger_', 'larger dense', 'larger', lasting_larger(size), rates),
   ]
 
@@ -76,31 +86,19 @@ def without_row_weights(rows: Sequence[Row]) -> list[Row]:
   return [own._replace(name=f'unweighed_own_{rate}', title=title, changes=own.changes | {'outer.row_weights': False})]
 
 
-def of_more_paths(size: str) -> list[Row]:
-  """Methods of table (2), of four paths, with both outer steps; Nesterov's wants the lower rates."""
+def of_table(size: str, table: str) -> list[Row]:
+  """Methods of table (2), of four paths, or of (5), with both outer steps; what is tried is in TRIED."""
+  number, module, suffix, tried = TRIED[table]
   peak = config.SIZES[size].config['inner']['learning_rate']
   found = []
-  for name, words, nesterov, shares, kinds in (
-    ('paths', 'averages', (), (0.5, 1, 2), ('diloco', 'grid', 'own')),
-    ('paths_nesterov', 'Nesterov', ('diloco', 'own'), (0.25, 0.5, 1), ('diloco', 'own')),
-  ):
+  for (words, kinds), shares in tried.items():
+    nesterov = kinds if words == 'Nesterov' else ()
     for share, kind in itertools.product(shares, kinds):
-      rows = {row.name: row for row in paths.rows(size, {kind: share}, nesterov)}
-      row, rate = rows[f'{kind}_4'], f'{peak * share:g}'
-      title = f'table (2), {row.title.removesuffix(", averaged")}, {words}, {rate}'
-      found.append(row._replace(name=f'{name}_{kind}_{rate}', title=title))
-  return found
-
-
-def from_pretrained(size: str) -> list[Row]:
-  """Methods of table (5), whose base has come to the end of its cosine; `long` takes the rate of `dense`."""
-  peak = config.SIZES[size].config['inner']['learning_rate']
-  found = []
-  for name in ('dense', 'grid', *pretrained.NESTEROV):
-    for share in (0.03, 0.1, 0.3) if name in pretrained.NESTEROV else (0.03, 0.1, 0.3, 1):
-      rows, rate = {row.name: row for row in pretrained.rows(size, {name: share})}, f'{peak * share:g}'
-      title = f'table (5), {rows[name].title}, {rate}'
-      found.append(rows[name]._replace(name=f'pretrained_{name}_{rate}', title=title))
+      row = next(row for row in module.rows(size, {kind: share}, nesterov) if row.name == f'{kind}{suffix}')
+      name, rate = '_'.join([table, *(['nesterov'] if nesterov else []), kind]), f'{peak * share:g}'
+      words = words if kind != 'dense' else 'AdamW alone'
+      title = f'table ({number}), {row.title.removesuffix(", averaged")}, {words}, {rate}'
+      found.append(row._replace(name=f'{name}_{rate}', title=title))
   return found
 
 

@@ -282,7 +282,7 @@ def test_rates_and_outer_steps_of_other_tables_are_the_best_too():
     for (table, kind), of_kind in tried.items():
       module = getattr(readme, table)
       rate = pytest.approx(peak * module.SHARES.get(size, {}).get(kind, 1))
-      nesterov = table == 'paths' and kind in module.NESTEROV.get(size, ())
+      nesterov = kind in module.NESTEROV.get(size, ())
       assert len(of_kind) < 3 or min(of_kind, key=lambda at: of_kind[at]) == (rate, nesterov), (table, kind)
 
 
