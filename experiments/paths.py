@@ -23,7 +23,7 @@ STEPS = {'test': 8, 'smoke': 32, 'micro': 500, 'medium': 2000}
 DOCUMENTS = {'test': 50, 'smoke': 200, 'micro': 1000, 'medium': 1000}  # for each path
 # The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size, of four
 # paths. `long` has that of dense paths of as many steps in table (1).
-SHARES: dict[str, dict[str, float]] = {'micro': {'diloco': 2, 'grid': 2, 'own': 2, 'long': 0.5}}
+SHARES: dict[str, dict[str, float]] = {'micro': {'diloco': 4, 'grid': 2, 'own': 2, 'long': 0.5}}
 # Rows that take DiLoCo's outer step, of longer phases; the others average every few steps.
 NESTEROV: dict[str, Sequence[str]] = {'micro': ()}
 

@@ -96,8 +96,8 @@ def of_table(size: str, table: str) -> list[Row]:
     for share, kind in itertools.product(shares, kinds):
       row = next(row for row in module.rows(size, {kind: share}, nesterov) if row.name == f'{kind}{suffix}')
       name, rate = '_'.join([table, *(['nesterov'] if nesterov else []), kind]), f'{peak * share:g}'
-      words = words if kind != 'dense' else 'AdamW alone'
-      title = f'table ({number}), {row.title.removesuffix(", averaged")}, {words}, {rate}'
+      how = f', {words}' if kind != 'dense' else ''
+      title = f'table ({number}), {row.title.removesuffix(", averaged")}{how}, {rate}'
       found.append(row._replace(name=f'{name}_{rate}', title=title))
   return found
 
