@@ -22,7 +22,7 @@ SHARES = {
   }
 }  # fmt: skip
 # Rows of paths that take DiLoCo's outer step after phases of its length; the others average paths after short phases.
-NESTEROV = {'micro': ('own', 'ends', 'flat')}
+NESTEROV = {'micro': ('diloco', 'own', 'ends', 'flat')}
 
 
 def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collection[str] | None = None) -> list[Row]:
@@ -31,7 +31,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
   `shares`, `nesterov`: as SHARES and NESTEROV, which are taken where they are not given.
   """
   shares = SHARES.get(size, {}) if shares is None else shares
-  nesterov = NESTEROV.get(size, ()) if nesterov is None else nesterov
+  nesterov = NESTEROV.get(size, ('diloco',)) if nesterov is None else nesterov
   num_paths = math.prod(config.SIZES[size].grid)
 
   def row(name: str, title: str, method: str, changes=None):
@@ -45,7 +45,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
   once = {'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
   return [
     row('dense', 'dense', 'dense'),
-    diloco(size, shares.get('diloco', 1)),
+    diloco(size, shares.get('diloco', 1), 'diloco' in nesterov),
     row('kmeans', 'DiPaCo, k-means', 'dipaco'),
     row('product', 'DiPaCo, product k-means', 'dipaco', {'routing.method': 'product_kmeans'}),
     row('own', 'DiPaCo, k-means, path-specific upper blocks', 'own'),
@@ -79,10 +79,10 @@ def at_rate(size: str, share: float) -> dict[str, float]:
   return {'train.learning_rate': peak * share} if share != 1 else {}
 
 
-def diloco(size: str, share: float) -> Row:
+def diloco(size: str, share: float, nesterov: bool = True) -> Row:
   """Of longer phases than plain averages: its momentum is of no use over the shortest."""
-  title = f'DiLoCo, {math.prod(config.SIZES[size].grid)} workers, tau = {TAUS[size][1]}'
-  return make_row(size, 'diloco', title, 'diloco', share, outer_step(size, 'diloco', {}))
+  title = f'DiLoCo, {math.prod(config.SIZES[size].grid)} workers, tau = {TAUS[size][nesterov]}'
+  return make_row(size, 'diloco', title, 'diloco', share, outer_step(size, 'diloco', {}) if nesterov else {})
 
 
 def base_row(size: str) -> Row:

@@ -66,13 +66,14 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
   steps = c.train.phases * c.train.steps_per_phase
   found = tried('long_', f'dense, {steps:,} steps', 'dense', {}, rates if steps != STEPS[size] else ())
   for kind, words, names, nesterov, changes in (
-    ('long', '', METHODS, (), STOPPED),
+    ('long', '', METHODS, ('diloco',), STOPPED),
+    ('averaged', ', averages', ('diloco',), (), {'evaluate.every_phases': 0}),
     ('nesterov', ', Nesterov', PATHS, PATHS, {'evaluate.every_phases': 0}),
   ):
     by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x), nesterov)} for x in SHARES}
     for name, (share, of_share) in itertools.product(names, by_share.items()):
       row, rate = of_share[name], peak * share
-      if share == min(SHARES) and name not in (*nesterov, 'diloco'):
+      if share == min(SHARES) and name not in nesterov:
         continue  # only Nesterov wants so low a rate
       title = f'{row.title}{words}: {steps:,} steps, {rate:g} after {peak:g}'
       found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))

@@ -265,8 +265,9 @@ def test_paths_have_the_rates_and_outer_steps_that_were_best():
     for name in readme.tune.METHODS:
       tried = {}
       for (row, _), r in found.items():
-        if of := re.fullmatch(rf'(long|nesterov)_{name}_([\d.]+)', row):
-          tried[float(of[2]), of[1] == 'nesterov'] = r['perplexity_final']
+        if of := re.fullmatch(rf'(long|averaged|nesterov)_{name}_([\d.]+)', row):
+          nesterov = of[1] == 'nesterov' or (of[1], name) == ('long', 'diloco')
+          tried[float(of[2]), nesterov] = r['perplexity_final']
       if len(tried) > 1:
         rate = peak * readme.methods.SHARES.get(size, {}).get(name, 1)
         stated = pytest.approx(rate), name in readme.methods.NESTEROV.get(size, ())
