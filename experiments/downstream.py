@@ -110,9 +110,9 @@ def score(run: runs.Run, workdirs: pathlib.Path, tasks: list[str], folder: pathl
 COLUMNS = (
   Column('perplexity', 'perplexity'),
   Column('next piece, mean of kinds', 'downstream.next', '.3f'),
-  Column('less dense, by seed', 'downstream.next', '+.3f', 'dense'),
+  Column('minus dense, by seed', 'downstream.next', '+.3f', 'dense'),
   Column('next word, mean of kinds', 'downstream.word', '.3f'),
-  Column('less dense, by seed ', 'downstream.word', '+.3f', 'dense'),
+  Column('minus dense, by seed ', 'downstream.word', '+.3f', 'dense'),
   Column('next piece of German law', 'downstream.next_law_de', '.3f'),
 )
 

@@ -116,7 +116,7 @@ def prepare(missing: Sequence[Run]):
 
 COLUMNS = (
   Column('perplexity', 'perplexity'),
-  Column('less dense, by seed', 'perplexity', '+.2f', 'dense'),
+  Column('minus dense, by seed', 'perplexity', '+.2f', 'dense'),
   Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),
   Column('the other kinds, geometric mean', 'perplexity_of_others'),
   Column('re-routed, W = 64', 'reroute.learned.64'),

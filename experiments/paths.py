@@ -68,7 +68,7 @@ def prepare(missing: Sequence[Run]):
 
 COLUMNS = (
   Column('perplexity', 'perplexity'),
-  Column('less dense on the same text', 'perplexity', '+.2f', 'dense_#'),
+  Column('minus dense on the same text', 'perplexity', '+.2f', 'dense_#'),
   Column('bits per byte', 'bits_per_byte', '.4f'),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('FLOPs', 'train_flops', '.2g'),

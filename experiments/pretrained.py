@@ -24,10 +24,10 @@ from dipaco_jax.core.errors import InputError
 
 # Peak rates as a share of the base's, the best of tune.py, by size; `long` has that of `dense`.
 SHARES: dict[str, dict[str, float]] = {
-  'micro': {'dense': 0.1, 'long': 0.1, 'diloco': 0.1, 'grid': 0.3, 'own': 0.3, 'flat': 0.3}
+  'micro': {'dense': 0.1, 'long': 0.1, 'diloco': 0.3, 'grid': 0.3, 'own': 0.3, 'flat': 0.3}
 }
 # Rows that take DiLoCo's outer step, of longer phases; the others average every few steps.
-NESTEROV: dict[str, Sequence[str]] = {'micro': ('diloco',)}
+NESTEROV: dict[str, Sequence[str]] = {'micro': ()}
 
 
 def base_row(size: str) -> Row:
@@ -64,7 +64,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequenc
 
 COLUMNS = (
   Column('perplexity', 'perplexity'),
-  Column('less dense, by seed', 'perplexity', '+.2f', 'dense'),
+  Column('minus dense, by seed', 'perplexity', '+.2f', 'dense'),
   Column('base', 'base_perplexity'),
   *(Column(f'{kind}: base', f'base_perplexity_by_domain.{kind}', '.1f') for kind in config.UNREAD),
   *(Column(kind, f'perplexity_by_domain.{kind}', '.1f') for kind in config.UNREAD),

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+import beginnings
 import claims
 import common
 import config
@@ -34,7 +35,7 @@ from dipaco_jax.training import display
 MODULES = {
   '../README.md': (),
   'README.md': (methods, paths, sizes, tau, pretrained, router, sharing),
-  'TABLES.md': (downstream, wire, muon, upcycle),
+  'TABLES.md': (downstream, wire, muon, upcycle, beginnings),
   'LEDGER.md': (tune,),
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}

@@ -48,7 +48,7 @@ def rows(size: str) -> list[Row]:
 
 COLUMNS = (
   Column('perplexity', 'perplexity'),
-  Column('less k-means, by seed', 'perplexity', '+.2f', 'kmeans'),
+  Column('minus k-means, by seed', 'perplexity', '+.2f', 'kmeans'),
   Column('German law', f'perplexity_by_domain.{config.UNLIKE}'),
   Column('cosine, lower level', 'cosine.low.-1', '+.2f'),
   Column('parameters', 'parameters_total', ',.0f'),

@@ -68,7 +68,7 @@ def rows(size: str) -> list[Row]:
 
 COLUMNS = (
   Column('perplexity, last version', 'perplexity_final'),
-  Column('less dense, by seed', 'perplexity_final', '+.2f', 'dense'),
+  Column('minus dense, by seed', 'perplexity_final', '+.2f', 'dense'),
   Column('averaging gap, first tenth', 'averaging_gap.0', '+.3f'),
   Column('last tenth', 'averaging_gap.-1', '+.3f'),
   Column('phases', 'phases', ',.0f'),

@@ -64,7 +64,7 @@ def rows(size: str) -> list[Row]:
 
 COLUMNS = (
   Column('perplexity', 'perplexity'),
-  Column(f'less dense at x {SHARE:g}, by seed', 'perplexity', '+.2f', f'dense_{SHARE:g}'),
+  Column(f'minus dense at x {SHARE:g}, by seed', 'perplexity', '+.2f', f'dense_{SHARE:g}'),
   Column('before the first step', 'base_perplexity'),
 )
 

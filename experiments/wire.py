@@ -59,10 +59,10 @@ def overlap_steps(size: str, lasting: dict[str, int]) -> int:
   return streaming.make_wire(s.outer, s.train).overlap_steps
 
 
-LESS = Column('nats less lan, by seed (90%)', 'loss', '+.4f', '*_lan', interval=True)
+LESS = Column('nats minus lan, by seed (90%)', 'loss', '+.4f', '*_lan', interval=True)
 COLUMNS = (
   Column('perplexity', 'perplexity'),
-  Column('less lan, by seed', 'perplexity', '+.2f', '*_lan'),
+  Column('minus lan, by seed', 'perplexity', '+.2f', '*_lan'),
   Column('nats', 'loss', '.4f'),
   LESS,
   Column('last version', 'validation_loss', '+.4f', '*_lan', interval=True),

@@ -1,0 +1,116 @@
+"""(12) Beginnings of documents: what a served model reads first, where tables have pieces from all of a document.
+
+Each document that validation pieces were cut from gives its first tokens, as many as a row has; all but those that the
+router sees are scored, under its path. `in hindsight` is by the best path of each document. The runs are those of table
+(1), whose workdirs have to be there.
+"""
+
+import collections
+import gzip
+import json
+import math
+import pathlib
+from typing import Any
+
+import common
+import config
+import jax
+import methods
+import numpy as np
+import pictures
+import runs
+from absl import flags
+from common import Column
+from runs import Row
+
+from dipaco_jax.command_line import command
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import packing
+from dipaco_jax.inference.trained_run import TrainedRun
+from dipaco_jax.models import loss, transformer
+
+METHODS = ('dense', 'diloco', 'kmeans', 'product', 'own', 'discriminative', 'flat', 'dense_px')
+BATCH = 64
+
+
+def rows(size: str) -> list[Row]:
+  found = {row.name: row for row in methods.rows(size)}
+  return [found[name] for name in METHODS]
+
+
+def score(run: TrainedRun, documents: list[dict[str, str]]) -> dict[str, Any]:
+  """Perplexities of {text, domain}: of all, by kind, and by the best path of each document."""
+  s = run.settings
+  tokens = [np.asarray(run.tokenizer.encode(document['text']))[: s.model.seq_len] for document in documents]
+  kept = [i for i in range(len(tokens)) if len(tokens[i]) > s.routing.prefix_tokens]
+  batches = [kept[i : i + BATCH] for i in range(0, len(kept), BATCH)]
+
+  def whole(batch):
+    """The last batch is filled up, so that there is one program."""
+    return [tokens[i] for i in (batch + batch[:1] * BATCH)[:BATCH]]
+
+  nll_NP, count_N = np.zeros((len(kept), s.num_paths)), np.zeros(len(kept))
+  model = transformer.make_model(s.model, run.tokenizer.vocab_size)
+  of_rows = jax.jit(lambda params, *of: loss.row_losses(model, s.routing.prefix_tokens, params, *of))
+  for path in range(s.num_paths):
+    params = run.path(path).params
+    for n, batch in enumerate(batches):
+      nll, count = of_rows(params, *packing.pad(whole(batch), s.model.seq_len))
+      at = slice(n * BATCH, n * BATCH + len(batch))
+      nll_NP[at, path], count_N[at] = nll[: len(batch)], count[: len(batch)]
+
+  chosen_N = np.zeros(len(kept), int)
+  if s.routing.method not in ('random', 'single'):
+    prefixes = [[x[: s.routing.prefix_tokens] for x in whole(batch)] for batch in batches]
+    chosen_N = np.concatenate([run.router.batch_scores(of).argmax(1) for of in prefixes])[: len(kept)]
+  nll_N = nll_NP[np.arange(len(kept)), chosen_N]
+  of_kind = collections.defaultdict(list)
+  for n, i in enumerate(kept):
+    of_kind[documents[i]['domain']].append(n)
+  by_kind = {kind: perplexity(nll_N[of], count_N[of]) for kind, of in sorted(of_kind.items())}
+  found = {'perplexity': perplexity(nll_N, count_N), 'perplexity_by_domain': by_kind, 'documents': len(kept)}
+  return found | {'others': runs.of_others(found), 'hindsight': perplexity(nll_NP.min(1), count_N)}
+
+
+def perplexity(nll: np.ndarray, count: np.ndarray) -> float:
+  return math.exp(nll.sum() / count.sum())
+
+
+COLUMNS = (
+  Column('beginnings of documents', 'beginnings.perplexity'),
+  Column('minus dense, by seed', 'beginnings.perplexity', '+.2f', 'dense'),
+  Column('pieces, as in table (1)', 'perplexity'),
+  Column('beginnings of German law', f'beginnings.perplexity_by_domain.{config.UNLIKE}', '.1f'),
+  Column('of the other kinds, geometric mean', 'beginnings.others'),
+  Column('by the best path in hindsight', 'beginnings.hindsight'),
+)
+TABLE = common.Table('beginnings', 'Beginnings of documents', rows, COLUMNS, pictures.dots)
+
+
+def main() -> int:
+  f = flags.FLAGS
+  if not f.documents:
+    raise InputError('--documents: name the validation text before split.py cut it, JSON lines with text and domain')
+  folder, workdirs = pathlib.Path(f.results), pathlib.Path(f.workdir) / f.size
+  results = common.read(TABLE, f.size, folder)
+  with gzip.open(f.documents, 'rt') as lines:
+    documents = [json.loads(line) for line in lines]
+  for seed in map(int, f.seeds):
+    for row in rows(f.size):
+      run = runs.make(f.size, row, seed, f.data, f.validation)
+      if (row.name, seed) in results or (f.rows and row.name not in f.rows):
+        continue
+      common.check_text(TABLE, f.size, folder, results, run)
+      if not runs.is_finished(run, workdirs):
+        raise InputError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
+      found = score(TrainedRun(str(runs.workdir(run, workdirs))), documents)
+      results[row.name, seed] = runs.make_record(run, workdirs) | {'row': row.name, 'beginnings': found}
+      common.write(TABLE, f.size, folder, results)
+  print(f'{TABLE.title}\n\n{common.to_markdown(TABLE, f.size, results)}')
+  return 0
+
+
+if __name__ == '__main__':
+  common.define_flags()
+  flags.DEFINE_string('documents', '', 'The validation text whole, gzipped JSON lines.')
+  command.run(main)
