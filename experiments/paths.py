@@ -49,6 +49,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequenc
       row('diloco', paths, f'DiLoCo, {paths} workers{averaged}', f'diloco,{paths}')
       row('grid', paths, f'DiPaCo {n}x{n}', f'dipaco,{n}x{n}')
       row('own', paths, f'DiPaCo {n}x{n}, path-specific upper blocks', f'own,{n}x{n}')
+      row('flat', paths, f'flat MoE, {paths} paths', f'flat,{n}x{n}')
       row('long', paths, f'dense, {paths}x steps, text for {paths}', 'dense', paths)
   return found
 
@@ -72,6 +73,7 @@ COLUMNS = (
   Column('bits per byte', 'bits_per_byte', '.4f'),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('FLOPs', 'train_flops', '.2g'),
+  Column('bytes sent', 'sent_bytes', '.2g'),
   Column('parameters', 'parameters_total', ',.0f'),
 )
 
@@ -80,6 +82,7 @@ KINDS = {
   'diloco': 'DiLoCo',
   'grid': 'DiPaCo',
   'own': 'DiPaCo, own upper blocks',
+  'flat': 'flat MoE',
   'long': 'dense, equal FLOPs',
 }
 
@@ -91,12 +94,13 @@ def series(row: Row) -> list[str]:
 
 
 def exponent(results: common.Results, kind: str) -> list[float]:
-  """b of perplexity = a P^-b by seed, over a kind's own rows, of two P or more; P: paths, or text for so many."""
+  """b of perplexity = a P^-b by seed, over a kind's own rows of more than one path; P: paths, or text for so many."""
   seeds = sorted({seed for name, seed in results if name.startswith(f'{kind}_')})
   found = []
   for seed in seeds:
     mine = {name: record for (name, of), record in results.items() if name.startswith(f'{kind}_') and of == seed}
     points = [(float(name.split('_')[1]), record['perplexity']) for name, record in sorted(mine.items())]
+    points = [(number, perplexity) for number, perplexity in points if number > 1]  # as for grids
     if len(points) > 1:
       found.append(float(fits.surface(points)[1]))
   return found

@@ -26,7 +26,7 @@ STOPPED = {'train.early_stopping': True}  # as these rows were first run; the la
 PATHS = ('dense', 'kmeans', 'own', 'ends', 'flat')  # tried with DiLoCo's outer step too
 TRIED = {
   'paths': (2, paths, '_4', {
-    ('averages', ('diloco', 'grid', 'own')): (0.5, 1, 2, 4),
+    ('averages', ('diloco', 'grid', 'own', 'flat')): (0.5, 1, 2, 4),
     ('Nesterov', ('diloco', 'own')): (0.25, 0.5, 1),
   }),
   'pretrained': (5, pretrained, '', {

@@ -57,7 +57,7 @@ def test_a_surface_is_found_again():
 
 
 def test_laws_of_the_tables():
-  grids = {('dense_1', 0): {'perplexity': 9.0}}
+  grids = {(f'dense_{n}', seed): {'perplexity': 9.0} for n in (1, 4) for seed in (0, 1)}  # one of more than one path
   grids |= {(f'grid_{n}', seed): {'perplexity': 2 * n**-b} for n in (4, 16, 36) for seed, b in enumerate((0.1, 0.12))}
   assert claims.render(['exponent', 'grid'], grids) == '0.110 (0.047 to 0.173)'
   with pytest.raises(ValueError, match='no interval'):
