@@ -82,7 +82,7 @@ def at_rate(size: str, share: float) -> dict[str, float]:
 def diloco(size: str, share: float, nesterov: bool = True) -> Row:
   """Of longer phases than plain averages: its momentum is of no use over the shortest."""
   title = f'DiLoCo, {math.prod(config.SIZES[size].grid)} workers, tau = {TAUS[size][nesterov]}'
-  return make_row(size, 'diloco', title, 'diloco', share, outer_step(size, 'diloco', {}) if nesterov else {})
+  return make_row(size, 'diloco', title, 'diloco', share, outer_step(size, 'diloco', {}) if nesterov else OUTER['sgd'])
 
 
 def base_row(size: str) -> Row:
