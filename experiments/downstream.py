@@ -108,12 +108,12 @@ def score(run: runs.Run, workdirs: pathlib.Path, tasks: list[str], folder: pathl
 
 
 COLUMNS = (
-  Column('perplexity', 'perplexity'),
   Column('next piece, mean of kinds', 'downstream.next', '.3f'),
   Column('minus dense, by seed', 'downstream.next', '+.3f', 'dense'),
   Column('next word, mean of kinds', 'downstream.word', '.3f'),
   Column('minus dense, by seed ', 'downstream.word', '+.3f', 'dense'),
   Column('next piece of German law', 'downstream.next_law_de', '.3f'),
+  Column('perplexity', 'perplexity'),
 )
 
 TABLE = common.Table('downstream', 'Tasks made of validation text', rows, COLUMNS, pictures.dots)
