@@ -159,8 +159,9 @@ def by_name(lines: Iterable[str]) -> dict[str, str]:
 def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]], named: bool = True):
   """{name: points}, which may be none; names, if they are wanted, stand where the lines end."""
   ends = []
+  of_lines = {at for points in lines.values() if len(points) > 1 for at in points}
   for name, colour in by_name(lines).items():
-    if points := lines[name]:
+    if points := [at for at in lines[name] if len(lines[name]) > 1 or at not in of_lines]:  # no name for a shared start
       xs, ys = zip(*sorted(points), strict=True)
       ax.plot(xs, ys, color=colour, linewidth=1.6)
       ends.append((ys[-1], name, colour))
