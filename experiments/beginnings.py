@@ -9,7 +9,6 @@ import collections
 import gzip
 import json
 import math
-import pathlib
 from typing import Any
 
 import common
@@ -91,23 +90,11 @@ def main() -> int:
   f = flags.FLAGS
   if not f.documents:
     raise InputError('--documents: name the validation text before split.py cut it, JSON lines with text and domain')
-  folder, workdirs = pathlib.Path(f.results), pathlib.Path(f.workdir) / f.size
-  results = common.read(TABLE, f.size, folder)
   with gzip.open(f.documents, 'rt') as lines:
     documents = [json.loads(line) for line in lines]
-  for seed in map(int, f.seeds):
-    for row in rows(f.size):
-      run = runs.make(f.size, row, seed, f.data, f.validation)
-      if (row.name, seed) in results or (f.rows and row.name not in f.rows):
-        continue
-      common.check_text(TABLE, f.size, folder, results, run)
-      if not runs.is_finished(run, workdirs):
-        raise InputError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
-      found = score(TrainedRun(str(runs.workdir(run, workdirs))), documents)
-      results[row.name, seed] = runs.make_record(run, workdirs) | {'row': row.name, 'beginnings': found}
-      common.write(TABLE, f.size, folder, results)
-  print(f'{TABLE.title}\n\n{common.to_markdown(TABLE, f.size, results)}')
-  return 0
+  return common.score_finished(
+    TABLE, 'beginnings', lambda run, workdirs: score(TrainedRun(str(runs.workdir(run, workdirs))), documents)
+  )
 
 
 if __name__ == '__main__':

@@ -261,6 +261,25 @@ def train(one: runs.Run, workdirs: pathlib.Path, failed: list[str]) -> Record | 
   return None
 
 
+def score_finished(table: Table, field: str, score: Callable[[runs.Run, pathlib.Path], Any]) -> int:
+  """Of a script whose runs are table (1)'s: adds `score(run, workdirs)` to each record, as this field."""
+  f = flags.FLAGS
+  folder, workdirs = pathlib.Path(f.results), pathlib.Path(f.workdir) / f.size
+  results = read(table, f.size, folder)
+  for seed in map(int, f.seeds):
+    for row in table.rows(f.size):
+      one = runs.make(f.size, row, seed, f.data, f.validation)
+      if (row.name, seed) in results or (f.rows and row.name not in f.rows):
+        continue
+      check_text(table, f.size, folder, results, one)
+      if not runs.is_finished(one, workdirs):
+        raise InputError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
+      results[row.name, seed] = runs.make_record(one, workdirs) | {'row': row.name, field: score(one, workdirs)}
+      write(table, f.size, folder, results)
+  print(f'{table.title}\n\n{to_markdown(table, f.size, results)}')
+  return 0
+
+
 def claimed_in(workdirs: pathlib.Path, key: str) -> pathlib.Path:
   """The folder by whose lock a process claims a run, or a base."""
   place = workdirs / 'claims' / key

@@ -22,7 +22,6 @@ from common import Column
 from runs import Row
 
 from dipaco_jax.command_line import command
-from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import stopping
 
 METHODS = ('dense', 'diloco', 'kmeans', 'own', 'flat', 'dense_px')
@@ -120,24 +119,10 @@ TABLE = common.Table('downstream', 'Tasks made of validation text', rows, COLUMN
 
 
 def main() -> int:
-  f = flags.FLAGS
-  folder, workdirs = pathlib.Path(f.results), pathlib.Path(f.workdir) / f.size
-  results = common.read(TABLE, f.size, folder)
   with tempfile.TemporaryDirectory() as scratch:
-    tasks = write_tasks(f.validation, pathlib.Path(scratch))
-    for seed in map(int, f.seeds):
-      for row in rows(f.size):
-        run = runs.make(f.size, row, seed, f.data, f.validation)
-        if (row.name, seed) in results or (f.rows and row.name not in f.rows):
-          continue
-        common.check_text(TABLE, f.size, folder, results, run)
-        if not runs.is_finished(run, workdirs):
-          raise InputError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
-        found = score(run, workdirs, tasks, pathlib.Path(scratch))
-        results[row.name, seed] = runs.make_record(run, workdirs) | {'row': row.name, 'downstream': found}
-        common.write(TABLE, f.size, folder, results)
-  print(f'{TABLE.title}\n\n{common.to_markdown(TABLE, f.size, results)}')
-  return 0
+    folder = pathlib.Path(scratch)
+    tasks = write_tasks(flags.FLAGS.validation, folder)
+    return common.score_finished(TABLE, 'downstream', lambda run, workdirs: score(run, workdirs, tasks, folder))
 
 
 if __name__ == '__main__':
