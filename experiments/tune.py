@@ -24,6 +24,7 @@ OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
 STOPPED = {'train.early_stopping': True}  # as these rows were first run; the last version is the same
 PATHS = ('dense', 'kmeans', 'own', 'ends', 'flat')  # tried with DiLoCo's outer step too
+# Of tables (2) and (5): number, module, end of a row's name; shares of the base's peak rate by outer step and rows.
 TRIED = {
   'paths': (2, paths, '_4', {
     ('averages', ('diloco', 'grid', 'own', 'flat')): (0.5, 1, 2, 4),
