@@ -65,10 +65,12 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequenc
 COLUMNS = (
   Column('perplexity', 'perplexity'),
   Column('minus dense, by seed', 'perplexity', '+.2f', 'dense'),
-  Column('base', 'base_perplexity'),
-  *(Column(f'{kind}: base', f'base_perplexity_by_domain.{kind}', '.1f') for kind in config.UNREAD),
-  *(Column(kind, f'perplexity_by_domain.{kind}', '.1f') for kind in config.UNREAD),
+  Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),
+  Column('code', 'perplexity_by_domain.code', '.1f'),
   Column('forgetting, nats', 'forgetting', '+.3f'),
+  Column('bytes sent', 'sent_bytes', '.2g'),
+  Column('FLOPs', 'train_flops', '.2g'),
+  Column('parameters', 'parameters_total', ',.0f'),
 )
 
 TABLE = common.Table('pretrained', 'From a pretrained base', rows, COLUMNS, pictures.dots)

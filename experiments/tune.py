@@ -27,11 +27,13 @@ PATHS = ('dense', 'kmeans', 'own', 'ends', 'flat')  # tried with DiLoCo's outer 
 # Of tables (2) and (5): number, module, end of a row's name; shares of the base's peak rate by outer step and rows.
 TRIED = {
   'paths': (2, paths, '_4', {
+    ('', ('dense', 'long')): (0.25, 0.5, 1, 2),
     ('averages', ('diloco', 'grid', 'own', 'flat')): (0.5, 1, 2, 4),
     ('Nesterov', ('diloco', 'own')): (0.25, 0.5, 1),
   }),
   'pretrained': (5, pretrained, '', {
-    ('averages', ('dense', 'diloco', 'grid', 'own', 'flat')): (0.03, 0.1, 0.3, 1),
+    ('', ('dense', 'long')): (0.03, 0.1, 0.3, 1),
+    ('averages', ('diloco', 'grid', 'own', 'flat')): (0.03, 0.1, 0.3, 1),
     ('Nesterov', ('diloco', 'own', 'flat')): (0.03, 0.1, 0.3),
   }),
 }  # fmt: skip
@@ -98,7 +100,7 @@ def of_table(size: str, table: str) -> list[Row]:
     for share, kind in itertools.product(shares, kinds):
       row = next(row for row in module.rows(size, {kind: share}, nesterov) if row.name == f'{kind}{suffix}')
       name, rate = '_'.join([table, *(['nesterov'] if nesterov else []), kind]), f'{peak * share:g}'
-      how = f', {words}' if kind != 'dense' else ''
+      how = words and f', {words}'
       title = f'table ({number}), {row.title.removesuffix(", averaged")}{how}, {rate}'
       found.append(row._replace(name=f'{name}_{rate}', title=title))
   return found
