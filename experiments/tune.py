@@ -21,7 +21,8 @@ from tau import STEPS, TAUS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
-SHARES = (0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
+SHARES = (0.0625, 0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
+LOW = 0.125  # so low a share and lower ones are for Nesterov alone
 STOPPED = {'train.early_stopping': True}  # as these rows were first run; the last version is the same
 PATHS = ('dense', 'kmeans', 'own', 'ends', 'flat')  # tried with DiLoCo's outer step too
 # Of tables (2) and (5): number, module, end of a row's name; shares of the base's peak rate by outer step and rows.
@@ -76,17 +77,18 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
     by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x), nesterov)} for x in SHARES}
     for name, (share, of_share) in itertools.product(names, by_share.items()):
       row, rate = of_share[name], peak * share
-      if share == min(SHARES) and name not in nesterov:
-        continue  # only Nesterov wants so low a rate
+      if share <= LOW and name not in nesterov:
+        continue
       title = f'{row.title}{words}: {steps:,} steps, {rate:g} after {peak:g}'
       found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))
-  return found + (without_row_weights(found) if c.outer.row_weights else [])
+  return found + (without_row_weights(size, found) if c.outer.row_weights else [])
 
 
-def without_row_weights(rows: Sequence[Row]) -> list[Row]:
-  """What they are for, where islands lack them: path-specific upper blocks at the lowest rate with Nesterov."""
-  own = next(row for row in rows if row.name.startswith('nesterov_own_'))
-  title, rate = own.title.replace('Nesterov', 'Nesterov, no row weights'), own.name.rpartition('_')[2]
+def without_row_weights(size: str, rows: Sequence[Row]) -> list[Row]:
+  """What they are for, where islands lack them: path-specific upper blocks with Nesterov."""
+  rate = f'{LOW * config.SIZES[size].config["inner"]["learning_rate"]:g}'
+  own = next(row for row in rows if row.name == f'nesterov_own_{rate}')
+  title = own.title.replace('Nesterov', 'Nesterov, no row weights')
   return [own._replace(name=f'unweighed_own_{rate}', title=title, changes=own.changes | {'outer.row_weights': False})]
 
 

@@ -1,0 +1,188 @@
+"""Tables, pages and pictures of the experiments hold the results as they are; rates are the best of those tried."""
+
+import json
+import re
+import sys
+
+import pytest
+import repository
+from experiment_scripts import start
+
+from dipaco_jax.core import settings
+
+sys.path.insert(0, str(repository.ROOT / 'experiments'))
+import common
+import config
+import readme
+import runs
+from runs import Row
+
+FOLDER = runs.HERE
+
+
+def made(size: str, method: str) -> settings.Settings:
+  return runs.make(size, Row('', '', method), 0).settings
+
+
+ROWS = [Row(name, name.title(), method) for name, method in {'dense': 'dense', 'grid': 'dipaco', 'bad': 'ends'}.items()]
+ROWS.append(Row('none', 'None', 'flat'))
+COLUMNS = (
+  common.Column('p', 'perplexity'),
+  common.Column('less', 'perplexity', '+.1f', 'dense'),
+  common.Column('n', 'a.b', '.2g'),
+)
+TABLE = common.Table('t', 'A table', lambda size: ROWS, COLUMNS, lambda table, rows, results: None)
+
+
+def results() -> common.Results:
+  found = {'dense': (10.0, 12.0), 'grid': (9.0, 10.0, 5.0), 'bad': (None,)}
+  return {
+    (row, seed): {'perplexity': perplexity, 'a': {'b': 1234} if seed == 1 else None}
+    for row, by_seed in found.items()
+    for seed, perplexity in enumerate(by_seed)
+  }
+
+
+def test_markdown():
+  lines = common.to_markdown(TABLE, 'micro', results()).splitlines()
+  assert lines[2] == '| Dense | 2 | 11.00 ± 1.41 | +0.0 ± 0.0 | 1.2e+03 (of 1) |'
+  # Differences are by seed: -1 and -2; seed 2 has no dense run to compare with.
+  assert lines[3] == '| Grid | 3 | 8.00 ± 2.65 | -1.5 ± 0.7 (of 2) | 1.2e+03 (of 1) |'
+  assert lines[4] == '| Bad | 1 | diverged |  |  |'
+  assert lines[5:] == ['', 'Not run: None.']
+  assert common.lowest(TABLE, 'micro', results()) == 'grid'
+
+
+def test_questions_have_one_right_answer_among_others_of_the_kind():
+  def document(kind, i):
+    source = {'source': f'{kind}{i // 2}'} if kind == 'books' else {}
+    return json.dumps({'text': ' '.join(f'{kind}{i}w{n}' for n in range(80)), 'domain': kind} | source)
+
+  asked = readme.downstream.questions([document(kind, i) for kind in ('books', 'code') for i in range(6)])
+  assert len(asked['next']) == len(asked['word']) == 12
+  for question in [*asked['next'], *asked['word']]:
+    assert len(set(question['answers'])) == 4
+    of = question['question'].split('w')[0]  # the document's own words begin like that
+    right = [answer for answer in question['answers'] if answer.split()[0].split('w')[0] == of]
+    assert [question['answers'][question['right']]] == right
+    assert all(answer.split()[0].startswith(question['kind']) for answer in question['answers'])
+    numbers = [int(answer.split()[0].split('w')[0][len(question['kind']) :]) // 2 for answer in question['answers']]
+    own = int(of[len(question['kind']) :]) // 2
+    assert question['kind'] == 'code' or numbers.count(own) == 1  # the others are of other sources
+
+
+def test_results_of_another_config_are_left_out(tmp_path):
+  digest = runs.make('micro', ROWS[0], 0).config
+  records = [{'row': 'dense', 'seed': seed, 'config': digest, 'text': ''} for seed in (0, 1)]
+  records.append({'row': 'gone', 'seed': 0, 'config': digest, 'text': ''})
+  common.publish(tmp_path / 'micro' / 't.json', json.dumps({'runs': records}))
+  assert list(common.read(TABLE, 'micro', tmp_path)) == [('dense', 0)]  # that of seed 1 is of seed 0's config
+
+
+def test_results_of_another_text_are_kept(tmp_path):
+  options = '--rows=dense', '--seeds=0'
+  row = next(row for row in readme.methods.TABLE.rows('test') if row.name == 'dense')
+  record = {'row': 'dense', 'seed': 0, 'config': runs.make('test', row, 0).config, 'text': 'another'}
+  file = tmp_path / 'results' / 'test' / 'methods.json'
+  common.publish(file, json.dumps({'runs': [record]}))
+  process = start(tmp_path, *options)
+  assert 'is of another text' in process.communicate()[1] and process.returncode == 2
+  assert json.loads(file.read_text())['runs'] == [record]
+
+
+def test_pages_hold_the_results_as_they_are():
+  assert [table for tables in readme.PAGES.values() for table in tables] == readme.TABLES
+  for name, tables in readme.PAGES.items():
+    words = (FOLDER / name).read_text()
+    assert readme.render(words, common.RESULTS, tables) == words
+
+
+def test_claims_stand_between_their_markers(tmp_path):
+  row = next(row for row in readme.methods.rows('micro') if row.name == 'dense')
+  record = {'row': 'dense', 'seed': 0, 'config': runs.make('micro', row, 0).config, 'text': 'x', 'perplexity': 47.0}
+  record |= {'environment': {'devices': 1, 'device': 'cpu', 'cpus': 2}, 'wall_s': {'train': 1.0}}
+  common.publish(tmp_path / 'micro' / 'methods.json', json.dumps({'runs': [record]}))
+  tables = ''.join(f'<!-- {table.name} -->\n<!-- end of {table.name} -->\n' for table in readme.TABLES)
+  words = 'is <!-- figure methods dense -->1<!-- / -->,\n<!-- figure methods dense perplexity .1f -->2<!-- / -->.\n'
+  made = readme.render(words + tables, tmp_path, readme.TABLES)
+  assert re.sub('<!--.*?-->', '', made).startswith('is 47.00,\n47.0.\n')
+  with pytest.raises(ValueError, match='no table'):
+    readme.render(words.replace('methods', 'others') + tables, tmp_path, readme.TABLES)
+
+
+def test_every_command_of_the_page_is_there():
+  scripts = {
+    word for word in (FOLDER / 'README.md').read_text().replace('`', ' ').split() if word.startswith('experiments/')
+  }
+  assert {'experiments/methods.py', 'experiments/readme.py', 'experiments/split.py'} <= scripts
+  assert not [name for name in scripts if ':' not in name and not (FOLDER.parent / name).is_file()]
+  assert {f'{table.name}.py' for table in readme.TABLES} <= {file.name for file in FOLDER.iterdir()}
+
+
+def test_the_learning_rate_is_the_tuned_one():
+  for size in config.SIZES:
+    if found := common.read(readme.tune.TABLE, size, common.RESULTS):
+      for stated, prefix in (
+        (made(size, 'dense').inner.learning_rate, ''),
+        (made(size, 'larger').inner.learning_rate, 'larger_'),
+        (readme.muon.RATE[size], 'muon_'),
+      ):
+        rates = {n: r['perplexity_final'] for (n, _), r in found.items() if re.fullmatch(prefix + r'[\d.]+', n)}
+        best = min(rates, key=lambda name: rates[name])
+        assert float(best.removeprefix(prefix)) == stated
+
+
+def test_paths_have_the_rates_and_outer_steps_that_were_best():
+  for size, config_of_size in config.SIZES.items():
+    found = common.read(readme.tune.TABLE, size, common.RESULTS)
+    peak = config_of_size.config['inner']['learning_rate']
+    for name in readme.tune.METHODS:
+      tried = {}
+      for (row, _), r in found.items():
+        if of := re.fullmatch(rf'(long|averaged|nesterov)_{name}_([\d.]+)', row):
+          nesterov = of[1] == 'nesterov' or (of[1], name) == ('long', 'diloco')
+          tried[float(of[2]), nesterov] = r['perplexity_final']
+      if len(tried) > 1:
+        rate = peak * readme.methods.SHARES.get(size, {}).get(name, 1)
+        stated = pytest.approx(rate), name in readme.methods.NESTEROV.get(size, ())
+        assert min(tried, key=lambda of: tried[of]) == stated, (size, name)
+
+
+def test_rates_and_outer_steps_of_other_tables_are_the_best_too():
+  for size, config_of_size in config.SIZES.items():
+    peak, tried = config_of_size.config['inner']['learning_rate'], {}
+    for (row, _), r in common.read(readme.tune.TABLE, size, common.RESULTS).items():
+      if of := re.fullmatch(r'(paths|pretrained)_(nesterov_)?([a-z]+)_([\d.]+)', row):
+        tried.setdefault((of[1], of[3]), {})[float(of[4]), bool(of[2])] = r['perplexity_final']
+    for (table, kind), of_kind in tried.items():
+      module = getattr(readme, table)
+      rate = pytest.approx(peak * module.SHARES.get(size, {}).get(kind, 1))
+      nesterov = kind in module.NESTEROV.get(size, ())
+      assert len(of_kind) < 3 or min(of_kind, key=lambda at: of_kind[at]) == (rate, nesterov), (table, kind)
+
+
+@pytest.mark.parametrize('table', readme.TABLES, ids=lambda table: table.name)
+def test_every_table_can_be_drawn_and_written(table, tmp_path):
+  """Of made-up figures, one seed at first: a picture that fails would end the script after its first run."""
+  rows = table.rows('test')
+  number = 5.0
+  for most in (1, len(rows)):
+    results = {}
+    for i, row in enumerate(rows[:most]):
+      one = runs.make('test', row, 0)
+      record = {
+        'row': row.name, 'seed': 0, 'config': one.config, 'text': 'x', 'perplexity': number + i,
+        'perplexity_final': 9.0,
+        'bits_per_byte': 2.0 + i, 'steps_per_phase': one.settings.train.steps_per_phase, 'parameters_path': 10 + i,
+        'perplexity_by_step': [[8, 9.0], [16, 8.0]], 'train_tokens': 200, 'pretrain_tokens': 100, 'pretrain_steps': 8,
+        'steps': 8, 'paths': 4, 'train_flops': 1e9, 'cosine': {'low': [0.1]}, 'averaging_gap': [0.1, 0.2],
+        'validation_loss': 2.0, 'loss': 2.0 + i / 10,
+        'environment': {'devices': 1, 'device': 'cpu', 'cpus': 2}, 'wall_s': {'train': 1.0},
+        'routers': {'first': {'value': -0.1, 'accuracy': 0.5}}, 'downstream': {'next': 0.3},
+      }  # fmt: skip
+      results[row.name, 0] = record
+    common.write(table, 'test', tmp_path, results)
+    assert (tmp_path / 'test' / f'{table.name}.png').stat().st_size > 1000
+    assert common.read(table, 'test', tmp_path).keys() == results.keys()
+    lines = common.to_markdown(table, 'test', results).partition('\n\n')[0].splitlines()
+    assert len(lines) == most + 2 or (table.lines and len({line.count('|') for line in lines}) == 1)
