@@ -1,8 +1,8 @@
 """(12) Beginnings of documents: what a served model reads first, where tables have pieces from all of a document.
 
 Each document that validation pieces were cut from gives its first tokens, as many as a row has; all but those that the
-router sees are scored, under its path. `in hindsight` is by the best path of each document. The runs are those of table
-(1), whose workdirs have to be there.
+router sees are scored, under its path. `in hindsight` is by the best path of each document. The runs are those of
+tables (1), (2) and (5), whose workdirs have to be there.
 """
 
 import collections
@@ -16,7 +16,9 @@ import config
 import jax
 import methods
 import numpy as np
+import paths
 import pictures
+import pretrained
 import runs
 from absl import flags
 from common import Column
@@ -29,12 +31,22 @@ from dipaco_jax.inference.trained_run import TrainedRun
 from dipaco_jax.models import loss, transformer
 
 METHODS = ('dense', 'diloco', 'kmeans', 'product', 'own', 'discriminative', 'flat', 'dense_px')
+OTHERS = ('dense', 'long', 'diloco', 'grid', 'own', 'flat')
 BATCH = 64
 
 
 def rows(size: str) -> list[Row]:
-  found = {row.name: row for row in methods.rows(size)}
-  return [found[name] for name in METHODS]
+  """Those of table (1) by their names, those of (2), with the most paths, and of (5) by the table's and theirs."""
+  by_table = {
+    module.TABLE.name: {row.name: row for row in module.rows(size)} for module in (methods, paths, pretrained)
+  }
+  most = max(int(name.rpartition('_')[2]) for name in by_table['paths'])
+  found = [by_table['methods'][name] for name in METHODS]
+  for table, number, suffix in (('paths', 2, f'_{most}'), ('pretrained', 5, '')):
+    for name in OTHERS:
+      row = by_table[table][f'{name}{suffix}']
+      found.append(row._replace(name=f'{table}_{row.name}', title=f'({number}) {row.title}'))
+  return found
 
 
 def score(run: TrainedRun, documents: list[dict[str, str]]) -> dict[str, Any]:
@@ -77,8 +89,7 @@ def perplexity(nll: np.ndarray, count: np.ndarray) -> float:
 
 COLUMNS = (
   Column('beginnings of documents', 'beginnings.perplexity'),
-  Column('minus dense, by seed', 'beginnings.perplexity', '+.2f', 'dense'),
-  Column('pieces, as in table (1)', 'perplexity'),
+  Column('pieces, as in their tables', 'perplexity'),
   Column('beginnings of German law', f'beginnings.perplexity_by_domain.{config.UNLIKE}', '.1f'),
   Column('of the other kinds, geometric mean', 'beginnings.others'),
   Column('by the best path in hindsight', 'beginnings.hindsight'),

@@ -262,7 +262,7 @@ def train(one: runs.Run, workdirs: pathlib.Path, failed: list[str]) -> Record | 
 
 
 def score_finished(table: Table, field: str, score: Callable[[runs.Run, pathlib.Path], Any]) -> int:
-  """Of a script whose runs are table (1)'s: adds `score(run, workdirs)` to each record, as this field."""
+  """Of a script whose runs are other tables': adds `score(run, workdirs)` to each record, as this field."""
   f = flags.FLAGS
   folder, workdirs = pathlib.Path(f.results), pathlib.Path(f.workdir) / f.size
   results = read(table, f.size, folder)
@@ -273,7 +273,9 @@ def score_finished(table: Table, field: str, score: Callable[[runs.Run, pathlib.
         continue
       check_text(table, f.size, folder, results, one)
       if not runs.is_finished(one, workdirs):
-        raise InputError(f'{row.name}, seed {seed} is not in {workdirs}: run methods.py with the same options first')
+        raise InputError(
+          f'{row.name}, seed {seed} is not in {workdirs}: run the script of its table first, with the same options'
+        )
       results[row.name, seed] = runs.make_record(one, workdirs) | {'row': row.name, field: score(one, workdirs)}
       write(table, f.size, folder, results)
   print(f'{table.title}\n\n{to_markdown(table, f.size, results)}')
