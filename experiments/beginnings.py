@@ -9,6 +9,9 @@ import collections
 import gzip
 import json
 import math
+import pathlib
+import statistics
+from collections.abc import Mapping
 from typing import Any
 
 import common
@@ -80,7 +83,12 @@ def score(run: TrainedRun, documents: list[dict[str, str]]) -> dict[str, Any]:
     of_kind[documents[i]['domain']].append(n)
   by_kind = {kind: perplexity(nll_N[of], count_N[of]) for kind, of in sorted(of_kind.items())}
   found = {'perplexity': perplexity(nll_N, count_N), 'perplexity_by_domain': by_kind, 'documents': len(kept)}
-  return found | {'others': runs.of_others(found), 'hindsight': perplexity(nll_NP.min(1), count_N)}
+  return found | {'kinds': of_kinds(by_kind), 'hindsight': perplexity(nll_NP.min(1), count_N)}
+
+
+def of_kinds(by_kind: Mapping[str, float]) -> float:
+  """The geometric mean of the kinds' perplexities, each of the same weight: mixes of kinds differ."""
+  return statistics.geometric_mean(by_kind.values())
 
 
 def perplexity(nll: np.ndarray, count: np.ndarray) -> float:
@@ -90,8 +98,9 @@ def perplexity(nll: np.ndarray, count: np.ndarray) -> float:
 COLUMNS = (
   Column('beginnings of documents', 'beginnings.perplexity'),
   Column('pieces, as in their tables', 'perplexity'),
+  Column('beginnings, mean of kinds', 'beginnings.kinds'),
+  Column('pieces, mean of kinds', 'beginnings.kinds_of_pieces'),
   Column('beginnings of German law', f'beginnings.perplexity_by_domain.{config.UNLIKE}', '.1f'),
-  Column('of the other kinds, geometric mean', 'beginnings.others'),
   Column('by the best path in hindsight', 'beginnings.hindsight'),
 )
 TABLE = common.Table('beginnings', 'Beginnings of documents', rows, COLUMNS, pictures.dots)
@@ -103,9 +112,13 @@ def main() -> int:
     raise InputError('--documents: name the validation text before split.py cut it, JSON lines with text and domain')
   with gzip.open(f.documents, 'rt') as lines:
     documents = [json.loads(line) for line in lines]
-  return common.score_finished(
-    TABLE, 'beginnings', lambda run, workdirs: score(TrainedRun(str(runs.workdir(run, workdirs))), documents)
-  )
+
+  def scored(one: runs.Run, workdirs: pathlib.Path) -> dict[str, Any]:
+    trained = TrainedRun(str(runs.workdir(one, workdirs)))
+    of_pieces = of_kinds({kind: x for kind, x in trained.report['perplexity_by_domain'].items() if x})
+    return score(trained, documents) | {'kinds_of_pieces': of_pieces}
+
+  return common.score_finished(TABLE, 'beginnings', scored)
 
 
 if __name__ == '__main__':

@@ -124,7 +124,7 @@ COLUMNS = (
   Column('steps of a path', 'steps_of_path', ',.0f'),
   Column('FLOPs', 'train_flops', '.2g'),
   Column('parameters', 'parameters_total', ',.0f'),
-  Column('to serve', 'parameters_path', ',.0f'),
+  Column('that a token passes', 'parameters_path', ',.0f'),
 )
 
 TABLE = common.Table('methods', 'Methods at equal steps of a path, and at equal FLOPs', rows, COLUMNS, pictures.curves)

@@ -81,15 +81,25 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
         continue
       title = f'{row.title}{words}: {steps:,} steps, {rate:g} after {peak:g}'
       found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))
-  return found + (without_row_weights(size, found) if c.outer.row_weights else [])
+  return found + (other_weights(size, found) if c.outer.row_weights else [])
 
 
-def without_row_weights(size: str, rows: Sequence[Row]) -> list[Row]:
-  """What they are for, where islands lack them: path-specific upper blocks with Nesterov."""
+def other_weights(size: str, rows: Sequence[Row]) -> list[Row]:
+  """What row weights are for: path-specific upper blocks without, DiLoCo with them, at a low rate with Nesterov."""
   rate = f'{LOW * config.SIZES[size].config["inner"]["learning_rate"]:g}'
-  own = next(row for row in rows if row.name == f'nesterov_own_{rate}')
-  title = own.title.replace('Nesterov', 'Nesterov, no row weights')
-  return [own._replace(name=f'unweighed_own_{rate}', title=title, changes=own.changes | {'outer.row_weights': False})]
+  by_name = {row.name: row for row in rows}
+  return [
+    weighed(by_name[f'nesterov_own_{rate}'], f'unweighed_own_{rate}', False),
+    weighed(by_name[f'long_diloco_{rate}'], f'weighed_diloco_{rate}', True),
+  ]
+
+
+def weighed(row: Row, name: str, row_weights: bool) -> Row:
+  """The row with row weights, or without them."""
+  rate = name.rpartition('_')[2]
+  words = 'row weights' if row_weights else 'no row weights'
+  before, comma, after = row.title.rpartition(':' if ':' in row.title else f', {rate}')
+  return Row(name, f'{before}, {words}{comma}{after}', row.method, {**row.changes, 'outer.row_weights': row_weights})
 
 
 def of_table(size: str, table: str) -> list[Row]:
@@ -105,6 +115,8 @@ def of_table(size: str, table: str) -> list[Row]:
       how = words and f', {words}'
       title = f'table ({number}), {row.title.removesuffix(", averaged")}{how}, {rate}'
       found.append(row._replace(name=f'{name}_{rate}', title=title))
+      if (words, kind) == ('averages', 'diloco'):
+        found.append(weighed(found[-1], f'{table}_weighed_diloco_{rate}', True))
   return found
 
 
