@@ -53,7 +53,7 @@ def test_the_readme_states_the_results_of_the_experiments():
     ]
     for of in by_row.values()
   ]
-  assert len(stated) == 6 and not [row for row in stated if row not in measured]
+  assert len(stated) == 7 and not [row for row in stated if row not in measured]
   (flops,) = re.findall(r'take ([\d.e+]+) FLOPs', table)
   assert {f'{run["train_flops"]:.2g}' for row, of in by_row.items() for run in of if row != 'dense'} == {flops}
 
