@@ -1,21 +1,21 @@
-"""(12) Beginnings of documents: what a served model reads first, where tables have pieces from all of a document.
+"""(12) Beginnings of documents, and the router fitted after training: what a served model reads first [2.4].
 
 Each document that validation pieces were cut from gives its first tokens, as many as a row has; all but those that the
-router sees are scored, under its path. `in hindsight` is by the best path of each document. The runs are those of
-tables (1), (2) and (5), whose workdirs have to be there.
+router sees are scored, under its path. `refit` is by the router that `evaluate.refit_router` fits after training,
+`hindsight` by the best path of each document, on the tokens that are scored. The runs are those of tables (1), (2) and
+(5), whose workdirs have to be there.
 """
 
-import collections
+import dataclasses
 import gzip
+import itertools
 import json
 import math
 import pathlib
 import statistics
-from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import common
-import config
 import jax
 import methods
 import numpy as np
@@ -30,8 +30,10 @@ from runs import Row
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
+from dipaco_jax.inference.text_router import TextRouter
 from dipaco_jax.inference.trained_run import TrainedRun
 from dipaco_jax.models import loss, transformer
+from dipaco_jax.pipeline import rerouted_perplexity, route_stage, router_refit, run as run_lib
 
 METHODS = ('dense', 'diloco', 'kmeans', 'product', 'own', 'discriminative', 'flat', 'dense_px')
 OTHERS = ('dense', 'long', 'diloco', 'grid', 'own', 'flat')
@@ -52,56 +54,92 @@ def rows(size: str) -> list[Row]:
   return found
 
 
-def score(run: TrainedRun, documents: list[dict[str, str]]) -> dict[str, Any]:
-  """Perplexities of {text, domain}: of all, by kind, and by the best path of each document."""
-  s = run.settings
-  tokens = [np.asarray(run.tokenizer.encode(document['text']))[: s.model.seq_len] for document in documents]
-  kept = [i for i in range(len(tokens)) if len(tokens[i]) > s.routing.prefix_tokens]
-  batches = [kept[i : i + BATCH] for i in range(0, len(kept), BATCH)]
+class Losses(NamedTuple):
+  """Of texts under each path, [N, P], and the number of targets, [N]; their kinds, [N]."""
 
-  def whole(batch):
-    """The last batch is filled up, so that there is one program."""
-    return [tokens[i] for i in (batch + batch[:1] * BATCH)[:BATCH]]
+  nll: np.ndarray
+  targets: np.ndarray
+  kinds: np.ndarray
 
-  nll_NP, count_N = np.zeros((len(kept), s.num_paths)), np.zeros(len(kept))
+  def figures(self, path_N: np.ndarray) -> dict[str, Any]:
+    """Perplexities of all, by kind, and the geometric mean of kinds: mixes of kinds differ."""
+    nll_N = self.nll[np.arange(len(path_N)), path_N]
+
+    def perplexity(of: np.ndarray) -> float:
+      return math.exp(nll_N[of].sum() / self.targets[of].sum())
+
+    by_kind = {str(kind): perplexity(self.kinds == kind) for kind in np.unique(self.kinds)}
+    mean = statistics.geometric_mean(by_kind.values())
+    return {'perplexity': perplexity(self.targets > 0), 'kinds': mean, 'perplexity_by_domain': by_kind}
+
+
+def score(run: TrainedRun, documents: list[dict[str, str]]) -> tuple[Losses, list[np.ndarray]]:
+  """Losses of the beginnings of {text, domain}, and what a router sees of them; too short ones are left out."""
+  s, kept, tokens = run.settings, [], []
+  for document in documents:
+    found = np.asarray(run.tokenizer.encode(document['text']))[: s.model.seq_len]
+    if len(found) > s.routing.prefix_tokens:
+      kept.append(document['domain'])
+      tokens.append(found)
+
+  nll_NP, targets_N = np.zeros((len(kept), s.num_paths)), np.zeros(len(kept))
   model = transformer.make_model(s.model, run.tokenizer.vocab_size)
   of_rows = jax.jit(lambda params, *of: loss.row_losses(model, s.routing.prefix_tokens, params, *of))
-  for path in range(s.num_paths):
-    params = run.path(path).params
-    for n, batch in enumerate(batches):
-      nll, count = of_rows(params, *packing.pad(whole(batch), s.model.seq_len))
-      at = slice(n * BATCH, n * BATCH + len(batch))
-      nll_NP[at, path], count_N[at] = nll[: len(batch)], count[: len(batch)]
-
-  chosen_N = np.zeros(len(kept), int)
-  if s.routing.method not in ('random', 'single'):
-    prefixes = [[x[: s.routing.prefix_tokens] for x in whole(batch)] for batch in batches]
-    chosen_N = np.concatenate([run.router.batch_scores(of).argmax(1) for of in prefixes])[: len(kept)]
-  nll_N = nll_NP[np.arange(len(kept)), chosen_N]
-  of_kind = collections.defaultdict(list)
-  for n, i in enumerate(kept):
-    of_kind[documents[i]['domain']].append(n)
-  by_kind = {kind: perplexity(nll_N[of], count_N[of]) for kind, of in sorted(of_kind.items())}
-  found = {'perplexity': perplexity(nll_N, count_N), 'perplexity_by_domain': by_kind, 'documents': len(kept)}
-  return found | {'kinds': of_kinds(by_kind), 'hindsight': perplexity(nll_NP.min(1), count_N)}
+  for path, start in itertools.product(range(s.num_paths), range(0, len(kept), BATCH)):
+    mine = tokens[start : start + BATCH]
+    rows = packing.pad((mine + mine[:1] * BATCH)[:BATCH], s.model.seq_len)  # filled up, so that there is one program
+    nll, targets = (np.asarray(x)[: len(mine)] for x in of_rows(run.path(path).params, *rows))
+    nll_NP[start : start + BATCH, path], targets_N[start : start + BATCH] = nll, targets
+  return Losses(nll_NP, targets_N, np.array(kept)), [x[: s.routing.prefix_tokens] for x in tokens]
 
 
-def of_kinds(by_kind: Mapping[str, float]) -> float:
-  """The geometric mean of the kinds' perplexities, each of the same weight: mixes of kinds differ."""
-  return statistics.geometric_mean(by_kind.values())
+def routed(router: TextRouter, prefixes: list[np.ndarray]) -> np.ndarray:
+  """The paths that a router chooses, a batch at a time."""
+  found = []
+  for start in range(0, len(prefixes), BATCH):
+    mine = prefixes[start : start + BATCH]
+    found.append(router.batch_scores((mine + mine[:1] * BATCH)[:BATCH]).argmax(1)[: len(mine)])
+  return np.concatenate(found)
 
 
-def perplexity(nll: np.ndarray, count: np.ndarray) -> float:
-  return math.exp(nll.sum() / count.sum())
+def measure(workdir: pathlib.Path, documents: list[dict[str, str]]) -> dict[str, Any]:
+  """Of beginnings and pieces, by the router of training and by one fitted after it; of beginnings, by the best path."""
+  trained = TrainedRun(str(workdir))
+  s, (begun, prefixes) = trained.settings, score(trained, documents)
+  by_kind = {kind: x for kind, x in trained.report['perplexity_by_domain'].items() if x}
+  of_pieces = {'perplexity': trained.report['perplexity'], 'kinds': statistics.geometric_mean(by_kind.values())}
+  if not any(level.axes for level in trained.layout.levels):
+    first = np.zeros(len(prefixes), int)
+    return {'beginnings': begun.figures(first), 'pieces': of_pieces}
+
+  run = run_lib.unattended(workdir, s, num_devices=1)
+  fitted, about = router_refit.fit(run, rerouted_perplexity.sums(rerouted_perplexity.score(run, 'train')))
+  scored, pieces = rerouted_perplexity.score(run, 'validation'), run.sequences('validation')
+  names = run.result('tokenize')['domains']
+  kinds = np.array([names[piece.domain] for piece in pieces.read(range(len(pieces)))])
+  losses = Losses(rerouted_perplexity.sums(scored), scored.counts.sum(1), kinds)
+  found = {
+    'beginnings': begun.figures(routed(trained.router, prefixes)),
+    'beginnings_refit': begun.figures(routed(dataclasses.replace(trained.router, fitted=fitted), prefixes)),
+    'beginnings_hindsight': begun.figures(begun.nll.argmin(1)),
+    'pieces': of_pieces,
+    'pieces_refit': losses.figures(route_stage.scores(run, fitted, 'validation').argmax(1)),
+  }
+  as_reported = losses.figures(run.routed('validation', s.rounds))['perplexity']
+  assert math.isclose(as_reported, of_pieces['perplexity'], rel_tol=1e-4), (as_reported, of_pieces)
+  return found | about
 
 
 COLUMNS = (
-  Column('beginnings of documents', 'beginnings.perplexity'),
-  Column('pieces, as in their tables', 'perplexity'),
-  Column('beginnings, mean of kinds', 'beginnings.kinds'),
-  Column('pieces, mean of kinds', 'beginnings.kinds_of_pieces'),
-  Column('beginnings of German law', f'beginnings.perplexity_by_domain.{config.UNLIKE}', '.1f'),
-  Column('by the best path in hindsight', 'beginnings.hindsight'),
+  Column('beginnings of documents', 'texts.beginnings.perplexity'),
+  Column('router refitted', 'texts.beginnings_refit.perplexity'),
+  Column('best path', 'texts.beginnings_hindsight.perplexity'),
+  Column('pieces', 'texts.pieces.perplexity'),
+  Column('router refitted ', 'texts.pieces_refit.perplexity'),
+  Column('beginnings, mean of kinds', 'texts.beginnings.kinds'),
+  Column('router refitted  ', 'texts.beginnings_refit.kinds'),
+  Column('pieces, mean of kinds', 'texts.pieces.kinds'),
+  Column('router refitted   ', 'texts.pieces_refit.kinds'),
 )
 TABLE = common.Table('beginnings', 'Beginnings of documents', rows, COLUMNS, pictures.dots)
 
@@ -112,13 +150,7 @@ def main() -> int:
     raise InputError('--documents: name the validation text before split.py cut it, JSON lines with text and domain')
   with gzip.open(f.documents, 'rt') as lines:
     documents = [json.loads(line) for line in lines]
-
-  def scored(one: runs.Run, workdirs: pathlib.Path) -> dict[str, Any]:
-    trained = TrainedRun(str(runs.workdir(one, workdirs)))
-    of_pieces = of_kinds({kind: x for kind, x in trained.report['perplexity_by_domain'].items() if x})
-    return score(trained, documents) | {'kinds_of_pieces': of_pieces}
-
-  return common.score_finished(TABLE, 'beginnings', scored)
+  return common.score_finished(TABLE, 'texts', lambda one, workdirs: measure(runs.workdir(one, workdirs), documents))
 
 
 if __name__ == '__main__':

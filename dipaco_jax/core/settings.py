@@ -243,6 +243,9 @@ class Evaluate:
     (), 'tokens after which a path is chosen again [2.4.3]', example='(64, 32)', may_change=True
   )
   chunk_router_steps: int = field(0, 'of the learned chooser; the paper: 2,000; 0: none', zero=True, may_change=True)
+  refit_router: bool = field(
+    False, 'after training, by what each path loses on router data', may_change=True, added=True
+  )
   mixture: int = field(0, 'measures mixtures of up to so many paths; 0: none', zero=True, may_change=True)
 
 

@@ -125,6 +125,11 @@ def _check_evaluate(s: Any, num_paths: int) -> None:
     raise InputError(f'config.evaluate.reroute_every={s.evaluate.reroute_every}: chunks should have 2 tokens or more')
   if s.evaluate.chunk_router_steps and not s.routing.router_fraction:
     raise InputError('config.evaluate.chunk_router_steps needs router data: set config.routing.router_fraction')
+  if s.evaluate.refit_router and not s.routing.router_fraction:
+    raise InputError('config.evaluate.refit_router=True needs router data: set config.routing.router_fraction')
+  if s.evaluate.refit_router and (num_paths == 1 or is_reference(s.routing.method)):
+    words = 'a router of your own' if num_paths > 1 else 'one path'
+    raise InputError(f'config.evaluate.refit_router=True has nothing to fit with {words}: leave it out')
   if s.evaluate.mixture > num_paths:
     raise InputError(f'config.evaluate.mixture={s.evaluate.mixture} is more than the {num_paths} paths of config.grid')
 

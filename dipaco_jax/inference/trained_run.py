@@ -187,7 +187,10 @@ class TrainedRun:
 
   @property
   def router(self) -> TextRouter:
-    """The router of the newest round. Raises InputError, without the workdir, as servers pass it on to clients."""
+    """The router of the newest round, or that fitted after training.
+
+    Raises InputError, without the workdir, as servers pass it on to clients.
+    """
     if self._router is None:
       method = self.settings.routing.method
       if method in ('random', 'single'):
@@ -198,9 +201,10 @@ class TrainedRun:
   @functools.cached_property
   def _router(self) -> TextRouter | None:
     s = self.settings
-    for number in range(s.rounds, -1, -1):
+    refitted = ['evaluation/router.safetensors'] if s.evaluate.refit_router else []
+    for name in (*refitted, *(f'routing/{number}/router.safetensors' for number in range(s.rounds, -1, -1))):
       with contextlib.suppress(Missing):
-        arrays = self.files.read_arrays(f'routing/{number}/router.safetensors')
+        arrays = self.files.read_arrays(name)
         break
     else:
       return None

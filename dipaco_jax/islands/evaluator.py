@@ -55,7 +55,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
     found: dict[str, Any] = run_report.write(own.workdir)
     for tree in ('modules', 'paths', 'stages', 'plots'):
       island.storage.upload_tree(own.workdir / tree, tree)
-    evaluated = (f'evaluation/{name}' for name in ('excerpts.json', 'chooser.safetensors'))
+    evaluated = (f'evaluation/{name}' for name in ('excerpts.json', 'chooser.safetensors', 'router.safetensors'))
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json', *evaluated):
       if island.storage.local_path(name) is None and (own.workdir / name).exists():
         island.storage.write(name, (own.workdir / name).read_bytes())

@@ -162,7 +162,7 @@ def write(run: run_lib.Run):
 
 def _write(run: run_lib.Run):
   s, split = run.settings, run.sequences('validation')
-  first, domains = run.routed('validation', s.rounds), run.result('tokenize')['domains']
+  first, domains = run.last_routes(), run.result('tokenize')['domains']
   chosen, length = choose(run), min(TOKENS, run.eval_len)
   texts = [Text(domains[x.domain], x.tokens[:length]) for x in split.read(chosen)]
   folder, is_scored = run.workdir / 'evaluation' / 'validation', s.evaluate.reroute_every or s.evaluate.mixture
@@ -176,7 +176,7 @@ def choose(run: run_lib.Run) -> list[int]:
   """Returns indices of validation documents, chosen one by one: the longest of the rarest domain and path."""
   drawn = np.random.default_rng(run.settings.seed).permutation(len(run.sequences('validation')))[:CANDIDATES].tolist()
   sequences = dict(zip(drawn, run.sequences('validation').read(drawn), strict=True))
-  paths = run.routed('validation', run.settings.rounds)
+  paths = run.last_routes()
   kinds = {n: (('path', paths[n]), ('domain', x.domain)) for n, x in sequences.items()}
   lengths = {n: min(TOKENS, len(x.tokens)) for n, x in sequences.items()}
   chosen: list[int] = []
@@ -192,7 +192,7 @@ def _reader_of_run(run: run_lib.Run) -> Reader:
   s = run.settings
   is_learned, file = s.evaluate.reroute_every and s.evaluate.chunk_router_steps, 'evaluation/chooser.safetensors'
   chooser = jax.device_put(tensors.read_arrays(run.workdir / file)) if is_learned else None
-  fitted = None if is_learned else run.router(s.rounds)
+  fitted = None if is_learned else run.last_router()
 
   def params(path: int):
     return jax.device_put(module_store.load_path(run.workdir, run.layout, path))

@@ -97,8 +97,8 @@ def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn
 
 
 def check_router_data(run: run_lib.Run):
-  """Raises InputError, before training, if there is too little router data for a discriminative router."""
-  if not run.settings.rounds:
+  """Raises InputError, before training, if there is too little router data for a router that is fitted to it."""
+  if not (run.settings.rounds or run.settings.evaluate.refit_router):
     return
   num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum())
   if count < num_paths:

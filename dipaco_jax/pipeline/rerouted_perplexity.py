@@ -32,7 +32,7 @@ def figures(run: run_lib.Run) -> dict[str, Any]:
 
 
 def _figures(run: run_lib.Run, scored: token_losses.TokenLosses, chosen: np.ndarray | None) -> dict[str, Any]:
-  s, first, result = run.settings.evaluate, run.routed('validation', run.settings.rounds), dict[str, Any]()
+  s, first, result = run.settings.evaluate, run.last_routes(), dict[str, Any]()
 
   def perplexity(nll_N: np.ndarray) -> float:
     return evaluation.perplexity(nll_N.astype(np.float64).sum() / scored.counts.sum())
@@ -72,6 +72,11 @@ def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses | None:
   return token_losses.write(run.programs, params_of_path, sources(run), rows, folder, run.disk)
 
 
+def sums(scored: token_losses.TokenLosses) -> np.ndarray:
+  """Returns the nats of each sequence under each path, over the targets that count: float64 [N, P]."""
+  return np.stack([(nll * scored.counts).sum(axis=1, dtype=np.float64) for nll in scored.nll], axis=1)
+
+
 def sources(run: run_lib.Run) -> list[str]:
   """Returns the digests of what the paths' versions are made of."""
   return token_losses.published(run.workdir, run.layout, module_store.best_versions(run.workdir))
@@ -82,7 +87,7 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
 
   They order and weigh paths, as distances are not log-probabilities. Zeros where no router was fitted.
   """
-  if (fitted := run.router(run.settings.rounds)) is None:
+  if (fitted := run.last_router()) is None:
     return np.zeros((len(run.sequences('validation')), run.layout.grid.num_paths), np.float32)
   found = route_stage.scores(run, fitted, 'validation')
   return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)

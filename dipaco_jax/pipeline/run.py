@@ -28,6 +28,8 @@ from dipaco_jax.training import (
   programs as programs_lib,
 )
 
+REFITTED, REFITTED_ROUTES = 'evaluation/router.safetensors', 'evaluation/routes.npy'  # see router_refit
+
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -106,6 +108,18 @@ class Run:
     """Returns the router of a round; None if text was not routed by one."""
     file = self.workdir / 'routing' / str(number) / 'router.safetensors'
     return own_router.of_arrays(self.settings, tensors.read_arrays(file)) if file.exists() else None
+
+  def last_routes(self) -> np.ndarray:
+    """Returns the paths of validation documents by the router that the run ends with, int32 [N]."""
+    if self.settings.evaluate.refit_router:
+      return tensors.read_array(self.workdir / REFITTED_ROUTES)
+    return self.routed('validation', self.settings.rounds)
+
+  def last_router(self) -> own_router.AnyRouter | None:
+    """Returns the router that the run ends with; None if text was not routed by one."""
+    if self.settings.evaluate.refit_router:
+      return own_router.of_arrays(self.settings, tensors.read_arrays(self.workdir / REFITTED))
+    return self.router(self.settings.rounds)
 
   def shards_meta(self, number: int | str) -> dict[str, Any]:
     """Returns the meta.json of the shards of a round, or of 'base': sizes by path (see `shards.merge_meta`)."""

@@ -23,6 +23,7 @@ from dipaco_jax.pipeline import (
   rerouted_perplexity,
   resharding_round,
   route_stage,
+  router_refit,
   run as run_lib,
   stage as stage_lib,
   stage_records,
@@ -142,6 +143,8 @@ def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
 def evaluate(run: run_lib.Run) -> dict[str, Any]:
   """Returns perplexities of validation documents: routed once and, as the config asks, more often or by mixtures."""
   trained = train_control(run) if run.settings.evaluate.control else {}
+  if run.settings.evaluate.refit_router:
+    trained |= router_refit.refit(run)
   result = validate_stage.evaluate_all(run, 'control_tokens' in trained) | rerouted_perplexity.figures(run)
   excerpt_choice.write(run)
   return result | trained

@@ -91,9 +91,12 @@ def summary(run: run_lib.Run, measured: Measured, assignment: np.ndarray, num_pa
 
 
 def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
-  """Evaluates the base, the control if there is one, all paths at their last version, and each at its chosen one."""
+  """Evaluates the base, the control if there is one, all paths at their last version, and each at its chosen one.
+
+  Where a router was fitted after training, paths are evaluated with that of training too.
+  """
   s, made = run.settings, run.programs
-  assignment, num_paths = run.routed('validation', s.rounds), made.layout.grid.num_paths
+  assignment, num_paths = run.last_routes(), made.layout.grid.num_paths
 
   def with_interval(measured: Measured) -> dict[str, Any]:
     interval = bootstrap.interval(measured.nll, measured.targets)
@@ -110,9 +113,12 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     'validation_documents': int((best.targets > 0).sum()),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }
-  others = {'base': (run.base_programs, lambda _: run.base())} | ({'control': control(run)} if has_control else {})
-  for name, (dense, params_of_path) in others.items():
-    other = losses(dense, params_of_path)
+  others = {'base': losses(run.base_programs, lambda _: run.base())}
+  if has_control:
+    others['control'] = losses(*control(run))
+  if s.evaluate.refit_router:
+    others['as_trained'] = losses(made, load, run.routed('validation', s.rounds))
+  for name, other in others.items():
     nats = best.nll - other.nll  # whose mean is the logarithm of the perplexities' ratio
     ratio = float(np.exp(min(nats.sum() / best.targets.sum(), 700.0)))
     result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}

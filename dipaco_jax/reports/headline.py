@@ -17,6 +17,7 @@ HELD_BACK = {
   'ends': 'Validated on one stretch at the end of each file, {share} of the text: files are too few for whole ones.',
 }
 DENSE = 'one dense model trained for as many steps'
+AS_TRAINED = 'with the router that paths were trained by'
 
 
 def held_back(tokenized: Mapping[str, Any]) -> str:
@@ -72,8 +73,8 @@ def changes(report: Mapping[str, Any]) -> list[str]:
   started = 'the base that they started from' if report['paths'] > 1 else 'the base that it started from'
   return [
     change(report[f'ratio_to_{name}'], report[f'ratio_to_{name}_interval'], whom)
-    for name, whom in (('control', DENSE), ('base', started))
-    if report[f'ratio_to_{name}'] is not None
+    for name, whom in (('control', DENSE), ('base', started), ('as_trained', AS_TRAINED))
+    if report.get(f'ratio_to_{name}') is not None
   ]
 
 

@@ -16,7 +16,8 @@ EVALUATE = (
   'perplexity perplexity_interval perplexity_final perplexity_by_path perplexity_by_domain base_perplexity '
   'base_perplexity_interval base_perplexity_by_path base_perplexity_by_domain control_perplexity '
   'control_perplexity_interval control_perplexity_by_path control_perplexity_by_domain ratio_to_base '
-  'ratio_to_base_interval ratio_to_control ratio_to_control_interval control_tokens validation_documents '
+  'ratio_to_base_interval ratio_to_control ratio_to_control_interval as_trained_perplexity ratio_to_as_trained '
+  'ratio_to_as_trained_interval router_refit control_tokens validation_documents '
   'validation_tokens validation_tokens_by_path bits_per_byte base_bits_per_byte reroute mixture'
 ).split()
 TRAIN = (

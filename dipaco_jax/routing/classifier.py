@@ -60,6 +60,74 @@ def fit_classifier(
   return as_router(train(start, x_ND, labels_N, jnp.ones(len(x_ND)), l2[best]), mean_D, scale_D)
 
 
+def fit_to_losses(
+  z_ND: jax.Array | np.ndarray,
+  nll_NP: np.ndarray,
+  weight_N: np.ndarray,
+  is_held_N: np.ndarray,
+  l2: Sequence[float] = L2,
+) -> tuple[router_lib.Router, float]:
+  """Fits a linear router on standardized features to what sequences lose under each path, rather than to labels.
+
+      minimize  mean_n weight_n sum_p prob(p | z_n) (nll_np - min_q nll_nq) / u + l2 / 2 |w|^2
+
+  u is the mean excess of a path at random, so that l2 has no unit. A label says which path is best, and counts as much
+  where paths are equal as where they are nats apart; this counts what is lost. It isn't in the paper. It isn't convex:
+  it starts from the classifier of the labels. Of several l2 the one whose routes lose least on the sequences that
+  `is_held_N` marks, trained on the others, is used on all of them. Losses that aren't finite count as the highest.
+
+  Args:
+    z_ND: features.
+    nll_NP: nats of each sequence under each path.
+    weight_N: of each sequence.
+    is_held_N: bool; where it marks none or all, the last l2 is used.
+
+  Returns:
+    The router, and the weighted mean nats of the held sequences under its routes, before it was trained on them.
+
+  Raises:
+    ValueError: if no loss is finite, or a feature isn't.
+  """
+  if not np.isfinite(nll_NP).any():
+    raise ValueError('no loss of any path is finite')
+  router_lib.check_features(z_ND)
+  nll_NP = np.where(np.isfinite(nll_NP), nll_NP, nll_NP[np.isfinite(nll_NP)].max())
+  excess_NP = nll_NP - nll_NP.min(axis=1, keepdims=True)
+  costs_NP = jnp.asarray(excess_NP / max(excess_NP.mean(), 1e-9), jnp.float32)
+  mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
+  x_ND = (jnp.asarray(z_ND) - mean_D) / scale_D
+  labels_N, weight_N = jnp.asarray(nll_NP.argmin(axis=1)), np.asarray(weight_N, np.float32)
+
+  def trained(weight_N: np.ndarray, decay: float) -> router_lib.Router:
+    start = init_weights(jax.random.key(0), x_ND.shape[1], 0, nll_NP.shape[1])
+    start = train(start, x_ND, labels_N, jnp.asarray(weight_N), decay)
+    return as_router(_train_on_costs(start, x_ND, costs_NP, jnp.asarray(weight_N), decay), mean_D, scale_D)
+
+  def held_nats(router: router_lib.Router) -> float:
+    paths_N = np.asarray(router_lib.route(router, jnp.asarray(z_ND)))[:, 0]
+    return float(np.average(nll_NP[is_held_N, paths_N[is_held_N]], weights=weight_N[is_held_N]))
+
+  if not is_held_N.any() or is_held_N.all():
+    return trained(weight_N, l2[-1]), float('nan')
+  nats = [held_nats(trained(np.where(is_held_N, 0, weight_N), decay)) for decay in l2]
+  best = int(np.argmin(nats))
+  return trained(weight_N, l2[best]), nats[best]
+
+
+@jax.jit
+def _train_on_costs(
+  start: Weights, x_ND: jax.Array, costs_NP: jax.Array, weight_N: jax.Array, l2: jax.Array | float
+) -> Weights:
+  """Minimizes the weighted mean of what routes drawn from prob(p | z) cost, plus decay, by L-BFGS."""
+
+  def loss(weights: Weights) -> jax.Array:
+    logits_NP = jnp.einsum('ND,PD->NP', x_ND, weights.w, precision='highest') + weights.b
+    cost_N = jnp.sum(jax.nn.softmax(logits_NP) * costs_NP, axis=1)
+    return jnp.sum(weight_N * cost_N) / jnp.sum(weight_N) + l2 / 2 * jnp.sum(weights.w**2)
+
+  return minimize(loss, start, ITERATIONS, TOLERANCE)
+
+
 def as_router(weights: Weights, mean_D: jax.Array, scale_D: jax.Array) -> router_lib.Router:
   """Returns the router whose scores are the classifier's logits: c_p = w_p / 2, bias_p = b_p + |c_p|^2."""
   centroids_PX = weights.w / 2

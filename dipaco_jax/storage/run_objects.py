@@ -19,10 +19,11 @@ TREE = re.compile(rf'((?:control/)?(?:{_MADE}|{_PART}))(/.*|\.index\.json)?')  #
 # come after what they are about.
 FIRST = 'config.json', 'command.txt', 'environment.json', 'tokenizer*'
 TREES = 'sequences', 'shards/*', 'base', 'routing/*', 'modules/*', 'control/modules/*'
+REFITTED = 'evaluation/router.safetensors*', 'evaluation/routes.npy*'
 LAST = (
   'metrics.jsonl', 'checkpoints/*.sha256/*/*.json', 'control/checkpoints/*.sha256/*/*.json', 'paths/best.json',
-  'control/paths/best.json', 'evaluation/excerpts.json*', 'evaluation/chooser.safetensors*', 'sinks/*', 'refused.txt',
-  'stages/*',
+  'control/paths/best.json', 'evaluation/excerpts.json*', 'evaluation/chooser.safetensors*', *REFITTED, 'sinks/*',
+  'refused.txt', 'stages/*',
 )  # fmt: skip
 MODULES = 'modules/*', 'control/modules/*'  # trees too, among TREES
 PARTS = 'tokenize-*/sequences/*', 'shards/*-parts/*'  # trees, of stages that are not finished
@@ -31,7 +32,7 @@ REMOVED = re.compile(  # what a run removes itself
   r'(?:control/)?(?:modules|checkpoints)/.*|tokenize-.*|(?:shards|routing)/[^/]*-(?:parts|scores)/.*|stages/.*|refused.txt'
 )
 # Of the files, what the processes of a job read between stages.
-READ = *FIRST, 'stages/*.json', 'paths/best.json', 'control/paths/best.json', *PART_FILES
+READ = *FIRST, 'stages/*.json', 'paths/best.json', 'control/paths/best.json', *REFITTED, *PART_FILES
 SET_ASIDE = re.compile(r'(?:control/)?checkpoints/\w+-\d+-\w+-\d+/')  # checkpoints that may be moved back
 LASTING = FIRST + LAST + PART_FILES
 GROWING = 'metrics.jsonl', 'stages/seconds.json'  # that go up with checkpoints, too

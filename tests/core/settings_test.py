@@ -234,6 +234,18 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
       {'evaluate': {'chunk_router_steps': 5}, 'routing': {'router_fraction': 0}},
       'config.evaluate.chunk_router_steps needs router data',
     ),
+    (
+      GRID | {'evaluate': {'refit_router': True}, 'routing': {'router_fraction': 0}},
+      'config.evaluate.refit_router=True needs router data: set config.routing.router_fraction',
+    ),
+    (
+      {'evaluate': {'refit_router': True}, 'routing': {'router_fraction': 0.1, 'method': 'single'}},
+      'config.evaluate.refit_router=True has nothing to fit with one path',
+    ),
+    (
+      GRID | {'evaluate': {'refit_router': True}, 'routing': {'router_fraction': 0.1, 'method': 'm:make'}},
+      'config.evaluate.refit_router=True has nothing to fit with a router of your own',
+    ),
     (GRID | {'evaluate': {'mixture': 5}}, 'config.evaluate.mixture=5 is more than the 4 paths of config.grid'),
   ],
 )

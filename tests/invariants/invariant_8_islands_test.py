@@ -31,6 +31,7 @@ pytestmark = pytest.mark.usefixtures('one_device')
 ROUNDS = {
   'routing': dict(method='discriminative', router_fraction=0.2, rounds=1, phases_per_round=1),
   'train': dict(phases=2),
+  'evaluate': dict(refit_router=True),
 }
 SAMPLED = {'train': dict(phases=4, paths_per_phase=2)}
 CLOSED = {'checkpoint': dict(state_every_phases=2)}

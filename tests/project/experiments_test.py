@@ -149,7 +149,9 @@ def test_beginnings_are_scored_like_one_document_after_the_other(undisturbed):
   first, length = run.settings.routing.prefix_tokens, run.settings.model.seq_len
   lines = (undisturbed.parent / 'text.jsonl').read_text().splitlines()[:12]
   documents = [json.loads(line) for line in lines] + [{'text': 'as', 'domain': 'short'}]
-  found = beginnings.score(run, documents)
+  losses, prefixes = beginnings.score(run, documents)
+  paths = beginnings.routed(run.router, prefixes)
+  found, best = losses.figures(paths), losses.figures(losses.nll.argmin(1))
 
   nll, counts, chosen = [], [], []
   for document in documents[:-1]:  # the last has no token beyond those that the router reads
@@ -164,8 +166,10 @@ def test_beginnings_are_scored_like_one_document_after_the_other(undisturbed):
   def perplexity(nll, every=slice(None)):
     return pytest.approx(math.exp(sum(nll[every]) / sum(counts[every])), rel=1e-4)
 
-  assert len(set(chosen)) > 1 and found['documents'] == 12
+  assert paths.tolist() == chosen and len(set(chosen)) > 1
   assert found['perplexity'] == perplexity(own)
-  assert found['hindsight'] == perplexity(list(map(min, nll)))
+  assert best['perplexity'] == perplexity(list(map(min, nll)))
   kinds = {'consonants': slice(1, None, 2), 'vowels': slice(0, None, 2)}
-  assert found['perplexity_by_domain'] == {kind: perplexity(own, every) for kind, every in kinds.items()}
+  by_kind = {kind: perplexity(own, every) for kind, every in kinds.items()}
+  assert found['perplexity_by_domain'] == by_kind
+  assert found['kinds'] == pytest.approx(math.prod(found['perplexity_by_domain'].values()) ** 0.5)

@@ -180,3 +180,81 @@ def test_features_that_are_not_finite_are_refused():
   z_ND[1, 1] = np.nan
   with pytest.raises(ValueError, match='features of the base model are not finite'):
     fit(z_ND, np.array([0, 1, 0, 1]), 2)
+
+
+def losses(num: int, num_paths: int, seed=0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Features, nats that they explain in part, weights, and which are held."""
+  rng = np.random.default_rng(seed)
+  z_ND = hidden_like(num, 6, seed) + 3
+  x_ND = (z_ND - z_ND.mean(0)) / z_ND.std(0)
+  nll_NP = 100 + 4 * x_ND @ rng.normal(size=(6, num_paths)) + rng.gumbel(size=(num, num_paths)) * 3
+  return z_ND, nll_NP, rng.uniform(0.5, 1.5, num), rng.random(num) < 0.25
+
+
+@pytest.mark.parametrize('l2', [0.03, 1e-3])
+def test_what_is_fitted_to_losses_is_a_minimum_of_what_routes_cost(l2):
+  z_ND, nll_NP, weight_N, _ = losses(400, 3)
+  fitted, held = classifier.fit_to_losses(z_ND, nll_NP, weight_N, np.zeros(400, bool), [l2])
+  assert np.isnan(held)
+  x_ND = ((z_ND - z_ND.mean(0)) / z_ND.std(0)).astype('d')
+  w_PD = 2 * np.asarray(fitted.centroids, 'd')
+  b_P = np.asarray(fitted.bias, 'd') - (w_PD**2).sum(1) / 4
+  excess_NP = nll_NP - nll_NP.min(1, keepdims=True)
+
+  def cost(w_PD, b_P):
+    """By the docstring's equation, in float64."""
+    logits_NP = x_ND @ w_PD.T + b_P
+    prob_NP = np.exp(logits_NP - logits_NP.max(1, keepdims=True))
+    prob_NP /= prob_NP.sum(1, keepdims=True)
+    mean = np.average((prob_NP * excess_NP).sum(1) / excess_NP.mean(), weights=weight_N)
+    return mean + l2 / 2 * (w_PD**2).sum()
+
+  least = cost(w_PD, b_P)
+  rng = np.random.default_rng(1)
+  for scale in (1e-3, 1e-2, 0.1, 1.0):
+    for _ in range(20):
+      assert cost(w_PD + scale * rng.normal(size=w_PD.shape), b_P + scale * rng.normal(size=3)) > least - 1e-5
+  labelled = fit_weighted(z_ND, nll_NP.argmin(1), 3, weight_N, l2)
+  centroids = 2 * np.asarray(labelled.centroids, 'd')
+  assert least < cost(centroids, np.asarray(labelled.bias, 'd') - (centroids**2).sum(1) / 4)
+
+
+def test_a_few_nats_weigh_more_than_many_labels():
+  """Of texts that look alike, two thirds are hardly better off under path 0, and a third far better under path 1."""
+  z_ND, num = np.random.default_rng(0).normal(size=(300, 4)).astype('f'), 300
+  nll_NP = np.tile([50.0, 50.1], (num, 1))
+  nll_NP[::3] = [60.0, 50.0]
+  by_label = fit(z_ND, nll_NP.argmin(1), 2, l2=[1.0])
+  by_loss, _ = classifier.fit_to_losses(z_ND, nll_NP, np.ones(num), np.zeros(num, bool), [1.0])
+  assert (np.asarray(router.route(by_label, z_ND)) == 0).mean() > 0.9
+  assert (np.asarray(router.route(by_loss, z_ND)) == 1).mean() > 0.9
+
+
+def test_the_decay_is_chosen_on_held_sequences_and_their_loss_is_told():
+  z_ND, nll_NP, weight_N, held_N = losses(400, 3)
+
+  def alone(l2):
+    """Trained without the held ones: their weight is nothing."""
+    return classifier.fit_to_losses(z_ND, nll_NP, np.where(held_N, 0, weight_N), np.zeros(400, bool), [l2])[0]
+
+  def held_nats(fitted):
+    paths_N = np.asarray(router.route(fitted, z_ND))[:, 0]
+    return np.average(nll_NP[held_N, paths_N[held_N]], weights=weight_N[held_N])
+
+  by_decay = {l2: held_nats(alone(l2)) for l2 in (3.0, 0.01)}
+  fitted, told = classifier.fit_to_losses(z_ND, nll_NP, weight_N, held_N, list(by_decay))
+  best = min(by_decay, key=lambda l2: by_decay[l2])
+  assert by_decay[3.0] != by_decay[0.01] and told == pytest.approx(by_decay[best])
+  of_all, _ = classifier.fit_to_losses(z_ND, nll_NP, weight_N, np.zeros(400, bool), [best])
+  np.testing.assert_allclose(router.scores(fitted, z_ND), router.scores(of_all, z_ND), rtol=1e-4, atol=1e-4)
+
+
+def test_a_loss_that_is_not_finite_is_the_highest():
+  z_ND, nll_NP, weight_N, held_N = losses(200, 3)
+  highest = np.where(np.arange(3) == 1, nll_NP[:, [0, 2]].max(), nll_NP)
+  nll_NP[:, 1] = np.nan
+  found, wanted = (classifier.fit_to_losses(z_ND, x, weight_N, held_N, [0.01])[0] for x in (nll_NP, highest))
+  np.testing.assert_array_equal(router.route(found, z_ND), router.route(wanted, z_ND))
+  assert not (np.asarray(router.route(found, z_ND)) == 1).any()
+  with pytest.raises(ValueError, match='no loss of any path is finite'):
+    classifier.fit_to_losses(z_ND, np.full((200, 3), np.nan), weight_N, held_N)

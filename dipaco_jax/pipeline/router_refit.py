@@ -1,0 +1,74 @@
+"""A router for the paths as they have become: what each loses on router data decides, not which cluster it was given.
+
+While paths train, k-means or a classifier of an earlier round says which text is whose. Afterwards every path scores
+the router data, and a linear classifier of z minimizes the loss that text has under the path it is sent to
+(`classifier.fit_to_losses`). First sequences of documents are a small part of router data, and all that a router sees
+of a prompt: they weigh as much as all others together. A part of the documents is kept to choose the decay by, and
+whether the fitted router is better than the one that paths were trained by; if it is not, that one stays.
+
+`evaluation/router.safetensors` is the router, and `evaluation/routes.npy` the paths of validation documents; from then
+on evaluation, generation, servers and exports route by it. This is not in the paper.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from dipaco_jax.core.errors import Diverged
+from dipaco_jax.data import holdouts
+from dipaco_jax.pipeline import features, rerouted_perplexity, route_stage, run as run_lib
+from dipaco_jax.routing import classifier, own_router
+from dipaco_jax.storage import publishing, tensors
+from dipaco_jax.training import display, metrics_log
+
+TESTED_SHARE = 0.2  # of the router data's documents, see above
+LEAST_GAIN = 1e-6  # of the nats, so that rounding is none
+FIRST_SHARE = 0.5  # of all weight, of the first sequences of documents
+
+
+def refit(run: run_lib.Run) -> dict[str, Any]:
+  """Fits and keeps the router and what it chooses; returns figures for the record. All processes call it together."""
+  scored = rerouted_perplexity.score(run, 'train')
+  about: dict[str, Any] = {}
+
+  def keep():
+    assert scored
+    nll_NP = rerouted_perplexity.sums(scored)
+    with display.doing('fitting the router'):
+      fitted, figures = fit(run, nll_NP)
+    about.update(figures)
+    publishing.write_sealed(run.workdir / run_lib.REFITTED, tensors.to_bytes(own_router.arrays(fitted)))
+    paths_N = route_stage.scores(run, fitted, 'validation').argmax(axis=1).astype(np.int32)
+    publishing.write_array(run.workdir / run_lib.REFITTED_ROUTES, paths_N)
+
+  run.disk.only_first(keep, 'the router of the last version')
+  return about
+
+
+def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dict[str, Any]]:
+  """Fits a router to what paths lose on router data, nats a sequence; returns it, or the last round's, and figures."""
+  s, indices = run.settings, np.flatnonzero(features.router_data(run))
+  if not np.isfinite(nll_NP).any():
+    raise Diverged('training diverged: no path has a finite loss on router data')
+  documents = run.sequences('train').columns()[0][indices]
+  weight_N = weights(documents)
+  tested = holdouts.draw_documents(documents, s.seed, TESTED_SHARE, 'tested')  # whole documents
+  if tested.all() or not tested.any():  # they are few: parts of them
+    tested = np.arange(len(documents)) % round(1 / TESTED_SHARE) == 0
+  z_ND = np.concatenate(list(features.compute(run, 'train', indices)))
+  fitted, after = classifier.fit_to_losses(z_ND, nll_NP, weight_N, tested)
+  routed_N, last = run.routed('train', s.rounds)[indices, 0], run.router(s.rounds)
+  before = float(np.average(nll_NP[tested, routed_N[tested]], weights=weight_N[tested]))
+  stays = last is not None and after > before * (1 - LEAST_GAIN)
+  about = {'router_sequences': len(indices), 'nats_before': before, 'nats': after, 'kept_the_last': stays}
+  return (last if last is not None and stays else fitted), {'router_refit': metrics_log.plain(about)}
+
+
+def weights(documents: np.ndarray) -> np.ndarray:
+  """Returns a weight for each sequence, of mean 1; `documents` are theirs, numbers that repeat."""
+  is_first_N = np.zeros(len(documents), bool)
+  is_first_N[np.unique(documents, return_index=True)[1]] = True
+  share = is_first_N.mean()
+  if share in (0, 1):
+    return np.ones(len(documents))
+  return np.where(is_first_N, FIRST_SHARE / share, (1 - FIRST_SHARE) / (1 - share))
