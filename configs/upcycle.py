@@ -37,6 +37,10 @@ def get_config(model: str, workdir: str = '') -> ConfigDict:
     c.routing.method = 'single'
     c.outer.row_weights = False  # nothing is averaged
     return c
+  # Which path suits a text best is learned anew when paths are trained: by the router that they were trained by, grids
+  # of a pretrained base were behind its dense training on beginnings of documents (experiments/README.md, section 5).
+  c.routing.router_fraction = 0.02
+  c.evaluate.refit_router = True
   c.evaluate.control = False  # `dense:` is; the base alone is compared with in any case
   c.grid = ConfigDict({'a': 4, 'b': 4})
   c.levels = (

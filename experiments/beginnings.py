@@ -13,6 +13,7 @@ import json
 import math
 import pathlib
 import statistics
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import common
@@ -102,15 +103,18 @@ def routed(router: TextRouter, prefixes: list[np.ndarray]) -> np.ndarray:
   return np.concatenate(found)
 
 
-def measure(workdir: pathlib.Path, documents: list[dict[str, str]]) -> dict[str, Any]:
-  """Of beginnings and pieces, by the router of training and by one fitted after it; of beginnings, by the best path."""
+def measure(workdir: pathlib.Path, documents: Mapping[str, list[dict[str, str]]]) -> dict[str, Any]:
+  """Of beginnings and pieces, by the router of training and by one fitted after it; of beginnings, by the best path.
+
+  `documents` are by what their beginnings are called.
+  """
   trained = TrainedRun(str(workdir))
-  s, (begun, prefixes) = trained.settings, score(trained, documents)
+  s, begun = trained.settings, {name: score(trained, of) for name, of in documents.items()}
   by_kind = {kind: x for kind, x in trained.report['perplexity_by_domain'].items() if x}
   of_pieces = {'perplexity': trained.report['perplexity'], 'kinds': statistics.geometric_mean(by_kind.values())}
   if not any(level.axes for level in trained.layout.levels):
-    first = np.zeros(len(prefixes), int)
-    return {'beginnings': begun.figures(first), 'pieces': of_pieces}
+    of_begun = {name: losses.figures(np.zeros(len(prefixes), int)) for name, (losses, prefixes) in begun.items()}
+    return of_begun | {'pieces': of_pieces}
 
   run = run_lib.unattended(workdir, s, num_devices=1)
   fitted, about = router_refit.fit(run, rerouted_perplexity.sums(rerouted_perplexity.score(run, 'train')))
@@ -118,13 +122,12 @@ def measure(workdir: pathlib.Path, documents: list[dict[str, str]]) -> dict[str,
   names = run.result('tokenize')['domains']
   kinds = np.array([names[piece.domain] for piece in pieces.read(range(len(pieces)))])
   losses = Losses(rerouted_perplexity.sums(scored), scored.counts.sum(1), kinds)
-  found = {
-    'beginnings': begun.figures(routed(trained.router, prefixes)),
-    'beginnings_refit': begun.figures(routed(dataclasses.replace(trained.router, fitted=fitted), prefixes)),
-    'beginnings_hindsight': begun.figures(begun.nll.argmin(1)),
-    'pieces': of_pieces,
-    'pieces_refit': losses.figures(route_stage.scores(run, fitted, 'validation').argmax(1)),
-  }
+  by_refit = dataclasses.replace(trained.router, fitted=fitted)
+  found = {'pieces': of_pieces, 'pieces_refit': losses.figures(route_stage.scores(run, fitted, 'validation').argmax(1))}
+  for name, (of_name, prefixes) in begun.items():
+    found[name] = of_name.figures(routed(trained.router, prefixes))
+    found[f'{name}_refit'] = of_name.figures(routed(by_refit, prefixes))
+    found[f'{name}_hindsight'] = of_name.figures(of_name.nll.argmin(1))
   as_reported = losses.figures(run.routed('validation', s.rounds))['perplexity']
   assert math.isclose(as_reported, of_pieces['perplexity'], rel_tol=1e-4), (as_reported, of_pieces)
   return found | about
@@ -148,12 +151,19 @@ def main() -> int:
   f = flags.FLAGS
   if not f.documents:
     raise InputError('--documents: name the validation text before split.py cut it, JSON lines with text and domain')
-  with gzip.open(f.documents, 'rt') as lines:
-    documents = [json.loads(line) for line in lines]
+  documents = {'beginnings': read(f.documents)} | ({'tuning': read(f.tuning)} if f.tuning else {})
   return common.score_finished(TABLE, 'texts', lambda one, workdirs: measure(runs.workdir(one, workdirs), documents))
+
+
+def read(file: str) -> list[dict[str, str]]:
+  with gzip.open(file, 'rt') as lines:
+    return [json.loads(line) for line in lines]
 
 
 if __name__ == '__main__':
   common.define_flags()
   flags.DEFINE_string('documents', '', 'The validation text whole, gzipped JSON lines.')
+  flags.DEFINE_string(
+    'tuning', '', 'Likewise text that rates were chosen on, of which records have the beginnings too.'
+  )
   command.run(main)

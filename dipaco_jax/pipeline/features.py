@@ -12,7 +12,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import holdouts, sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.routing import own_router
+from dipaco_jax.routing import own_router, router
 from dipaco_jax.storage import publishing, seals, tensors
 from dipaco_jax.training import display, processes
 
@@ -97,8 +97,9 @@ def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn
 
 
 def check_router_data(run: run_lib.Run):
-  """Raises InputError, before training, if there is too little router data for a router that is fitted to it."""
-  if not (run.settings.rounds or run.settings.evaluate.refit_router):
+  """Raises InputError, before training, if there is too little router data for a router that can be of nothing else."""
+  has_other = run.settings.routing.method in router.FITS
+  if not (run.settings.rounds or (run.settings.evaluate.refit_router and not has_other)):
     return
   num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum())
   if count < num_paths:

@@ -18,16 +18,28 @@ from dipaco_jax.storage import module_store, publishing, seals, tensors
 from dipaco_jax.training import evaluation, processes
 
 
-def figures(run: run_lib.Run) -> dict[str, Any]:
+def score_router_data(run: run_lib.Run) -> token_losses.TokenLosses | None:
+  """Returns token losses of router data on the first process, if the config has a use for them; see `score`."""
+  wanted = run.settings.evaluate.refit_router or _is_learned(run)
+  return score(run, 'train') if wanted and features.router_data(run).any() else None
+
+
+def _is_learned(run: run_lib.Run) -> bool:
+  s = run.settings.evaluate
+  return bool(s.reroute_every and s.chunk_router_steps)
+
+
+def figures(run: run_lib.Run, router_data: token_losses.TokenLosses | None) -> dict[str, Any]:
   """Returns `reroute`, {chooser: {W: perplexity}}, and `mixture`, {number of paths, or 'posterior': perplexity}.
 
-  The config says which of them are computed; the first process does, once all have scored.
+  The config says which of them are computed; the first process does, once all have scored. `router_data` is what
+  `score_router_data` has returned.
   """
   s = run.settings.evaluate
   if not (s.reroute_every or s.mixture):
     return {}
   scored = score(run, 'validation')
-  chosen = learned_choices(run) if s.reroute_every and s.chunk_router_steps else None
+  chosen = learned_choices(run, router_data) if _is_learned(run) else None
   return _figures(run, scored, chosen) if scored else {}
 
 
@@ -58,7 +70,7 @@ def _figures(run: run_lib.Run, scored: token_losses.TokenLosses, chosen: np.ndar
 def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses | None:
   """Returns token losses of all paths, each at its version, on validation documents or, for 'train', router data.
 
-  All processes call it; the first has them.
+  All processes call it, once for each split; the first has them.
   """
   s, found = run.settings, run.sequences(split)
   indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(features.router_data(run))
@@ -93,12 +105,11 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
   return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)
 
 
-def learned_choices(run: run_lib.Run) -> np.ndarray | None:
+def learned_choices(run: run_lib.Run, scored: token_losses.TokenLosses | None) -> np.ndarray | None:
   """Returns the path that the learned chooser prefers after each token of the validation documents, int32 [N, L].
 
   All processes call it; the first has them.
   """
-  scored = score(run, 'train')
   made_from = hashlib.sha256(repr((sources(run), run.settings.evaluate.chunk_router_steps)).encode()).hexdigest()
   file = run.workdir / 'evaluation' / f'chosen-{made_from[:12]}.npy'
   if scored and not seals.keep_if_whole(file):

@@ -10,30 +10,33 @@ whether the fitted router is better than the one that paths were trained by; if 
 on evaluation, generation, servers and exports route by it. This is not in the paper.
 """
 
+import logging
 from typing import Any
 
 import numpy as np
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import holdouts
-from dipaco_jax.pipeline import features, rerouted_perplexity, route_stage, run as run_lib
+from dipaco_jax.pipeline import features, rerouted_perplexity, route_stage, run as run_lib, token_losses
 from dipaco_jax.routing import classifier, own_router
 from dipaco_jax.storage import publishing, tensors
 from dipaco_jax.training import display, metrics_log
 
 TESTED_SHARE = 0.2  # of the router data's documents, see above
+LEAST_SEQUENCES = 4  # of router data, for each path
 LEAST_GAIN = 1e-6  # of the nats, so that rounding is none
 FIRST_SHARE = 0.5  # of all weight, of the first sequences of documents
 
 
-def refit(run: run_lib.Run) -> dict[str, Any]:
-  """Fits and keeps the router and what it chooses; returns figures for the record. All processes call it together."""
-  scored = rerouted_perplexity.score(run, 'train')
+def refit(run: run_lib.Run, scored: token_losses.TokenLosses | None) -> dict[str, Any]:
+  """Fits and keeps the router and what it chooses; returns figures for the record. All processes call it together.
+
+  `scored` are token losses of router data, on the first process.
+  """
   about: dict[str, Any] = {}
 
   def keep():
-    assert scored
-    nll_NP = rerouted_perplexity.sums(scored)
+    nll_NP = rerouted_perplexity.sums(scored) if scored else np.zeros((0, run.layout.grid.num_paths))
     with display.doing('fitting the router'):
       fitted, figures = fit(run, nll_NP)
     about.update(figures)
@@ -47,7 +50,12 @@ def refit(run: run_lib.Run) -> dict[str, Any]:
 
 def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dict[str, Any]]:
   """Fits a router to what paths lose on router data, nats a sequence; returns it, or the last round's, and figures."""
-  s, indices = run.settings, np.flatnonzero(features.router_data(run))
+  s, indices, last = run.settings, np.flatnonzero(features.router_data(run)), run.router(run.settings.rounds)
+  if last is not None and len(indices) < LEAST_SEQUENCES * nll_NP.shape[1]:
+    logging.warning(
+      'the router of training stays: %d sequences of router data are too few to fit another', len(indices)
+    )
+    return last, {'router_refit': {'router_sequences': len(indices), 'kept_the_last': True}}
   if not np.isfinite(nll_NP).any():
     raise Diverged('training diverged: no path has a finite loss on router data')
   documents = run.sequences('train').columns()[0][indices]
@@ -57,7 +65,7 @@ def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dic
     tested = np.arange(len(documents)) % round(1 / TESTED_SHARE) == 0
   z_ND = np.concatenate(list(features.compute(run, 'train', indices)))
   fitted, after = classifier.fit_to_losses(z_ND, nll_NP, weight_N, tested)
-  routed_N, last = run.routed('train', s.rounds)[indices, 0], run.router(s.rounds)
+  routed_N = run.routed('train', s.rounds)[indices, 0]
   before = float(np.average(nll_NP[tested, routed_N[tested]], weights=weight_N[tested]))
   stays = last is not None and after > before * (1 - LEAST_GAIN)
   about = {'router_sequences': len(indices), 'nats_before': before, 'nats': after, 'kept_the_last': stays}

@@ -143,9 +143,10 @@ def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
 def evaluate(run: run_lib.Run) -> dict[str, Any]:
   """Returns perplexities of validation documents: routed once and, as the config asks, more often or by mixtures."""
   trained = train_control(run) if run.settings.evaluate.control else {}
+  router_data = rerouted_perplexity.score_router_data(run)
   if run.settings.evaluate.refit_router:
-    trained |= router_refit.refit(run)
-  result = validate_stage.evaluate_all(run, 'control_tokens' in trained) | rerouted_perplexity.figures(run)
+    trained |= router_refit.refit(run, router_data)
+  result = validate_stage.evaluate_all(run, 'control_tokens' in trained) | rerouted_perplexity.figures(run, router_data)
   excerpt_choice.write(run)
   return result | trained
 

@@ -98,3 +98,13 @@ def test_first_sequences_weigh_as_much_as_all_others():
   assert found[is_first].sum() == pytest.approx(found[~is_first].sum()) == pytest.approx(4)
   assert len(set(found[is_first])) == len(set(found[~is_first])) == 1
   assert (router_refit.weights(np.arange(5)) == 1).all()
+
+
+def test_too_little_router_data_leaves_the_router_as_it_is(finished, tmp_path):
+  """One sequence of each of a few documents: fewer than four for each path."""
+  few = '--config.routing.router_fraction=0.01'
+  out = tiny_run.run(finished / 'config.py', tmp_path / 'few', few, REFIT)
+  now = report(tmp_path / 'few')
+  assert now['router_refit']['kept_the_last'] and now['router_refit']['router_sequences'] < 16
+  assert now['perplexity'] == now['as_trained_perplexity']
+  assert 'the router of training stays' in out
