@@ -38,6 +38,7 @@ ALONE |= {'train.paths_per_phase': 0, 'train.learning_rate': 0.0}
 # Nothing but training, and one validation at the end, which cannot be left out.
 BARE: dict[str, Any] = {'evaluate.control': False, 'evaluate.matrix': False, 'evaluate.reroute_every': ()}
 BARE |= {'evaluate.every_phases': 0, 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
+BARE |= {'evaluate.refit_router': False}
 
 
 class Outcome(NamedTuple):

@@ -244,7 +244,7 @@ class Evaluate:
   )
   chunk_router_steps: int = field(0, 'of the learned chooser; the paper: 2,000; 0: none', zero=True, may_change=True)
   refit_router: bool = field(
-    False, 'after training, by what each path loses on router data', may_change=True, added=True
+    False, 'fits a router after training, to what each path loses on router data', may_change=True, added=True
   )
   mixture: int = field(0, 'measures mixtures of up to so many paths; 0: none', zero=True, may_change=True)
 

@@ -193,7 +193,7 @@ class TrainedRun:
     """
     if self._router is None:
       method = self.settings.routing.method
-      if method in ('random', 'single'):
+      if method in ('random', 'single') and not self.settings.evaluate.refit_router:
         raise InputError(f'config.routing.method={method!r} has no router: name a path')
       raise InputError(f'there is no router yet: {NOT_YET}')
     return self._router
@@ -201,15 +201,28 @@ class TrainedRun:
   @functools.cached_property
   def _router(self) -> TextRouter | None:
     s = self.settings
-    refitted = ['evaluation/router.safetensors'] if s.evaluate.refit_router else []
-    for name in (*refitted, *(f'routing/{number}/router.safetensors' for number in range(s.rounds, -1, -1))):
+    if s.evaluate.refit_router and self._is_refitted():
+      name = 'evaluation/router.safetensors'
+      with self.files.required(name):
+        return self._text_router(self.files.read_arrays(name))
+    for number in range(s.rounds, -1, -1):
       with contextlib.suppress(Missing):
-        arrays = self.files.read_arrays(name)
+        arrays = self.files.read_arrays(f'routing/{number}/router.safetensors')
         break
     else:
       return None
+    return self._text_router(arrays)
+
+  def _is_refitted(self) -> bool:
+    """Whether the run is evaluated, with a router that was fitted after training; not so while it trains on."""
+    try:
+      return 'router_refit' in self.files.read_json('stages/evaluate.json', 'result')['result']
+    except Missing:
+      return False
+
+  def _text_router(self, arrays: Mapping[str, np.ndarray]) -> TextRouter:
+    s, base = self.settings, self.base
     fitted = own_router.of_arrays(s, arrays)
-    base = self.base
     model = transformer.make_model(s.model, len(base['embed/tokens']))
     return TextRouter(fitted, model, _on_device(base, model), s.routing.prefix_tokens, self.tokenizer)
 

@@ -53,12 +53,19 @@ def finish(island: Island, task: Task) -> list[Fact]:
     stages.run_all(own)
     own.metrics.close()
     found: dict[str, Any] = run_report.write(own.workdir)
+    for name in ('excerpts.json', 'chooser.safetensors', 'router.safetensors'):
+      _upload(island, f'evaluation/{name}')  # before the record that says that they are there
     for tree in ('modules', 'paths', 'stages', 'plots'):
       island.storage.upload_tree(own.workdir / tree, tree)
-    evaluated = (f'evaluation/{name}' for name in ('excerpts.json', 'chooser.safetensors', 'router.safetensors'))
-    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json', *evaluated):
-      if island.storage.local_path(name) is None and (own.workdir / name).exists():
-        island.storage.write(name, (own.workdir / name).read_bytes())
+    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
+      _upload(island, name)
     files.tidy(own.workdir)
   about = {name: found[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.changes(found)}
   return [Fact('finished', '', 0, '', found['modules_sha256'], about)]
+
+
+def _upload(island: Island, name: str):
+  """Uploads a file of the workdir, if it is there and not in the storage's own place."""
+  file = island.run.workdir / name
+  if island.storage.local_path(name) is None and file.exists():
+    island.storage.write(name, file.read_bytes())

@@ -188,7 +188,7 @@ def choose(run: run_lib.Run) -> list[int]:
 
 
 def _reader_of_run(run: run_lib.Run) -> Reader:
-  """Makes a reader with the learned chooser if the run re-routes by one, else with the last round's router, if any."""
+  """Makes a reader with the learned chooser if the run re-routes by one, else with its last router, if any."""
   s = run.settings
   is_learned, file = s.evaluate.reroute_every and s.evaluate.chunk_router_steps, 'evaluation/chooser.safetensors'
   chooser = jax.device_put(tensors.read_arrays(run.workdir / file)) if is_learned else None

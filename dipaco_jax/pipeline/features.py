@@ -97,7 +97,7 @@ def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.Drawn
 
 
 def check_router_data(run: run_lib.Run):
-  """Raises InputError, before training, if there is too little router data for a router that can be of nothing else."""
+  """Raises InputError if there is too little router data for a router that has no other to fall back on."""
   has_other = run.settings.routing.method in router.FITS
   if not (run.settings.rounds or (run.settings.evaluate.refit_router and not has_other)):
     return

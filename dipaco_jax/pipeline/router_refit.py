@@ -4,10 +4,10 @@ While paths train, k-means or a classifier of an earlier round says which text i
 the router data, and a linear classifier of z minimizes the loss that text has under the path it is sent to
 (`classifier.fit_to_losses`). First sequences of documents are a small part of router data, and all that a router sees
 of a prompt: they weigh as much as all others together. A part of the documents is kept to choose the decay by, and
-whether the fitted router is better than the one that paths were trained by; if it is not, that one stays.
+whether the fitted router is better there than the one that paths were trained by; if it is not, that one stays.
 
 `evaluation/router.safetensors` is the router, and `evaluation/routes.npy` the paths of validation documents; from then
-on evaluation, generation, servers and exports route by it. This is not in the paper.
+on evaluation, generation and servers route by it. This is not in the paper.
 """
 
 import logging
@@ -55,28 +55,35 @@ def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dic
     logging.warning(
       'the router of training stays: %d sequences of router data are too few to fit another', len(indices)
     )
-    return last, {'router_refit': {'router_sequences': len(indices), 'kept_the_last': True}}
+    return last, _about(len(indices), None, None, True)
   if not np.isfinite(nll_NP).any():
     raise Diverged('training diverged: no path has a finite loss on router data')
-  documents = run.sequences('train').columns()[0][indices]
-  weight_N = weights(documents)
+  everything = run.sequences('train').columns()[0]
+  is_first_N = np.zeros(len(everything), bool)
+  is_first_N[np.unique(everything, return_index=True)[1]] = True
+  documents, weight_N = everything[indices], weights(is_first_N[indices])
   tested = holdouts.draw_documents(documents, s.seed, TESTED_SHARE, 'tested')  # whole documents
   if tested.all() or not tested.any():  # they are few: parts of them
     tested = np.arange(len(documents)) % round(1 / TESTED_SHARE) == 0
   z_ND = np.concatenate(list(features.compute(run, 'train', indices)))
   fitted, after = classifier.fit_to_losses(z_ND, nll_NP, weight_N, tested)
-  routed_N = run.routed('train', s.rounds)[indices, 0]
+  if last is None:
+    routed_N = run.routed('train', s.rounds)[indices, 0]
+  else:  # not the routes that text was sharded by, which routing.capacity may have changed
+    routed_N = route_stage.scores(run, last, 'train', indices).argmax(axis=1)
   before = float(np.average(nll_NP[tested, routed_N[tested]], weights=weight_N[tested]))
   stays = last is not None and after > before * (1 - LEAST_GAIN)
-  about = {'router_sequences': len(indices), 'nats_before': before, 'nats': after, 'kept_the_last': stays}
-  return (last if last is not None and stays else fitted), {'router_refit': metrics_log.plain(about)}
+  return (last if last is not None and stays else fitted), _about(len(indices), before, after, stays)
 
 
-def weights(documents: np.ndarray) -> np.ndarray:
-  """Returns a weight for each sequence, of mean 1; `documents` are theirs, numbers that repeat."""
-  is_first_N = np.zeros(len(documents), bool)
-  is_first_N[np.unique(documents, return_index=True)[1]] = True
+def _about(sequences: int, before: float | None, after: float | None, stays: bool) -> dict[str, Any]:
+  about = {'router_sequences': sequences, 'nats_before': before, 'nats': after, 'kept_the_last': stays}
+  return {'router_refit': metrics_log.plain(about)}
+
+
+def weights(is_first_N: np.ndarray) -> np.ndarray:
+  """Returns a weight for each sequence, of mean 1, by whether it is the first of its document."""
   share = is_first_N.mean()
   if share in (0, 1):
-    return np.ones(len(documents))
+    return np.ones(len(is_first_N))
   return np.where(is_first_N, FIRST_SHARE / share, (1 - FIRST_SHARE) / (1 - share))

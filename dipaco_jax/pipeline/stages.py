@@ -19,6 +19,7 @@ from dipaco_jax.huggingface import model_folder
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import (
   excerpt_choice,
+  features,
   jobs,
   rerouted_perplexity,
   resharding_round,
@@ -142,6 +143,7 @@ def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
 
 def evaluate(run: run_lib.Run) -> dict[str, Any]:
   """Returns perplexities of validation documents: routed once and, as the config asks, more often or by mixtures."""
+  features.check_router_data(run)  # the option may be new
   trained = train_control(run) if run.settings.evaluate.control else {}
   router_data = rerouted_perplexity.score_router_data(run)
   if run.settings.evaluate.refit_router:

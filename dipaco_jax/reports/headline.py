@@ -17,7 +17,7 @@ HELD_BACK = {
   'ends': 'Validated on one stretch at the end of each file, {share} of the text: files are too few for whole ones.',
 }
 DENSE = 'one dense model trained for as many steps'
-AS_TRAINED = 'with the router that paths were trained by'
+AS_TRAINED = 'the same paths with the router of training'
 
 
 def held_back(tokenized: Mapping[str, Any]) -> str:
@@ -70,11 +70,13 @@ def outcome(about: Mapping[str, Any]) -> list[str]:
 
 def changes(report: Mapping[str, Any]) -> list[str]:
   """Returns the comparisons that were made, the fairest first."""
+  kept = (report.get('router_refit') or {'kept_the_last': True})['kept_the_last']
+  refitted = () if kept else (('as_trained', AS_TRAINED),)
   started = 'the base that they started from' if report['paths'] > 1 else 'the base that it started from'
   return [
     change(report[f'ratio_to_{name}'], report[f'ratio_to_{name}_interval'], whom)
-    for name, whom in (('control', DENSE), ('base', started), ('as_trained', AS_TRAINED))
-    if report.get(f'ratio_to_{name}') is not None
+    for name, whom in (('control', DENSE), *refitted, ('base', started))
+    if report[f'ratio_to_{name}'] is not None
   ]
 
 

@@ -22,6 +22,7 @@ from dipaco_jax.routing import router as router_lib
 T = TypeVar('T')
 L2 = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)  # candidates for the decay
 HELD_FRACTION = 0.2  # of the documents, to choose among candidates
+MOST_EXCESS = 100.0  # see `fit_to_losses`
 ITERATIONS, TOLERANCE = 500, 1e-5  # of L-BFGS, see `minimize`
 
 
@@ -74,7 +75,8 @@ def fit_to_losses(
   u is the mean excess of a path at random, so that l2 has no unit. A label says which path is best, and counts as much
   where paths are equal as where they are nats apart; this counts what is lost. It isn't in the paper. It isn't convex:
   it starts from the classifier of the labels. Of several l2 the one whose routes lose least on the sequences that
-  `is_held_N` marks, trained on the others, is used on all of them. Losses that aren't finite count as the highest.
+  `is_held_N` marks, trained on the others, is used on all of them. An excess is at most MOST_EXCESS times the median,
+  that of losses that aren't finite too, so that one bad path doesn't hide what others differ in.
 
   Args:
     z_ND: features.
@@ -91,8 +93,11 @@ def fit_to_losses(
   if not np.isfinite(nll_NP).any():
     raise ValueError('no loss of any path is finite')
   router_lib.check_features(z_ND)
-  nll_NP = np.where(np.isfinite(nll_NP), nll_NP, nll_NP[np.isfinite(nll_NP)].max())
-  excess_NP = nll_NP - nll_NP.min(axis=1, keepdims=True)
+  least_N1 = np.min(np.where(np.isfinite(nll_NP), nll_NP, np.inf), axis=1, keepdims=True)
+  excess_NP = np.where(np.isfinite(nll_NP), nll_NP, np.inf) - np.where(np.isfinite(least_N1), least_N1, 0)
+  cap = MOST_EXCESS * np.median(excess_NP[np.isfinite(excess_NP)]) or excess_NP[np.isfinite(excess_NP)].max()
+  excess_NP = np.minimum(excess_NP, cap)
+  nll_NP = np.where(np.isfinite(least_N1), least_N1, 0) + excess_NP
   costs_NP = jnp.asarray(excess_NP / max(excess_NP.mean(), 1e-9), jnp.float32)
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND = (jnp.asarray(z_ND) - mean_D) / scale_D

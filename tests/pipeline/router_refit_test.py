@@ -92,12 +92,11 @@ def test_text_that_one_path_alone_can_read_is_sent_there(refitted):
 
 
 def test_first_sequences_weigh_as_much_as_all_others():
-  documents = np.array([4, 4, 4, 9, 7, 7, 4, 7])
-  found = router_refit.weights(documents)
   is_first = np.array([1, 0, 0, 1, 1, 0, 0, 0], bool)
+  found = router_refit.weights(is_first)
   assert found[is_first].sum() == pytest.approx(found[~is_first].sum()) == pytest.approx(4)
   assert len(set(found[is_first])) == len(set(found[~is_first])) == 1
-  assert (router_refit.weights(np.arange(5)) == 1).all()
+  assert (router_refit.weights(np.ones(5, bool)) == 1).all()
 
 
 def test_too_little_router_data_leaves_the_router_as_it_is(finished, tmp_path):
@@ -108,3 +107,31 @@ def test_too_little_router_data_leaves_the_router_as_it_is(finished, tmp_path):
   assert now['router_refit']['kept_the_last'] and now['router_refit']['router_sequences'] < 16
   assert now['perplexity'] == now['as_trained_perplexity']
   assert 'the router of training stays' in out
+
+
+def test_while_a_run_trains_on_it_routes_by_the_router_of_training(refitted, tmp_path):
+  """Until it is evaluated again; and a router that is told of and gone is missed."""
+  workdir = tmp_path / 'run'
+  shutil.copytree(refitted, workdir)
+  fitted = trained_run.TrainedRun(str(workdir)).router.fitted
+  (workdir / 'stages' / 'evaluate.json').rename(tmp_path / 'aside')
+  last = trained_run.TrainedRun(str(workdir)).router.fitted
+  assert not np.array_equal(fitted.centroids, last.centroids)
+  np.testing.assert_array_equal(last.centroids, opened(refitted).router(0).centroids)
+  (tmp_path / 'aside').rename(workdir / 'stages' / 'evaluate.json')
+  (workdir / 'evaluation' / 'router.safetensors').unlink()
+  with pytest.raises(ValueError, match=r'evaluation/router\.safetensors'):
+    _ = trained_run.TrainedRun(str(workdir)).router
+
+
+@pytest.mark.slow
+def test_paths_of_random_shards_have_a_router_afterwards(finished, tmp_path):
+  run = tiny_run.run
+  random = '--config.routing.method=random'
+  out = run(finished / 'config.py', tmp_path / 'run', DATA, REFIT, random)
+  now = report(tmp_path / 'run')
+  assert now['perplexity'] != now['as_trained_perplexity'] and 'router that' not in out
+  assert 0 <= trained_run.TrainedRun(str(tmp_path / 'run')).router.path('aeiou bcd aei') < 4
+  few = '--config.routing.router_fraction=0.001'
+  process = tiny_run.start(finished / 'config.py', tmp_path / 'few', few, REFIT, random)
+  assert 'fewer than the 4 paths' in tiny_run.finish(process, 2)

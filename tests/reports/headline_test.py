@@ -85,3 +85,19 @@ def test_the_page_says_what_the_sources_of_a_mixture_gave():
   words = 'Tokens of training text: law 75.0% (30 documents, its text 3.0 times); web 25.0% (1,200 documents).'
   assert headline.sources({'by_domain': found}, {'law': 3, 'web': 1}) == words
   assert headline.sources({'by_domain': found}, {}) == headline.sources({}, {'law': 1}) == ''
+
+
+REFITTED = {
+  'as_trained_perplexity': 20.0, 'ratio_to_as_trained': 0.95, 'ratio_to_as_trained_interval': [0.94, 0.96],
+  'router_refit': {'kept_the_last': False},
+}  # fmt: skip
+
+
+def test_a_router_fitted_after_training_is_compared_with_that_of_training():
+  than = '5% lower (4 to 6%) than the same paths with the router of training'
+  found = headline.lead(REPORT | REFITTED)
+  assert than in found and found.index(than) < found.index('the base that they started from')
+  alone = headline.lead(REPORT | REFITTED | {'ratio_to_control': None, 'ratio_to_control_interval': None})
+  assert 'the base that they started from, which was trained for' in alone
+  kept = headline.lead(REPORT | REFITTED | {'router_refit': {'kept_the_last': True}})
+  assert 'router' not in kept and kept == headline.lead(REPORT)

@@ -249,12 +249,13 @@ def test_the_decay_is_chosen_on_held_sequences_and_their_loss_is_told():
   np.testing.assert_allclose(router.scores(fitted, z_ND), router.scores(of_all, z_ND), rtol=1e-4, atol=1e-4)
 
 
-def test_a_loss_that_is_not_finite_is_the_highest():
-  z_ND, nll_NP, weight_N, held_N = losses(200, 3)
-  highest = np.where(np.arange(3) == 1, nll_NP[:, [0, 2]].max(), nll_NP)
-  nll_NP[:, 1] = np.nan
-  found, wanted = (classifier.fit_to_losses(z_ND, x, weight_N, held_N, [0.01])[0] for x in (nll_NP, highest))
-  np.testing.assert_array_equal(router.route(found, z_ND), router.route(wanted, z_ND))
+@pytest.mark.parametrize('loss', [np.nan, np.inf, 1e4, 1e7])
+def test_a_path_that_is_lost_takes_no_text_and_hides_nothing(loss):
+  z_ND, nll_NP, weight_N, held_N = losses(400, 3)
+  _, of_two = classifier.fit_to_losses(z_ND, nll_NP[:, [0, 2]], weight_N, held_N)
+  nll_NP[:, 1] = loss
+  found, of_three = classifier.fit_to_losses(z_ND, nll_NP, weight_N, held_N)
   assert not (np.asarray(router.route(found, z_ND)) == 1).any()
+  assert of_three == pytest.approx(of_two, abs=0.3)
   with pytest.raises(ValueError, match='no loss of any path is finite'):
     classifier.fit_to_losses(z_ND, np.full((200, 3), np.nan), weight_N, held_N)
