@@ -99,6 +99,7 @@ def test_first_sequences_weigh_as_much_as_all_others():
   assert (router_refit.weights(np.ones(5, bool)) == 1).all()
 
 
+@pytest.mark.slow
 def test_too_little_router_data_leaves_the_router_as_it_is(finished, tmp_path):
   """One sequence of each of a few documents: fewer than four for each path."""
   few = '--config.routing.router_fraction=0.01'
