@@ -207,11 +207,8 @@ class TrainedRun:
         return self._text_router(self.files.read_arrays(name))
     for number in range(s.rounds, -1, -1):
       with contextlib.suppress(Missing):
-        arrays = self.files.read_arrays(f'routing/{number}/router.safetensors')
-        break
-    else:
-      return None
-    return self._text_router(arrays)
+        return self._text_router(self.files.read_arrays(f'routing/{number}/router.safetensors'))
+    return None
 
   def _is_refitted(self) -> bool:
     """Whether the run is evaluated, with a router that was fitted after training; not so while it trains on."""

@@ -90,14 +90,9 @@ def fit_to_losses(
   Raises:
     ValueError: if no loss is finite, or a feature isn't.
   """
-  if not np.isfinite(nll_NP).any():
-    raise ValueError('no loss of any path is finite')
   router_lib.check_features(z_ND)
-  least_N1 = np.min(np.where(np.isfinite(nll_NP), nll_NP, np.inf), axis=1, keepdims=True)
-  excess_NP = np.where(np.isfinite(nll_NP), nll_NP, np.inf) - np.where(np.isfinite(least_N1), least_N1, 0)
-  cap = MOST_EXCESS * np.median(excess_NP[np.isfinite(excess_NP)]) or excess_NP[np.isfinite(excess_NP)].max()
-  excess_NP = np.minimum(excess_NP, cap)
-  nll_NP = np.where(np.isfinite(least_N1), least_N1, 0) + excess_NP
+  least_N1, excess_NP = _least_and_excess(nll_NP)
+  nll_NP = least_N1 + excess_NP
   costs_NP = jnp.asarray(excess_NP / max(excess_NP.mean(), 1e-9), jnp.float32)
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND = (jnp.asarray(z_ND) - mean_D) / scale_D
@@ -117,6 +112,18 @@ def fit_to_losses(
   nats = [held_nats(trained(np.where(is_held_N, 0, weight_N), decay)) for decay in l2]
   best = int(np.argmin(nats))
   return trained(weight_N, l2[best]), nats[best]
+
+
+def _least_and_excess(nll_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns each sequence's least loss, [N, 1], 0 where none is finite, and what paths lose above it, capped."""
+  if not np.isfinite(nll_NP).any():
+    raise ValueError('no loss of any path is finite')
+  nll_NP = np.where(np.isfinite(nll_NP), nll_NP, np.inf)
+  least_N1 = nll_NP.min(axis=1, keepdims=True)
+  least_N1 = np.where(np.isfinite(least_N1), least_N1, 0)
+  excess_NP = nll_NP - least_N1
+  finite = excess_NP[np.isfinite(excess_NP)]
+  return least_N1, np.minimum(excess_NP, MOST_EXCESS * np.median(finite) or finite.max())
 
 
 @jax.jit
