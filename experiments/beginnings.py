@@ -47,7 +47,8 @@ def rows(size: str) -> list[Row]:
     module.TABLE.name: {row.name: row for row in module.rows(size)} for module in (methods, paths, pretrained)
   }
   most = max(int(name.rpartition('_')[2]) for name in by_table['paths'])
-  found = [by_table['methods'][name] for name in METHODS]
+  of_methods = by_table['methods']
+  found = [of_methods[name]._replace(title=f'(1) {of_methods[name].title}') for name in METHODS]
   for table, number, suffix in (('paths', 2, f'_{most}'), ('pretrained', 5, '')):
     for name in OTHERS:
       row = by_table[table][f'{name}{suffix}']
@@ -135,14 +136,16 @@ def measure(workdir: pathlib.Path, documents: Mapping[str, list[dict[str, str]]]
 
 COLUMNS = (
   Column('beginnings of documents', 'texts.beginnings.perplexity'),
-  Column('router refitted', 'texts.beginnings_refit.perplexity'),
-  Column('best path', 'texts.beginnings_hindsight.perplexity'),
+  Column('beginnings, router refitted', 'texts.beginnings_refit.perplexity'),
+  Column('beginnings, best path', 'texts.beginnings_hindsight.perplexity'),
   Column('pieces', 'texts.pieces.perplexity'),
-  Column('router refitted ', 'texts.pieces_refit.perplexity'),
+  Column('pieces, router refitted', 'texts.pieces_refit.perplexity'),
+  Column('tuning beginnings', 'texts.tuning.perplexity'),
+  Column('tuning beginnings, router refitted', 'texts.tuning_refit.perplexity'),
   Column('beginnings, mean of kinds', 'texts.beginnings.kinds'),
-  Column('router refitted  ', 'texts.beginnings_refit.kinds'),
+  Column('beginnings, mean of kinds, router refitted', 'texts.beginnings_refit.kinds'),
   Column('pieces, mean of kinds', 'texts.pieces.kinds'),
-  Column('router refitted   ', 'texts.pieces_refit.kinds'),
+  Column('pieces, mean of kinds, router refitted', 'texts.pieces_refit.kinds'),
 )
 TABLE = common.Table('beginnings', 'Beginnings of documents', rows, COLUMNS, pictures.dots)
 

@@ -5,8 +5,8 @@
 Differences are taken seed by seed, between runs of the same text; behind ± is the standard error of their mean. A claim
 that one row is lower or higher than another needs a difference that is above chance with 95% by Student's t, of two
 seeds or more, and above twice the standard error; `unclear` is for a difference that is not. `under` and `over` compare
-a ratio with a limit, likewise. All seeds share one validation text, whose own chance is not in these. `figure` and
-`percent` claim nothing, and may be of one seed.
+a ratio with a limit, likewise. All seeds share one validation text, whose own chance is not in these. `figure`,
+`first`, `percent` and `overhead` claim nothing, and may be of one seed.
 """
 
 import math
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 import common
 import paths
+import runs
 import sizes
 from common import Column, Results
 
@@ -71,6 +72,18 @@ def figure(results: Results, row: str, field: str = 'perplexity', form: str = '.
   if not found:
     raise InputError(f'there is no run of {row} that has {field}')
   return f'{statistics.fmean(found):{form}}'
+
+
+def first(results: Results, row: str, field: str = 'perplexity', form: str = '.2f') -> str:
+  """The figure of the lowest seed, beside rows that have no other."""
+  lowest = min(seed for name, seed in results if name == row)
+  return figure({(row, lowest): results[row, lowest]}, row, field, form)
+
+
+def overhead(results: Results, row: str, of: str) -> str:
+  """The FLOPs of 'features' or 'scores' beside those of the paths' training, mean over seeds."""
+  found = [runs.routing_flops(record)[of] for (name, _), record in results.items() if name == row]
+  return f'{100 * statistics.fmean(found):.0f}%'
 
 
 def percent(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
@@ -136,7 +149,8 @@ def predicted(results: Results, size: str, row: str) -> str:
 
 
 KINDS = {
-  f.__name__: f for f in (lower, higher, unclear, within, figure, percent, under, over, exponent, law, predicted)
+  f.__name__: f
+  for f in (lower, higher, unclear, within, figure, first, overhead, percent, under, over, exponent, law, predicted)
 }
 
 

@@ -109,11 +109,17 @@ def publish(file: pathlib.Path, data: str | bytes):
 
 
 def figure(record: Record | None, field: str) -> Any:
-  """A field of a result, or, of a list, the value at a number; None where there is none."""
+  """A field of a result, or, of a list, the value at a number; None where there is none.
+
+  Of perplexities by kind of text, a name of config.MEANS is a geometric mean, in which each kind has the same weight.
+  """
   found: Any = record
   for name in field.split('.'):
     if isinstance(found, list) and found:
       found = found[int(name)]
+    elif name in config.MEANS and isinstance(found, dict):
+      of_kinds = [x for kind, x in found.items() if kind not in config.MEANS[name] and x]
+      found = statistics.geometric_mean(of_kinds) if of_kinds else None
     else:
       found = found.get(name) if isinstance(found, dict) else None
   return found

@@ -35,6 +35,7 @@ from dipaco_jax.training import performance
 Numbers = tuple[int, ...]
 UNLIKE = 'law_de'  # the kind of text that is least like the rest
 UNREAD = (UNLIKE, 'code')  # what the base of table (5) has not read
+MEANS = {'others': (UNLIKE,), 'read': UNREAD}  # geometric means over the kinds of text but these
 LAST = {'train.early_stopping': False}  # the change of rows that are measured at their last version
 
 

@@ -118,7 +118,7 @@ COLUMNS = (
   Column('perplexity', 'perplexity'),
   Column('minus dense, by seed', 'perplexity', '+.2f', 'dense'),
   Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),
-  Column('the other kinds, geometric mean', 'perplexity_of_others'),
+  Column('the other kinds, geometric mean', 'perplexity_by_domain.others'),
   Column('re-routed, W = 64', 'reroute.learned.64'),
   Column('W = 16', 'reroute.learned.16'),
   Column('steps of a path', 'steps_of_path', ',.0f'),

@@ -71,7 +71,7 @@ COLUMNS = (
   Column('perplexity', 'perplexity'),
   Column('minus dense on the same text', 'perplexity', '+.2f', 'dense_#'),
   Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),
-  Column('the other kinds, geometric mean', 'perplexity_of_others'),
+  Column('the other kinds, geometric mean', 'perplexity_by_domain.others'),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('FLOPs', 'train_flops', '.2g'),
   Column('bytes sent', 'sent_bytes', '.2g'),

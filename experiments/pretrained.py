@@ -67,6 +67,7 @@ COLUMNS = (
   Column('minus dense, by seed', 'perplexity', '+.2f', 'dense'),
   Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),
   Column('code', 'perplexity_by_domain.code', '.1f'),
+  Column('the six kinds of the base, geometric mean', 'perplexity_by_domain.read'),
   Column('forgetting, nats', 'forgetting', '+.3f'),
   Column('bytes sent', 'sent_bytes', '.2g'),
   Column('FLOPs', 'train_flops', '.2g'),

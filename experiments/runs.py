@@ -186,7 +186,7 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
     'steps_per_phase': run.settings.train.steps_per_phase,
     'text_tokens': sum(json.loads((workdir(run, folder) / 'shards' / '0' / 'meta.json').read_text())['shard_tokens']),
     'wire_bytes': wire_bytes(run.settings), 'state_bytes': state_bytes(run.settings), 'forgetting': forgetting(kept),
-    'perplexity_of_others': of_others(kept), 'steps_of_path': steps_of_path(kept),
+    'steps_of_path': steps_of_path(kept),
     'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
     'routers': scores.routers(workdir(run, folder), run.settings) if scored and has_sklearn() else None,
   }  # fmt: skip
@@ -237,12 +237,6 @@ def forgetting(report: Record) -> float | None:
   return statistics.fmean(math.log(now[kind] / base[kind]) for kind in read) if read else None
 
 
-def of_others(report: Record) -> float | None:
-  """The geometric mean of the perplexities of the kinds of text but UNLIKE, each of the same weight."""
-  found = [x for kind, x in (report['perplexity_by_domain'] or {}).items() if kind != config.UNLIKE and x]
-  return statistics.geometric_mean(found) if found else None
-
-
 def tenths(values: Sequence[float | None]) -> list[float | None]:
   """Means over ten parts of a sequence, of as many values as there are in each; fewer parts where it is shorter."""
   edges = [round(i * len(values) / min(10, len(values))) for i in range(min(10, len(values)) + 1)]
@@ -289,6 +283,27 @@ def cost(run: Run) -> float:
   s = run.settings
   tokens = math.prod(dict(s.grid).values()) * s.train.phases * s.train.steps_per_phase * s.train.batch_size
   return performance.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len) * tokens * s.model.seq_len
+
+
+def routing_flops(record: Record) -> dict[str, float]:
+  """What routing takes beside the paths' training, whose FLOPs are 1; train_flops has neither.
+
+  `features`: the base's blocks read the prefix of every training sequence, here as if all were whole rows. `scores`:
+  every path reads the router data, once for each router that is fitted to its scores.
+  """
+  c = config.fixed(record['variant'])
+  s, rows = settings.from_dict(c.to_dict()), record['text_tokens'] / c.model.seq_len
+  trained = record['train_tokens'] - record['pretrain_tokens']
+
+  def forward(vocabulary: int, length: int) -> float:
+    return performance.flops_per_token(s.model, vocabulary, length) / 3 * length
+
+  whole, prefix = forward(c.tokenizer.vocab_size, c.model.seq_len), forward(0, s.routing.prefix_tokens)
+  training = 3 * whole * trained / c.model.seq_len
+  return {
+    'features': prefix * rows / training,
+    'scores': whole * rows * c.routing.router_fraction * record['paths'] / training,
+  }
 
 
 def own_seconds(record: Record) -> float:

@@ -23,7 +23,7 @@ RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
 SHARES = (0.0625, 0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
 LOW = 0.125  # so low a share and lower ones are for Nesterov alone
-STOPPED = {'train.early_stopping': True}  # as these rows were first run; the last version is the same
+STOPPED = {'train.early_stopping': True}  # hold-outs are withheld: another base, other shards than rows without it
 PATHS = ('dense', 'kmeans', 'own', 'ends', 'flat')  # tried with DiLoCo's outer step too
 # Of tables (2) and (5): number, module, end of a row's name; shares of the base's peak rate by outer step and rows.
 TRIED = {

@@ -49,6 +49,27 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
       claims.render(words, results)
 
 
+def test_means_over_kinds_of_text_leave_out_those_that_they_name():
+  kinds = {'law_de': 2.0, 'code': 8.0, 'wiki_en': 16.0, 'law_en': 4.0, 'none': None}
+  results = {('grid', seed): {'perplexity': 1.0 + seed, 'by': kinds} for seed in (0, 1)}
+  assert claims.render(['figure', 'grid', 'by.others'], results) == '8.00'
+  assert claims.render(['figure', 'grid', 'by.read'], results) == '8.00'  # 4 and 16
+  assert claims.render(['figure', 'grid', 'by.law_de'], results) == '2.00'
+  assert claims.render(['first', 'grid'], results) == '1.00' and claims.render(['figure', 'grid'], results) == '1.50'
+
+
+def test_what_routing_takes_beside_training():
+  """Of width 32, 2 blocks of MLP 86, 1,024 tokens of vocabulary, rows of 128, prefixes of 32, 1.5% router data."""
+  blocks, head, attention = 2 * (2 * 32 * 64 + 3 * 32 * 86), 32 * 1024, 12 * 2 * 32
+  tokens, trained = 128_000, 256_000
+  record = {'variant': 'micro,dipaco', 'text_tokens': tokens, 'paths': 4}
+  results = {('grid', 0): record | {'train_tokens': trained + 5, 'pretrain_tokens': 5}}
+  whole, prefix = 6 * (blocks + head) + attention * 128, 6 * blocks + attention * 32
+  features, scores = tokens / 4 * prefix / 3 / (trained * whole), 4 * 0.015 * tokens / 3 / trained
+  assert claims.render(['overhead', 'grid', 'features'], results) == f'{100 * features:.0f}%' == '2%'
+  assert claims.render(['overhead', 'grid', 'scores'], results) == f'{100 * scores:.0f}%' == '1%'
+
+
 def test_a_surface_is_found_again():
   points = [(n, p, d, 5 * n**-0.1 * p**-0.2 * d**-0.3) for n in (1, 2, 3) for p in (1, 4) for d in (10, 40)]
   assert fits.at(fits.surface(points), 7, 9, 100) == pytest.approx(5 * 7**-0.1 * 9**-0.2 * 100**-0.3)

@@ -48,7 +48,7 @@ def test_the_readme_states_the_results_of_the_experiments():
     [
       f'{statistics.fmean(run["perplexity"] for run in of):.2f}',
       f'{statistics.fmean(run["perplexity_by_domain"]["law_de"] for run in of):.1f}',
-      f'{statistics.fmean(run["perplexity_of_others"] for run in of):.1f}',
+      f'{statistics.fmean(of_others(run) for run in of):.1f}',
       f'{of[0]["parameters_total"]:,}',
     ]
     for of in by_row.values()
@@ -56,6 +56,11 @@ def test_the_readme_states_the_results_of_the_experiments():
   assert len(stated) == 7 and not [row for row in stated if row not in measured]
   (flops,) = re.findall(r'take ([\d.e+]+) FLOPs', table)
   assert {f'{run["train_flops"]:.2g}' for row, of in by_row.items() for run in of if row != 'dense'} == {flops}
+
+
+def of_others(run: dict) -> float:
+  """The geometric mean of the kinds of text but German law."""
+  return statistics.geometric_mean(x for kind, x in run['perplexity_by_domain'].items() if kind != 'law_de')
 
 
 def test_every_command_and_option_is_there():
