@@ -17,12 +17,12 @@ MEASURED = 12  # times, along the steps
 # The peak rate of a row's paths, as a share of its base's, where that is not 1: the best of tune.py, by size.
 SHARES = {
   'micro': {
-    'dense': 0.5, 'diloco': 0.125, 'flat': 0.125, 'own': 0.125, 'ends': 0.125, 'diloco_own': 0.5,
+    'dense': 0.5, 'diloco': 0.125, 'kmeans_25': 0.125, 'flat': 0.125, 'own': 0.125, 'ends': 0.125, 'diloco_own': 0.5,
     'dense_px': 0.5,  # as the dense row
   }
 }  # fmt: skip
 # Rows of paths that take DiLoCo's outer step after phases of its length; the others average paths after short phases.
-NESTEROV = {'micro': ('diloco', 'own', 'ends', 'flat')}
+NESTEROV = {'micro': ('diloco', 'kmeans_25', 'own', 'ends', 'flat')}
 
 
 def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collection[str] | None = None) -> list[Row]:
@@ -31,7 +31,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
   `shares`, `nesterov`: as SHARES and NESTEROV, which are taken where they are not given.
   """
   shares = SHARES.get(size, {}) if shares is None else shares
-  nesterov = NESTEROV.get(size, ('diloco',)) if nesterov is None else nesterov
+  nesterov = NESTEROV.get(size, ('diloco', 'kmeans_25')) if nesterov is None else nesterov
   num_paths = math.prod(config.SIZES[size].grid)
 
   def row(name: str, title: str, method: str, changes=None):
@@ -42,11 +42,15 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
     changes = second_half(size, method, shares.get(name, 1)) | {'train.learning_rate': 0.0}
     return row(name, f'half of the steps DiLoCo, then {words}', method, changes)
 
+  of_diloco = diloco(size, shares.get('diloco', 1), 'diloco' in nesterov)
+  weighed = {**of_diloco.changes, 'outer.row_weights': True}
   once = {'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
   return [
     row('dense', 'dense', 'dense'),
-    diloco(size, shares.get('diloco', 1), 'diloco' in nesterov),
+    of_diloco,
+    of_diloco._replace(name='diloco_rows', title=f'{of_diloco.title}, row weights', changes=weighed),
     row('kmeans', 'DiPaCo, k-means', 'dipaco'),
+    row('kmeans_25', f'DiPaCo, k-means, tau = {TAUS[size][1]}', 'dipaco'),
     row('product', 'DiPaCo, product k-means', 'dipaco', {'routing.method': 'product_kmeans'}),
     row('own', 'DiPaCo, k-means, path-specific upper blocks', 'own'),
     row('ends', f'DiPaCo, k-means, {config.ends_title(size)}', 'ends'),

@@ -11,6 +11,7 @@ from experiment_scripts import start
 from dipaco_jax.core import settings
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
+import again
 import common
 import config
 import readme
@@ -88,6 +89,22 @@ def test_results_of_another_text_are_kept(tmp_path):
   process = start(tmp_path, *options)
   assert 'is of another text' in process.communicate()[1] and process.returncode == 2
   assert json.loads(file.read_text())['runs'] == [record]
+
+
+def test_runs_made_again_are_compared_as_they_are_printed(tmp_path, capsys):
+  def publish(name: str, *perplexities: float):
+    digests = [runs.make('micro', ROWS[0], seed).config for seed in range(len(perplexities))]
+    records = [
+      {'row': 'dense', 'seed': seed, 'config': digests[seed], 'text': '', 'perplexity': x, 'wall_s': {'train': x}}
+      for seed, x in enumerate(perplexities)
+    ]
+    common.publish(tmp_path / name / 'micro' / 't.json', json.dumps({'runs': records}))
+
+  publish('pages', 10.0, 12.0)
+  publish('again', 10.001, 12.01, 11.0)
+  found = again.compare(TABLE, 'micro', tmp_path / 'again', tmp_path / 'pages')
+  assert found == {'t: dense, seed 0': True, 't: dense, seed 1': False, 't: dense, seed 2': False}
+  assert '| Dense | 1 | 12.00 |' in capsys.readouterr().out
 
 
 def test_pages_hold_the_results_as_they_are():
