@@ -29,14 +29,17 @@ STAGES = (
   Stage(
     'pretrain',
     'training the base model',
-    ('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'routing.router_fraction'),
+    (
+      *('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'routing.router_fraction'),
+      'train.early_stopping',  # hold-outs are kept from the base too
+    ),
     ('shards/base', 'base'),
     ('shards/base*', 'base', 'checkpoints/pretrain', 'metrics.jsonl', 'events'),
   ),
   Stage(
     'route',
     'routing',
-    ('grid', 'routing', 'train.batch_size', 'train.early_stopping'),
+    ('grid', 'routing', 'train.batch_size'),
     ('features', 'routing/0', 'shards/0'),
     ('routing', 'shards/0*'),
   ),

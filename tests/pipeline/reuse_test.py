@@ -31,6 +31,7 @@ def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):
     ({'outer': {'momentum': 0.5}}, ['tokenize', 'pretrain', 'route']),
     ({'train': {'phases': 2}}, ['tokenize']),  # the base's cosine would be another
     ({'routing': {'method': 'random'}}, ['tokenize', 'pretrain']),
+    ({'train': {'early_stopping': False}}, ['tokenize']),  # it has hold-outs kept from it
     ({'seed': 1}, []),
   ],
 )
