@@ -71,7 +71,8 @@ def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dic
     routed_N = run.routed('train', s.rounds)[indices, 0]
   else:  # not the routes that text was sharded by, which routing.capacity may have changed
     routed_N = route_stage.scores(run, last, 'train', indices).argmax(axis=1)
-  before = float(np.average(nll_NP[tested, routed_N[tested]], weights=weight_N[tested]))
+  routed_nll_N = classifier.finite_losses(nll_NP)[np.arange(len(nll_NP)), routed_N]  # as `after` counts them
+  before = float(np.average(routed_nll_N[tested], weights=weight_N[tested]))
   stays = last is not None and after > before * (1 - LEAST_GAIN)
   return (last if last is not None and stays else fitted), _about(len(indices), before, after, stays)
 

@@ -75,8 +75,9 @@ def fit_to_losses(
   u is the mean excess of a path at random, so that l2 has no unit. A label says which path is best, and counts as much
   where paths are equal as where they are nats apart; this counts what is lost. It isn't in the paper. It isn't convex:
   it starts from the classifier of the labels. Of several l2 the one whose routes lose least on the sequences that
-  `is_held_N` marks, trained on the others, is used on all of them. An excess is at most MOST_EXCESS times the median,
-  that of losses that aren't finite too, so that one bad path doesn't hide what others differ in.
+  `is_held_N` marks, trained on the others, is used on all of them. An excess counts as at most MOST_EXCESS times
+  what is usual of a path where it isn't best, that of losses that aren't finite too: one bad path then doesn't hide
+  what others differ in.
 
   Args:
     z_ND: features.
@@ -91,8 +92,7 @@ def fit_to_losses(
     ValueError: if no loss is finite, or a feature isn't.
   """
   router_lib.check_features(z_ND)
-  least_N1, excess_NP = _least_and_excess(nll_NP)
-  nll_NP = least_N1 + excess_NP
+  excess_NP, nll_NP = _least_and_excess(nll_NP)[1], finite_losses(nll_NP)
   costs_NP = jnp.asarray(excess_NP / max(excess_NP.mean(), 1e-9), jnp.float32)
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND = (jnp.asarray(z_ND) - mean_D) / scale_D
@@ -114,6 +114,12 @@ def fit_to_losses(
   return trained(weight_N, l2[best]), nats[best]
 
 
+def finite_losses(nll_NP: np.ndarray) -> np.ndarray:
+  """Returns nats with those that aren't finite as `fit_to_losses` counts them. Raises ValueError if none is finite."""
+  least_N1, excess_NP = _least_and_excess(nll_NP)
+  return np.where(np.isfinite(nll_NP), nll_NP, least_N1 + excess_NP)
+
+
 def _least_and_excess(nll_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns each sequence's least loss, [N, 1], 0 where none is finite, and what paths lose above it, capped."""
   if not np.isfinite(nll_NP).any():
@@ -122,8 +128,10 @@ def _least_and_excess(nll_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   least_N1 = nll_NP.min(axis=1, keepdims=True)
   least_N1 = np.where(np.isfinite(least_N1), least_N1, 0)
   excess_NP = nll_NP - least_N1
-  finite = excess_NP[np.isfinite(excess_NP)]
-  return least_N1, np.minimum(excess_NP, MOST_EXCESS * np.median(finite) or finite.max())
+  losing = [of_path[np.isfinite(of_path) & (of_path > 0)] for of_path in excess_NP.T]
+  usual = sorted(float(np.median(some)) for some in losing if len(some))  # of a path: lost ones are the last
+  most = MOST_EXCESS * usual[(len(usual) - 1) // 2] if usual else 1.0
+  return least_N1, np.minimum(excess_NP, most)
 
 
 @jax.jit

@@ -249,6 +249,26 @@ def test_the_decay_is_chosen_on_held_sequences_and_their_loss_is_told():
   np.testing.assert_allclose(router.scores(fitted, z_ND), router.scores(of_all, z_ND), rtol=1e-4, atol=1e-4)
 
 
+def test_of_two_paths_what_few_sequences_lose_by_far_counts_in_full():
+  """Of texts that look alike, 95% lose a nat under path 1, the others 40 under path 0; half of all excesses are 0."""
+  rng, num = np.random.default_rng(0), 2000
+  z_ND, few_N = rng.normal(size=(num, 4)).astype('f'), rng.random(num) < 0.05
+  nll_NP = 200 + np.stack([np.where(few_N, 40, 0), np.where(few_N, 0, rng.exponential(size=num))], 1)
+  held_N = np.arange(num) % 5 == 0
+  fitted, told = classifier.fit_to_losses(z_ND, nll_NP, np.ones(num), held_N)
+  paths_N = np.asarray(router.route(fitted, z_ND))[:, 0]
+  assert (paths_N == 1).mean() > 0.9
+  assert told == pytest.approx(nll_NP[held_N, 1].mean(), abs=0.2)  # in nats as they are
+
+
+@pytest.mark.parametrize('loss', [np.nan, np.inf])
+def test_of_two_paths_a_lost_one_takes_no_text(loss):
+  z_ND, nll_NP, weight_N, held_N = losses(400, 2)
+  nll_NP[:, 1] = loss
+  found, told = classifier.fit_to_losses(z_ND, nll_NP, weight_N, held_N)
+  assert not np.asarray(router.route(found, z_ND))[:, 0].any() and np.isfinite(told)
+
+
 @pytest.mark.parametrize('loss', [np.nan, np.inf, 1e4, 1e7])
 def test_a_path_that_is_lost_takes_no_text_and_hides_nothing(loss):
   z_ND, nll_NP, weight_N, held_N = losses(400, 3)
