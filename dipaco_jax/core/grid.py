@@ -48,6 +48,12 @@ class Grid:
       if not name.isidentifier() or len(name) > 60 or name == 'data':
         raise InputError(f"grid axis {name!r}: use a short identifier other than 'data' (the devices inside a path)")
 
+  def __eq__(self, other: object) -> bool:
+    return isinstance(other, Grid) and self.sizes == other.sizes
+
+  def __hash__(self) -> int:
+    return hash(tuple(self.sizes.items()))
+
   def __repr__(self) -> str:
     return 'x'.join(f'{name}{size}' for name, size in self.sizes.items()) or 'single'
 

@@ -10,7 +10,16 @@ import shutil
 import jax
 import jax.numpy as jnp
 
-from dipaco_jax.core import errors, extension, grid as grid_lib, inner, modules, outer, settings as settings_lib
+from dipaco_jax.core import (
+  errors,
+  extension,
+  grid as grid_lib,
+  inner,
+  modules,
+  outer,
+  settings as settings_lib,
+  streaming,
+)
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, source, tokenizer_files
 from dipaco_jax.models import block_check, transformer
@@ -125,12 +134,31 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
     trained = max(module_store.versions(workdir), default=0)
     if settings.train.phases < trained:
       raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
-    if old.train.phases < settings.train.phases and not settings.inner.decay_steps:
-      words = '--config.inner.decay_steps states its length from the start'
-      logging.warning('more phases stretch the cosine, so the learning rate steps up; %s', words)
+    _check_end(workdir, old, settings)
+    if old.train.phases != settings.train.phases and not settings.inner.decay_steps:
+      longer = old.train.phases < settings.train.phases
+      what = (
+        'more phases stretch the cosine, so the learning rate steps up'
+        if longer
+        else ('fewer phases shorten the cosine, so the learning rate steps down')
+      )
+      logging.warning('%s; --config.inner.decay_steps states its length from the start', what)
   publishing.write_json(file, settings.to_dict())
   (workdir / stage_records.REFUSED).unlink(missing_ok=True)
   files.write_file(workdir / 'command.txt', os.fsencode(f'{command}\n'))
+
+
+def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.Settings):
+  """Raises InputError where a run that streams has begun, and would end elsewhere: last phases are of another kind."""
+  if old.train.phases == new.train.phases or not streaming.make_wire(old.outer, old.train).stream:
+    return
+  every = old.checkpoint.state_every_phases
+  begun = (workdir / 'checkpoints' / 'train').exists() or max(module_store.versions(workdir), default=0)
+  if begun and not (every and old.train.phases % every == 0 and new.train.phases > old.train.phases):
+    raise InputError(
+      f'config.train.phases={new.train.phases}: a run whose levels are exchanged within a phase ends as it was begun, '
+      f'after {old.train.phases}; name that, or train so many in another --workdir'
+    )
 
 
 def note_environment(run: run_lib.Run):
@@ -176,6 +204,7 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
     for path in one.artefacts:
       _check(other / path)
       _link(other / path, run.workdir / path)
+    run.metrics.rewind(one.name, -1)  # rows of an earlier start
     for row in list(metrics_log.read_rows(other)):
       if row['stage'] == one.name:
         run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)

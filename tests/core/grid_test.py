@@ -40,6 +40,7 @@ def test_paths_and_coordinates_are_inverse(axes):
 @given(AXES)
 def test_order_of_axes_does_not_matter(axes):
   backwards = Grid(reversed(list(axes.items())))
+  assert Grid(axes) == backwards and hash(Grid(axes)) == hash(backwards) and Grid(axes | {'a': 6}) != backwards
   assert repr(Grid(axes)) == repr(backwards) and Grid(axes).sizes == backwards.sizes
 
 

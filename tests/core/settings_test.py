@@ -223,6 +223,14 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
       'config.routing.phases_per_round=3 times config.routing.rounds=2',
     ),
     (
+      GRID | {'levels': (('all', '.*', ('a',)),), 'routing': DISCRIMINATIVE | {'router_fraction': 0.1}},
+      "config.routing.method='discriminative': no level varies over the grid axis 'b', and of equal models none",
+    ),
+    (
+      {'evaluate': {'matrix': True}, 'train': {'early_stopping': False}},
+      'config.evaluate.matrix=True is of hold-outs, and config.train.early_stopping=False keeps none',
+    ),
+    (
       GRID | {'routing': {'method': 'random', 'arrange': 'alike'}},
       "config.routing.arrange='alike' places the clusters",
     ),

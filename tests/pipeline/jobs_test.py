@@ -57,6 +57,11 @@ def test_it_goes_on_with_the_text_that_the_base_has_not_read(undisturbed, unatte
   assert begin - read < batch_size
 
 
+def test_it_has_the_programs_of_the_base(undisturbed, unattended):
+  run = unattended(undisturbed)
+  assert run.control_programs is run.base_programs
+
+
 def test_its_hold_out_is_that_of_all_text(undisturbed, unattended):
   run = unattended(undisturbed)
   rows = jobs.control_job(run).evaluation.holdout

@@ -107,6 +107,17 @@ def test_the_report_shows_text_by_the_choosers_paths(rerouted):
     assert chunk['nats'] == pytest.approx(nll[chunk['path']][n, 31:47].mean(), rel=1e-6)
 
 
+@pytest.mark.slow
+def test_the_chooser_that_is_kept_is_the_one_that_was_evaluated_last(rerouted, tmp_path):
+  workdir, config = tmp_path / 'run', rerouted.parent / 'config.py'
+  shutil.copytree(rerouted, workdir)
+  first = (workdir / 'evaluation' / 'chooser.safetensors').read_bytes()
+  for steps in (4, 8):
+    tiny_run.run(config, workdir, *OPTIONS[:-1], f'--config.evaluate.chunk_router_steps={steps}')
+    assert ((workdir / 'evaluation' / 'chooser.safetensors').read_bytes() == first) == (steps == 8)
+    assert len(list((workdir / 'evaluation').glob('chosen-*.npy'))) == 1
+
+
 def test_early_stopping_begins_anew_with_new_shards(rerouted):
   rows = [json.loads(line) for line in (rerouted / 'metrics.jsonl').read_text().splitlines()]
   phases = [row for row in rows if row['kind'] == 'phase' and row['stage'] == 'train']

@@ -1,5 +1,6 @@
 """A run takes from another what that has made with the same settings, and nothing else."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import tiny_run
 
 from dipaco_jax.core import settings
 from dipaco_jax.pipeline import preflight, run as run_lib
+from dipaco_jax.training import metrics_log
 
 
 def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):
@@ -45,6 +47,19 @@ def test_a_stage_of_other_settings_is_not_taken(undisturbed, tmp_path, changes, 
   assert sorted(file.stem for file in tmp_path.glob('stages/*.json')) == sorted(reused)
   assert (tmp_path / 'base').exists() == ('pretrain' in reused)
   assert (tmp_path / 'shards' / '0').exists() == ('route' in reused)
+
+
+def test_rows_of_an_earlier_start_are_not_there_twice(undisturbed, tmp_path):
+  run = run_lib.unattended(tmp_path, settings.from_dict(json.loads((undisturbed / 'config.json').read_text())))
+  run.metrics.close()
+  with metrics_log.Metrics(tmp_path) as rows:
+    rows.write('step', 'pretrain', 1, loss=9.0)  # begun before --reuse was given
+    preflight.take_stages(dataclasses.replace(run, metrics=rows), undisturbed)
+  ours, theirs = (
+    [row for row in map(json.loads, (w / 'metrics.jsonl').read_text().splitlines()) if row['stage'] == 'pretrain']
+    for w in (tmp_path, undisturbed)
+  )
+  assert ours == theirs
 
 
 def test_a_directory_without_a_run_is_refused(undisturbed, tmp_path):
