@@ -68,4 +68,7 @@ def since(name: str) -> tuple[Stage, ...]:
 
 def digest(settings: settings_lib.Settings, name: str) -> str:
   """Returns the sha256 of all fields that a stage's artefacts depend on."""
-  return settings_lib.digest(settings, *(field for stage in up_to(name) for field in stage.depends))
+  depends = [field for stage in up_to(name) for field in stage.depends]
+  if name == 'pretrain' and settings.train.early_stopping:  # so runs that were begun before it counted go on
+    depends.remove('train.early_stopping')
+  return settings_lib.digest(settings, *depends)
