@@ -75,9 +75,7 @@ class Transcript:
   def __init__(self, tokenizer: Tokenizer, before: Sequence[int], stop: Sequence[str] = ()):
     """Begins an empty text after the tokens `before`, on which a word's first space depends."""
     self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
-    self._tokens = list(before[-1:])
-    if tokenizer.decode(self._tokens).endswith(HALF):
-      self._tokens = list(before[-LONGEST:])
+    self._tokens = _context(tokenizer, list(before))
     self._start, self._read = 0, len(self._tokens)  # where the context begins that is decoded again, and what is new
     self._shown = 0
     self.text = ''  # all of it
@@ -110,12 +108,27 @@ class Transcript:
     context, whole = self._decoded(self._start, self._read), self._decoded(self._start)
     same = os.path.commonprefix([context, whole])  # noqa: RUF071  # by character: it may have ended in half of one
     new = whole[len(same) :]
-    self._start, self._read = self._read, len(self._tokens)
+    if not context.endswith(HALF):  # else what is new begins inside a character
+      self._start = self._read
+    self._read = len(self._tokens)
     searched = max(0, len(self.text) - max(map(len, self._stop), default=0))
     self.text += new
     found = [at for at in (self.text.find(stop, searched) for stop in self._stop) if at >= 0]
     if found:
       self.text, self.stopped = self.text[: min(found)], True
+
+
+def _context(tokenizer: Tokenizer, before: list[int]) -> list[int]:
+  """Returns the fewest last tokens that decode whole; where `before` ends in half a character, those of that half.
+
+  Tokens that begin inside a character would not do: a decoder may take the whole run of bytes behind for none.
+  """
+  for half in range(LONGEST):
+    whole = before[: len(before) - half]
+    for n in range(1, min(LONGEST, len(whole)) + 1):
+      if not tokenizer.decode(whole[-n:]).endswith(HALF):
+        return before[-(half or n) :]
+  return before[-LONGEST:]
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -84,6 +84,25 @@ def test_text_as_it_comes_is_the_text(kind):
     assert transcript.text == text
 
 
+WORDS = st.text('fox é漢字🦊', max_size=8)
+
+
+@pytest.mark.parametrize('kind', KINDS)
+@hypothesis_settings(deadline=None)
+@given(WORDS, st.sampled_from('x é漢🦊'), st.integers(0, 3), WORDS)
+def test_a_continuation_is_whole_wherever_its_prompt_ends(kind, before, character, missing, text):
+  """Also where that is inside a character. `tokenizers` decodes a run of bytes as no character if its first is none."""
+  tokenizer = KINDS[kind]
+  start, middle, end = (tokenizer.encode(part, eos=False).tolist() for part in (before, character, text))
+  skip = tokenizer.bos_id >= 0
+  given_of_it = max(0, len(middle[skip:]) - missing)
+  transcript = Transcript(tokenizer, start + middle[skip:][:given_of_it])
+  for token in middle[skip:][given_of_it:] + end[skip:]:
+    transcript.add(token)
+  transcript.close()
+  assert transcript.text == (character if missing else '') + text
+
+
 @pytest.mark.parametrize('kind', KINDS)
 def test_special_tokens_in_a_text_are_text(kind):
   tokenizer = KINDS[kind]
