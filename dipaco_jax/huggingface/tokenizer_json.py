@@ -14,6 +14,7 @@ from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
+MANY = 1 << 20
 
 
 def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -69,8 +70,8 @@ def convert(model: bytes) -> dict[str, Any]:
   proto = parse_model(model)
   _check(proto)
   decoders = [_replace('String', SPACE, ' '), {'type': 'ByteFallback'}, {'type': 'Fuse'}]
-  if proto.normalizer_spec.add_dummy_prefix:
-    decoders.append({'type': 'Strip', 'content': ' ', 'start': 1, 'stop': 0})
+  if spaces := _spaces_in_front(proto.normalizer_spec):
+    decoders.append({'type': 'Strip', 'content': ' ', 'start': spaces, 'stop': 0})
   special = [(i, p) for i, p in enumerate(proto.pieces) if p.type in (UNKNOWN, CONTROL, USER_DEFINED)]
   added = {'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False}
   return {
@@ -99,14 +100,21 @@ def _check(proto):
     raise InputError(f'the tokenizer cannot be written as tokenizer.json: {why[0]}; train with another model_file')
 
 
+def _spaces_in_front(spec) -> int:
+  """Returns how many spaces are left out where a text that is decoded begins with them."""
+  return MANY if spec.remove_extra_whitespaces else int(spec.add_dummy_prefix)
+
+
 def _normalizers(spec) -> list[dict[str, Any]]:
   found: list[dict[str, Any]] = []
   if spec.precompiled_charsmap:
     charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
     found.append({'type': 'Precompiled', 'precompiled_charsmap': charsmap})
   if spec.remove_extra_whitespaces:
-    found += [_replace('Regex', '^ +| +$', ''), _replace('Regex', ' {2,}', ' ')]
+    found += [_replace('Regex', r'\A +', ''), _replace('Regex', ' {2,}', ' ')]  # ^ and $ would be of every line
   found.append(_replace('String', ' ', SPACE))
+  if spec.remove_extra_whitespaces:
+    found.append(_replace('Regex', rf'{SPACE}+\z', ''))  # SentencePiece takes its own sign for a space there
   if spec.add_dummy_prefix:
     found.append({'type': 'Prepend', 'prepend': SPACE})
   return found

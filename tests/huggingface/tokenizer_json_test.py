@@ -51,6 +51,7 @@ MODELS = {
   'ours': lambda: sentencepiece_tokenizer.train([file.read_text() for file in SOURCES[:5]], 1000),
   'llama': lambda: train(vocab_size=900, split_digits=True, **LLAMA),
   'gemma': lambda: train(vocab_size=900, add_dummy_prefix=False, user_defined_symbols=['\n\n', '<mask>'], **LLAMA),
+  'spaces': lambda: train(vocab_size=900, **LLAMA | dict(remove_extra_whitespaces=True)),
   't5': lambda: train(vocab_size=600, model_type='unigram', pad_id=0, eos_id=1, unk_id=2, bos_id=-1),
 }
 
@@ -75,6 +76,17 @@ def test_ids_and_text_are_those_of_sentencepiece(kind):
     assert theirs.encode(text).ids == ids
     if ours.unk_id() not in ids:
       assert theirs.decode(ids) == ours.decode(ids)
+
+
+@pytest.mark.parametrize('kind', MODELS)
+def test_text_of_any_ids_is_that_of_sentencepiece(kind):
+  """Also of those that begin with spaces, as what a path goes on with may."""
+  ours, theirs = pair(kind)
+  rng, whole = np.random.default_rng(0), [i for i in range(len(ours)) if not (ours.is_unknown(i) or ours.is_byte(i))]
+  space = [ours.piece_to_id('\u2581')]
+  for _ in range(300):
+    ids = [*space * rng.integers(3), *rng.choice(whole, 5).tolist()]
+    assert theirs.decode(ids) == ours.decode(ids)
 
 
 def test_unigram_with_rules_agrees_where_characters_stand_alone():
