@@ -65,6 +65,12 @@ def parse_model(model: bytes) -> Any:
   return messages.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made as it is loaded
 
 
+def check(tokenizer: Tokenizer) -> None:
+  """Raises as `make_files`."""
+  if tokenizer_files.JSON not in tokenizer.files:
+    _check(parse_model(tokenizer.files[tokenizer_files.MODEL]))
+
+
 def convert(model: bytes) -> dict[str, Any]:
   """Returns the content of tokenizer.json; raises as `make_files`."""
   proto = parse_model(model)
@@ -89,12 +95,16 @@ def convert(model: bytes) -> dict[str, Any]:
 
 def _check(proto):
   trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
+  kinds = {p.type for p in proto.pieces}
+  # `tokenizers` finds pieces of the user's first, and normalizes what is between them as texts of their own.
+  is_cut = USER_DEFINED in kinds and (normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces)
   odd = {
     'its pieces are words or characters': trainer.model_type not in (UNIGRAM, BPE),
     'spaces are at the end of its pieces': trainer.treat_whitespace_as_suffix,
     'it keeps spaces as they are': not normalizer.escape_whitespaces,
     'it changes text that it decodes': proto.denormalizer_spec.precompiled_charsmap,
-    'it has unused pieces': any(p.type not in (NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE) for p in proto.pieces),
+    'it has unused pieces': not kinds <= {NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE},
+    'it has user_defined_symbols and add_dummy_prefix or remove_extra_whitespaces': is_cut,
   }
   if why := [words for words, is_so in odd.items() if is_so]:
     raise InputError(f'the tokenizer cannot be written as tokenizer.json: {why[0]}; train with another model_file')

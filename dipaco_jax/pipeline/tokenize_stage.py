@@ -7,6 +7,7 @@ of the text's files: parts made of other files are not mixed in.
 
 import functools
 import json
+import logging
 import pathlib
 import shutil
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, own_tokenizer, sequences, source, tokenizer, tokenizer_files
-from dipaco_jax.huggingface import model_folder
+from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import display, processes
@@ -139,7 +140,7 @@ def check_input(s: settings.Settings):
   """Raises InputError, before any work, if a model or tokenizer cannot be used, or text is far too short."""
   check_init(s)
   if s.tokenizer.model_file:
-    tokenizer_files.open_file(s.tokenizer.model_file)
+    _warn_of_export(s.tokenizer.model_file, tokenizer_files.open_file(s.tokenizer.model_file))
   elif is_reference(s.tokenizer.kind):
     own_tokenizer.OwnTokenizer(s.tokenizer)
   check_validation(s)
@@ -149,6 +150,13 @@ def check_input(s: settings.Settings):
     if most >= needed:
       return
   check_rows(s, most)
+
+
+def _warn_of_export(file: str, given: tokenizer.Tokenizer):
+  try:
+    tokenizer_json.check(given)
+  except InputError as e:
+    logging.warning('%s: no path of this run can be exported: %s', file, e)
 
 
 def check_validation(s: settings.Settings):

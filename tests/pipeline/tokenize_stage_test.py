@@ -1,11 +1,13 @@
 """Text is tokenized, and shards are written, in parts, by any number of processes; those that are there are kept."""
 
 import dataclasses
+import io
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus
@@ -100,6 +102,21 @@ def test_a_tokenizer_of_bytes_is_trained_kept_and_given_to_another_run(run):
   assert tokenize_stage.tokenize(again) == first
   assert contents(again.workdir / 'sequences') == contents(made.workdir / 'sequences')
   assert again.tokenizer.files == made.tokenizer.files
+
+
+def test_a_tokenizer_that_no_export_can_have_is_told_before_any_work(undisturbed, run, tmp_path, caplog):
+  words = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(['some words to train on'] * 9), model_writer=words, vocab_size=40, model_type='word',
+    hard_vocab_limit=False, minloglevel=3,
+  )  # fmt: skip
+  (tmp_path / 'mine.model').write_bytes(words.getvalue())
+  for name in (tmp_path / 'mine.model', undisturbed / 'tokenizer.model'):
+    tokenize_stage.check_input(dataclasses.replace(run.settings, tokenizer=settings.Tokenizer(model_file=str(name))))
+  assert [record.getMessage() for record in caplog.records] == [
+    f'{tmp_path}/mine.model: no path of this run can be exported: the tokenizer cannot be written as tokenizer.json: '
+    'its pieces are words or characters; train with another model_file'
+  ]
 
 
 def test_parts_of_other_files_are_not_taken(undisturbed, run):
