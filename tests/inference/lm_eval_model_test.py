@@ -148,7 +148,7 @@ def test_the_harness_finds_it_by_name_beside_its_own_models(undisturbed):
   from lm_eval.api import registry
 
   model = registry.get_model('dipaco').create_from_arg_string(f'workdir={undisturbed},path=3', {'device': None})
-  assert (model.only, model.batch_size) == (3, 8) and 'hf' in registry.model_registry
+  assert (model.fixed_path, model.batch_size) == (3, 8) and 'hf' in registry.model_registry
 
 
 def test_a_path_that_is_given_scores_all_texts(undisturbed, log_softmax):
