@@ -32,7 +32,7 @@ NEW_TOKENS = 256  # if a task does not say how many, as in the harness' own mode
 
 @register_model('dipaco')
 class Dipaco(TemplateLM):
-  """A run as lm_eval's model. Texts get no first token; where the harness needs one it is bos, or else eos."""
+  """A run as lm_eval's model. Where the harness needs a token in front of a text it is bos, or else eos."""
 
   def __init__(
     self, workdir: str, path: int | Sequence[int] | None = None, version: int | None = None, batch_size=8, **others
@@ -69,7 +69,12 @@ class Dipaco(TemplateLM):
     return self.run.settings.model.seq_len
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
-    return self.run.tokenizer.encode(string, eos=False).tolist()
+    tokens = self.run.tokenizer.encode(string, eos=False).tolist()
+    return self._text_alone(tokens) if add_special_tokens is False else tokens
+
+  def _text_alone(self, tokens: list[int]) -> list[int]:
+    """Returns a text's tokens without the one that its tokenizer puts in front."""
+    return tokens[1:] if tokens[:1] == [self.run.tokenizer.bos_id] else tokens
 
   def choose_path(self, tokens: Sequence[int]) -> int:
     """Returns the path of a text by its first tokens."""
@@ -79,7 +84,8 @@ class Dipaco(TemplateLM):
     """Returns (log p, whether greedy) of each continuation; a request is (texts, context ids, continuation ids)."""
     rows = []
     for (context, _), before, scored in requests:
-      path = self.choose_path(before if context and before else scored)
+      has_context = context and self._text_alone(before)  # which may be but spaces, that go to the continuation
+      path = self.choose_path(before if has_context else self.tok_encode('') + scored)
       rows.append((path, before or [self.prefix_token_id], scored))
     found = [(-float(nll.sum()), bool(likeliest.all())) for nll, likeliest in self.score(rows)]
     for (texts, _, _), answer in zip(requests, found, strict=True):
@@ -91,7 +97,8 @@ class Dipaco(TemplateLM):
     rows, owners = [], []
     for i, request in enumerate(requests):
       tokens = self.tok_encode(request.args[0])
-      windows = lm_eval.utils.get_rolling_token_windows(tokens, self.prefix_token_id, self.max_length, 1)
+      alone = self._text_alone(tokens)  # the harness puts a token in front itself
+      windows = lm_eval.utils.get_rolling_token_windows(alone, self.prefix_token_id, self.max_length, 1)
       for window in windows:
         rows.append((self.choose_path(tokens), *lm_eval.utils.make_disjoint_window(window)))
         owners.append(i)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import small
 
+from dipaco_jax.data import sentencepiece_tokenizer
 from dipaco_jax.inference import trained_run
 
 pytest.importorskip('lm_eval')
@@ -127,6 +128,26 @@ def test_a_long_text_is_scored_once_in_windows(model, log_softmax):
   expected += sum(second[i, t] for i, t in enumerate(tokens[-length:]) if i >= 2 * length - len(tokens))
   found = model.loglikelihood_rolling([asked(text), asked('')])
   assert found[0] == pytest.approx(expected, abs=30 * CLOSE) and found[1] == 0
+
+
+@pytest.mark.parametrize('context', ['', ' '])
+def test_a_token_that_stands_in_front_of_texts_is_there_once_and_is_not_scored(undisturbed, log_softmax, context):
+  from dipaco_jax.inference import lm_eval_model
+
+  model = lm_eval_model.Dipaco(str(undisturbed))
+  files = model.run.tokenizer.files
+  model.run.tokenizer = sentencepiece_tokenizer.SentencePieceTokenizer(files['tokenizer.model'], adds_bos=True)
+  text = context + 'aeiou oua yea'
+  tokens = model.tok_encode(text)
+  assert tokens[0] == model.prefix_token_id not in tokens[1:]
+  log_p = log_softmax(model.run.router.path(tokens), tokens)
+  expected = pytest.approx(sum(log_p[i - 1, tokens[i]] for i in range(1, len(tokens))), abs=CLOSE)
+  assert model.loglikelihood_rolling([asked(text), asked('')]) == [expected, 0]
+  paths = []
+  choose, model.choose_path = model.choose_path, lambda tokens: paths.append(list(tokens)) or choose(tokens)
+  ((total, _),) = model.loglikelihood([asked(context, 'aeiou oua yea')], disable_tqdm=True)
+  assert total == expected and paths == [tokens]
+  assert model.tok_encode(text, add_special_tokens=False) == tokens[1:]
 
 
 def test_generation_is_greedy_and_stops(model, log_softmax):
