@@ -59,9 +59,18 @@ def listing(data: settings.Data) -> list[tuple[str, int]]:
 
 def check_beginnings(data: settings.Data) -> None:
   """Reads the beginning of every file. Raises InputError that names the config field or the file, and the fix."""
-  files = _find(data.train, data) + _find(data.validation, data)
-  for _, path in files:
+  train, validation = _find(data.train, data), _find(data.validation, data)
+  _check_apart(train, validation)
+  for _, path in train + validation:
     file_kinds.check_beginning(path, data)
+
+
+def _check_apart(train: Sequence[tuple[str, str]], validation: Sequence[tuple[str, str]]) -> None:
+  """Raises InputError where a file is trained on and validated on, whatever links lead to it."""
+  trained = {os.path.realpath(path) for _, path in train}
+  if both := [path for _, path in validation if os.path.realpath(path) in trained]:
+    words = 'is in config.data.train and in config.data.validation'
+    raise InputError(f'{both[0]} {words}: leave it out of one, or name no validation text, and some is held out')
 
 
 def is_small(data: settings.Data) -> bool:

@@ -100,3 +100,17 @@ def test_other_files_have_another_fingerprint(tmp_path):
   (tmp_path / 'b.jsonl').write_bytes(corpora.lines(51))
   found.append(corpus.fingerprint(corpora.in_files(tmp_path)))
   assert len({*found}) == 3 and found[-1] == corpus.fingerprint(corpora.in_files(tmp_path, max_documents=3))
+
+
+@pytest.mark.parametrize('validation', ['b.jsonl', '../x/b*', 'link'])
+def test_a_file_that_is_trained_on_is_no_validation_text(tmp_path, validation):
+  (tmp_path / 'x').mkdir()
+  for name in 'ab':
+    (tmp_path / 'x' / f'{name}.jsonl').write_bytes(corpora.lines(50))
+  (tmp_path / 'x' / 'link').symlink_to('b.jsonl')
+  data = settings.Data(source='files', train=(f'{tmp_path}/x/*.jsonl',), validation=(f'{tmp_path}/x/{validation}',))
+  words = r'is in config\.data\.train and in config\.data\.validation: leave it out of one'
+  with pytest.raises(ValueError, match=words) as error:
+    corpus.check_readable(data)
+  assert str(error.value).startswith(f'{tmp_path}/x/') and '\n' not in str(error.value)
+  corpus.check_readable(settings.Data(source='files', train=(f'{tmp_path}/x/a*',), validation=data.validation))
