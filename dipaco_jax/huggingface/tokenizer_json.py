@@ -15,6 +15,8 @@ from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
 MANY = 1 << 20
+# Of a tokenizer_config.json that was given; what else it says is of another class, or of tokens that the model lacks.
+KEPT = ('chat_template', 'model_max_length', 'padding_side', 'truncation_side')
 
 
 def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
@@ -27,7 +29,9 @@ def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   model = tokenizer.files[tokenizer_files.MODEL]
   proto = parse_model(model)
   pieces = proto.pieces
+  given = json.loads(tokenizer.files.get(tokenizer_files.CONFIG, b'{}'))
   config = {
+    **{name: given[name] for name in KEPT if name in given},
     'tokenizer_class': 'PreTrainedTokenizerFast',
     'add_bos_token': tokenizer.bos_id >= 0,
     # For llama.cpp, whose converter reads it here and not in the model, and else puts a space before each text.

@@ -127,6 +127,16 @@ def test_a_token_that_is_put_in_front_is_in_the_files():
   assert again.bos_id == ours.bos_id and again.encode('a b').tolist() == ours.encode('a b').tolist()
 
 
+def test_a_chat_template_that_was_given_is_in_the_files_and_tokens_that_the_model_lacks_are_not():
+  given = {'chat_template': '{{ messages }}', 'model_max_length': 64, 'add_bos_token': True}
+  alien = {'tokenizer_class': 'LlamaTokenizer', 'pad_token': '<none>', 'added_tokens_decoder': {'2000': '<none>'}}
+  beside = {'tokenizer_config.json': json.dumps(given | alien).encode()}
+  ours = sentencepiece_tokenizer.SentencePieceTokenizer(MODELS['ours'](), adds_bos=True, beside=beside)
+  config = json.loads(tokenizer_json.make_files(ours)['tokenizer_config.json'])
+  assert {name: config.get(name) for name in given} == given
+  assert config.pop('tokenizer_class') == 'PreTrainedTokenizerFast' and not config.keys() & alien.keys()
+
+
 def test_a_tokenizer_json_is_written_as_it_was_given():
   files = json_tokenizer.train(sentences(), 400)
   assert tokenizer_json.make_files(json_tokenizer.JsonTokenizer(files)) == files
