@@ -19,7 +19,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import object_store
 from dipaco_jax.training import display, processes, stopping
 
-TRY_AGAIN = 75  # exit status: the disk is full, or the bucket cannot be written
+TRY_AGAIN = 75  # exit status: the disk is full, text cannot be read for now, or the bucket cannot be written
 DIVERGED = 65  # exit status: training cannot go on
 AFTER_DIVERGENCE = (
   'the same command goes on from the last checkpoint, which is from before: that helps where a machine was at fault; '

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.storage import remote_files
 
 CHUNK_BYTES = 1 << 20
@@ -65,7 +65,7 @@ def chunks(path: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
-  """Raises InputError where the file that is read in it is damaged, OSError where its disk or bucket is.
+  """Raises InputError where the file that is read in it is damaged, Unavailable where its disk or bucket is away.
 
   `errors` are those of further formats that mean damage.
   """
@@ -73,7 +73,7 @@ def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
     yield
   except OSError as e:
     if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
-      raise  # nothing is wrong with the file: the same command may go on
+      raise Unavailable(f'{path}: {e.strerror or e}; run the same command again when it can be read') from e
     raise InputError(f'{path}: {e.strerror or e}; fix it, or leave it out') from e
   except Exception as e:
     if not isinstance(e, (*DAMAGED, *errors)) and type(e).__name__ != 'ZstdError':

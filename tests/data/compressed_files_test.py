@@ -1,10 +1,16 @@
 """Compressed files: several frames, large windows, and none that ends early in silence."""
 
+import errno
+import io
+import os
+
 import corpora
 import pytest
 from backports import zstd
 
+from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.data import compressed_files
+from dipaco_jax.storage import remote_files
 
 WORDS = b''.join(b'%d some words\n' % i for i in range(50_000))
 
@@ -36,6 +42,17 @@ def test_zstd_of_a_long_window(tmp_path):
   with zstd.open(tmp_path / 'a.zst', 'wb', options=options) as f:
     f.write(WORDS)
   assert read(tmp_path / 'a.zst') == WORDS
+
+
+@pytest.mark.parametrize('number', [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
+def test_a_file_whose_disk_does_not_answer_is_told_and_may_be_read_later(number, monkeypatch):
+  class Gone(io.RawIOBase):
+    def read(self, size=-1):
+      raise OSError(number, os.strerror(number))
+
+  monkeypatch.setattr(remote_files, 'open_file', lambda path: Gone())
+  with pytest.raises(Unavailable, match=rf'a\.txt: {os.strerror(number)}; run the same command again when it can be'):
+    read('a.txt')
 
 
 def test_names():
