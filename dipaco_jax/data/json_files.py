@@ -10,6 +10,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, source
 
+BLANK = b'\xef\xbb\xbf \t\r\n'  # with the bytes of a byte order mark
 ONE_A_LINE = {b'[': "jq -c '.[]' makes lines of an array", b'{': 'jq -c . makes a line of each object'}
 
 
@@ -20,14 +21,22 @@ def documents(path: str, data: settings.Data, name: str) -> source.Documents:
 
 
 def lines(path: str) -> Iterator[tuple[int, bytes]]:
-  """Yields (number from 1, bytes) of the lines that are not blank."""
-  rest, number = b'', 0
+  """Yields (number from 1, bytes) of the lines that are not blank. Raises InputError, at once, for an array."""
+  parts: list[bytes] = []  # of a line, joined where it ends: it may be long
+  number, begun = 0, False
   for chunk in itertools.chain(compressed_files.chunks(path), [b'\n']):
-    *whole, rest = (rest + chunk).split(b'\n')
-    for line in whole:
-      number += 1
-      if line.strip():
-        yield number, line
+    if not begun and (beginning := chunk.lstrip(BLANK)):
+      begun = True
+      if beginning[:1] == b'[':
+        raise InputError(f'{path}: an array, where there should be one object in a line; {ONE_A_LINE[b"["]}')
+    parts.append(chunk)
+    if b'\n' in chunk:
+      *whole, rest = b''.join(parts).split(b'\n')
+      parts = [rest]
+      for line in whole:
+        number += 1
+        if line.strip():
+          yield number, line
 
 
 def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: str) -> tuple[str, str]:

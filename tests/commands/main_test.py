@@ -221,7 +221,7 @@ def test_text_files(run, tmp_path, content, words):
 @pytest.mark.parametrize(
   'content, words',
   [
-    ('[{"text": "a"}]', "no JSON object, which each line should be; jq -c '.[]' makes lines of an array"),
+    ('[{"text": "a"}]', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
     ('[\n {"text": "a"}\n]', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
     ('{\n "text": "a"\n}', 'there should be one object in a line; jq -c . makes a line of each object'),
     ('"a"', 'no JSON object, which each line should be'),
@@ -232,7 +232,7 @@ def test_text_files(run, tmp_path, content, words):
 def test_json_files(run, tmp_path, content, words):
   (tmp_path / 'mine.json').write_text(content)
   said = refused(run, TEXT, '--config.data.train=*.json')
-  assert words in said and 'mine.json:1: ' in said
+  assert words in said and 'mine.json:' in said
 
 
 @pytest.mark.parametrize(

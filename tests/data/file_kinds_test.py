@@ -1,15 +1,17 @@
 """Files of every kind that people have: which is which, the same documents of each, and the line for each wrong one."""
 
 import gzip
+import itertools
 import os
 import sys
+import time
 
 import corpora
 import pytest
 from backports import zstd
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, file_kinds
+from dipaco_jax.data import compressed_files, corpus, file_kinds, json_files
 
 RECORDS = [
   {'text': f'line {i} ä\u2028', 'domain': 'ab'[i % 2], 'meta': {'set': f's{i % 3}', 'title': f'title {i}'}}
@@ -62,7 +64,11 @@ BAD = {
   'split.txt': (b'x' * ((1 << 20) - 1) + b'\xc3(', f'not UTF-8 at byte {(1 << 20) - 1}'),
   'plain.jsonl': (corpora.lines(2) + b'plain text\n', r'plain\.jsonl:3: not JSON'),
   'key.jsonl': (b'{"content": "x", "n": 1}\n', r"key\.jsonl:1: no text under 'text'; texts are under \['content'\]"),
-  'list.jsonl': (b'[1]\n', 'no JSON object, which each line should be'),
+  'list.jsonl': (
+    b'\xef\xbb\xbf\n [1]\n',
+    r'list\.jsonl: an array, where there should be one object in a line; jq',
+  ),
+  'later.jsonl': (corpora.lines(2) + b'[1]\n', r'later\.jsonl:3: no JSON object, which each line should be'),
   'latin.jsonl': (b'{"text": "\xe9"}\n', r'latin\.jsonl:1: not UTF-8 at byte 10'),
   'cut.jsonl.gz': (gzip.compress(os.urandom(5000))[:2000], 'damaged or cut short'),
   'no.jsonl.gz': (b'plain', 'Not a gzipped file'),
@@ -103,6 +109,23 @@ def test_faults_beyond_the_beginning_are_found_by_the_stream(tmp_path):
   (tmp_path / 'b.txt').write_bytes(b'good text\n' * 300_000 + b'\xff')
   with pytest.raises(ValueError, match=r'b\.txt: not UTF-8 at byte 3000000'):
     list(corpus.documents(corpora.in_files(tmp_path), 'train'))
+
+
+def test_an_array_is_refused_by_its_first_byte(monkeypatch):
+  monkeypatch.setattr(
+    compressed_files, 'chunks', lambda path: itertools.chain([b' \n['], itertools.repeat(b'1, ', 1000))
+  )
+  with pytest.raises(ValueError, match=r'a\.json: an array'):
+    next(json_files.lines('a.json'))
+
+
+def test_the_time_of_a_long_line_is_that_of_its_bytes(monkeypatch):
+  """Each chunk is copied once: some milliseconds here, where a copy of the whole line for each took 10 s."""
+  chunk, count = b'x' * (1 << 10), 1 << 13
+  monkeypatch.setattr(compressed_files, 'chunks', lambda path: itertools.repeat(chunk, count))
+  began = time.process_time()
+  [(number, line)] = json_files.lines('a.json')
+  assert (number, len(line)) == (1, len(chunk) * count) and time.process_time() - began < 3
 
 
 def test_the_library_that_zst_needs_is_named(tmp_path, monkeypatch):
