@@ -46,7 +46,7 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
     record = json.loads(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
   except UnicodeDecodeError as e:
     raise InputError(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
-  except ValueError as e:
+  except (ValueError, RecursionError) as e:
     fix = f'; {ONE_A_LINE[line.strip()]}' if line.strip() in ONE_A_LINE else ''
     raise InputError(f'{where}: not JSON ({e}): there should be one object in a line{fix}') from e
   if not isinstance(record, dict):

@@ -53,7 +53,7 @@ def saved_files(folder: str) -> list[str] | None:
   try:
     with open(os.path.join(folder, SAVED), encoding='utf-8') as f:
       return [os.path.join(folder, file['filename']) for file in json.load(f)['_data_files']]
-  except (ValueError, KeyError, TypeError) as e:
+  except (ValueError, RecursionError, KeyError, TypeError) as e:
     raise InputError(f'{folder}/{SAVED}: not as datasets.save_to_disk writes it ({e}): save the dataset again') from e
 
 

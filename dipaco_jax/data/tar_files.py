@@ -72,7 +72,7 @@ def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, na
     text = files['txt'].decode('utf-8-sig') if 'txt' in files else None
   except UnicodeDecodeError as e:
     raise InputError(f'{where}: not UTF-8 at byte {e.start}: convert it') from e
-  except ValueError as e:
+  except (ValueError, RecursionError) as e:
     raise InputError(f'{where}.json: not JSON ({e}): mend it') from e
   if not isinstance(record, dict):
     raise InputError(f'{where}.json: no JSON object, which it should be')

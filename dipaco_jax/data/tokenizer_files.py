@@ -45,7 +45,7 @@ def load(files: Mapping[str, bytes]) -> Tokenizer:
   beside = {CONFIG: files[CONFIG]} if CONFIG in files else {}
   try:
     adds_bos = bool(json.loads(beside.get(CONFIG, b'{}')).get('add_bos_token'))
-  except (ValueError, AttributeError) as e:
+  except (ValueError, RecursionError, AttributeError) as e:
     raise InputError(f'{CONFIG} beside it is not JSON of an object') from e
   return SentencePieceTokenizer(files[MODEL], adds_bos, beside)
 

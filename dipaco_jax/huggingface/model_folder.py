@@ -53,7 +53,7 @@ def is_our_config(config: bytes) -> bool:
   """Returns whether a config.json is as `make_files` wrote it: transformers keeps our key and adds its own."""
   try:
     found = json.loads(config)
-  except ValueError:
+  except (ValueError, RecursionError):
     return False
   return isinstance(found, dict) and 'dipaco_jax' in found and 'transformers_version' not in found
 

@@ -62,7 +62,7 @@ def read_model(folder: str, workdir: str = '') -> dict[str, Any]:
   except InputError as e:
     at_hub = folder.startswith(remote_files.HUB) and str(e).startswith(folder)
     raise _unreadable(folder, str(e)) if at_hub else InputError(f'config.pretrain.init={folder}: {e}') from e
-  except (ValueError, AttributeError, TypeError) as e:
+  except (ValueError, RecursionError, AttributeError, TypeError) as e:
     raise InputError(f'config.pretrain.init={folder}: config.json is not JSON of an object; name another folder') from e
 
 
@@ -91,5 +91,5 @@ def _begun(workdir: str, folder: str) -> dict[str, Any]:
     model = {name: x for name, x in kept['model'].items() if name in config_json.READ}
     tokenizer = {'model_file': kept['tokenizer']['model_file']}
     return {'model': model, 'tokenizer': tokenizer} if kept['pretrain']['init'] == folder else {}
-  except (OSError, InputError, ValueError, KeyError, TypeError, AttributeError):
+  except (OSError, InputError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
     return {}

@@ -60,7 +60,7 @@ def _shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
   try:
     header = json.loads(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
     found = {key: (x['dtype'], tuple(x['shape'])) for key, x in header.items() if key != '__metadata__'}
-  except (ValueError, AttributeError, TypeError, KeyError) as e:
+  except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as e:
     raise wrong(folder, f'{name} is no safetensors file, or not whole') from e
   for key, (kind, _) in found.items():
     if kind not in tensors.DTYPES or (key.endswith(('.weight', '.bias')) and kind not in FLOATS):
@@ -83,7 +83,7 @@ def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str
     arrays = tensors.from_bytes(memoryview(data))
   except KeyError as e:
     raise _wrong_type(folder, name, e.args[0]) from e
-  except (ValueError, TypeError) as e:
+  except (ValueError, RecursionError, TypeError) as e:
     raise wrong(folder, f'{name} is no safetensors file, or not whole: {e}') from e
   return sha256, {key: x for key, x in arrays.items() if key in wanted}, arrays.keys()
 
@@ -127,7 +127,7 @@ def parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
   try:
     if isinstance(found := json.loads(data), dict):
       return found
-  except ValueError:
+  except (ValueError, RecursionError):
     pass
   raise wrong(folder, f'{name} is not JSON of an object; name another folder')
 

@@ -69,6 +69,7 @@ BAD = {
     r'list\.jsonl: an array, where there should be one object in a line; jq',
   ),
   'later.jsonl': (corpora.lines(2) + b'[1]\n', r'later\.jsonl:3: no JSON object, which each line should be'),
+  'deep.jsonl': (b'{"text": ' + b'[' * 100_000, r'deep\.jsonl:1: not JSON'),
   'latin.jsonl': (b'{"text": "\xe9"}\n', r'latin\.jsonl:1: not UTF-8 at byte 10'),
   'cut.jsonl.gz': (gzip.compress(os.urandom(5000))[:2000], 'damaged or cut short'),
   'no.jsonl.gz': (b'plain', 'Not a gzipped file'),

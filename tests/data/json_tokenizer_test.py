@@ -216,3 +216,7 @@ def test_a_sentencepiece_model_has_its_begin_token_where_its_config_says(tmp_pat
   assert found.encode('a').tolist()[0] == 1 == found.bos_id and found.decode(found.encode('a b')) == 'a b'
   again = tokenizer_files.read(settings.Tokenizer(), found.files.__contains__, found.files.__getitem__)
   assert again.bos_id == 1 and again.files == found.files
+  for config in ('[1]', '{', '[' * 100_000):
+    (tmp_path / 'tokenizer_config.json').write_text(config)
+    with pytest.raises(ValueError, match=r'tokenizer_config\.json beside it is not JSON of an object'):
+      tokenizer_files.open_file(tmp_path / 'tokenizer.model')

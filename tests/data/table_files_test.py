@@ -94,9 +94,10 @@ def test_a_saved_dataset_is_its_own_files_and_no_caches(tmp_path):
   assert (tmp_path / 'mine' / 'cache-1.arrow').exists()
   for pattern in (tmp_path / 'mine', f'{tmp_path}/mine/'):
     assert texts(of(pattern)) == sorted(TEXTS)
-  (tmp_path / 'mine' / 'state.json').write_text(json.dumps({'files': 3}))
-  with pytest.raises(ValueError, match=r'state\.json: not as datasets\.save_to_disk writes it'):
-    texts(of(tmp_path / 'mine'))
+  for state in (json.dumps({'files': 3}), '[' * 100_000):
+    (tmp_path / 'mine' / 'state.json').write_text(state)
+    with pytest.raises(ValueError, match=r'state\.json: not as datasets\.save_to_disk writes it'):
+      texts(of(tmp_path / 'mine'))
 
 
 def test_of_several_splits_one_has_to_be_named(tmp_path):

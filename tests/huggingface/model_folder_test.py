@@ -261,9 +261,11 @@ def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
   'name, data, words',
   [
     ('config.json', b'[]', 'config.json is not JSON of an object'),
+    ('config.json', b'[' * 100_000, 'config.json is not JSON of an object'),
     ('config.json', None, 'config.json: No such file'),
     ('model.safetensors', None, 'model.safetensors: No such file'),
     ('model.safetensors', b'x' * 100, 'model.safetensors is no safetensors file, or not whole'),
+    ('model.safetensors', b'\xff' * 8 + b'[' * 100_000, 'model.safetensors is no safetensors file, or not whole'),
     ('model.safetensors', b'', 'model.safetensors is no safetensors file, or not whole'),
     ('model.safetensors', safetensors.numpy.save({'x': np.zeros(3)}), 'has no lm_head.weight'),
   ],
@@ -279,6 +281,11 @@ def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, data, 
     file.write_bytes(whole[:-1])
     with pytest.raises(ValueError, match='not whole'):
       model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+
+
+@pytest.mark.parametrize('config', [b'', b'[]', b'[' * 100_000, b'{"dipaco_jax": {}, "transformers_version": "5.0"}'])
+def test_a_config_that_is_not_ours_is_none(config):
+  assert not model_folder.is_our_config(config) and model_folder.is_our_config(b'{"dipaco_jax": {}}')
 
 
 def test_a_weight_of_another_shape_is_named(tmp_path):

@@ -102,10 +102,10 @@ def test_a_model_of_the_hub_without_its_library(monkeypatch):
     read('tiny', 'pretrain.init=org/odd')
 
 
-@pytest.mark.parametrize(('config', 'words'), [('[]', 'not JSON of an object'), ('{', 'not JSON of an object')])
-def test_a_folder_that_is_none_is_named(tmp_path, config, words):
+@pytest.mark.parametrize('config', ['[]', '{', '[' * 100_000])
+def test_a_folder_that_is_none_is_named(tmp_path, config):
   (tmp_path / 'config.json').write_text(config)
-  with pytest.raises(InputError, match=words):
+  with pytest.raises(InputError, match='not JSON of an object'):
     pretrained.read_model(str(tmp_path))
 
 
