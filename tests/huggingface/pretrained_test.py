@@ -44,7 +44,7 @@ def test_the_folder_alone_is_enough(qwen, variant):
 
 
 def test_any_config_takes_it_and_what_is_set_against_it_is_named(qwen):
-  s = read('tiny', f'pretrain.init={qwen}')
+  s = read('tiny', f'pretrain.init={qwen}', 'model.num_heads=4')
   assert s.model.qk_norm == 'head' and s.model.rope_factor == 4.0
   with pytest.raises(InputError, match=r'set config\.model\.width=16, .*set config\.model\.mlp_dim=24'):
     model_folder.check_config(s)
