@@ -91,7 +91,8 @@ def text(rows: Rows) -> str:
 
 def render(rows: Rows, figure) -> str:
   split = next((i for i, row in enumerate(rows) if row[0].startswith('config.')), len(rows))
-  same_base = any(row[0] == 'base perplexity' and len(set(row[1:])) == 1 for row in rows)
+  [bases] = [set(row[1:]) for row in rows if row[0] == 'base perplexity']
+  same_base = len(bases) == 1 and bases != {'-'}
   caption = 'Routed validation perplexity of each run against training steps, those of the base model included.'
   caption += ' They start from equally good base models.' if same_base else ''
   picture = report_page.Figure.of('compare', Picture(figure, caption))

@@ -1,6 +1,8 @@
 """Several runs side by side."""
 
+import matplotlib.figure
 import parsed_page
+import pytest
 
 from dipaco_jax import report
 from dipaco_jax.pipeline import stage_records
@@ -17,6 +19,12 @@ def test_runs_are_compared_in_a_table_a_page_and_a_picture(runs, tmp_path):
   page = parsed_page.Page((tmp_path / 'compare.html').read_text())
   assert not page.fetched and 'config.routing.method' in page.words
   assert (tmp_path / 'compare.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize('bases, same', [(['9.0', '9.0'], True), (['9.0', '9.1'], False), (['-', '-'], False)])
+def test_bases_are_equally_good_where_both_were_evaluated(bases, same):
+  page = comparison.render([['', 'a', 'b'], ['base perplexity', *bases]], matplotlib.figure.Figure())
+  assert ('They start from equally good base models.' in page) == same
 
 
 def test_rerouted_perplexities_stand_side_by_side():
