@@ -30,10 +30,12 @@ def open_file(file: str | os.PathLike) -> Tokenizer:
   except OSError as e:
     raise _unusable(path, e.strerror or str(e)) from e
   files = {JSON if content.lstrip()[:1] == b'{' else MODEL: content}
-  with contextlib.suppress(OSError):
-    files[CONFIG] = remote_files.read(f'{os.path.dirname(path) or "."}/{CONFIG}')
   try:
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+      files[CONFIG] = remote_files.read(f'{os.path.dirname(path) or "."}/{CONFIG}')
     return load(files)
+  except OSError as e:
+    raise _unusable(path, f'{CONFIG} beside it: {e.strerror or e}') from e
   except InputError as e:
     raise _unusable(path, str(e)) from e
 

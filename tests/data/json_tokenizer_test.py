@@ -220,3 +220,13 @@ def test_a_sentencepiece_model_has_its_begin_token_where_its_config_says(tmp_pat
     (tmp_path / 'tokenizer_config.json').write_text(config)
     with pytest.raises(ValueError, match=r'tokenizer_config\.json beside it is not JSON of an object'):
       tokenizer_files.open_file(tmp_path / 'tokenizer.model')
+
+
+@pytest.mark.parametrize('files', [OURS.files, {'tokenizer.model': sentencepiece_tokenizer.train(TEXTS, 400)}])
+def test_a_config_that_cannot_be_read_is_not_taken_for_none(files, tmp_path):
+  [name] = files.keys() - {'tokenizer_config.json'}
+  (tmp_path / name).write_bytes(files[name])
+  assert tokenizer_files.open_file(tmp_path / name).bos_id == -1
+  (tmp_path / 'tokenizer_config.json').mkdir()
+  with pytest.raises(ValueError, match=rf"{name}': tokenizer_config\.json beside it: Is a directory; name another"):
+    tokenizer_files.open_file(tmp_path / name)
