@@ -157,8 +157,12 @@ DISOWN = sa.update(TASKS).where(TASKS.c.state == 'running').values(fence=TASKS.c
 
 # One statement each: between two, a task could be completed, and its facts be seen in neither.
 UNSETTLED = sa.or_(sa.exists().where(UNDONE).select_from(TASKS), sa.exists().where(UNSCHEDULED).select_from(FACTS))
-_MINIMA = (sa.select(t.c.kind, sa.func.min(t.c.number).label('lowest')).group_by(t.c.kind) for t in (TASKS, FACTS))
-LOWEST = sa.union_all(*(query.where(which) for query, which in zip(_MINIMA, (UNDONE, UNSCHEDULED), strict=True)))
+_MINIMA = (
+  sa.select(table.c.kind, sa.func.min(table.c.number).label('lowest')).where(which).group_by(table.c.kind)
+  for table, which in ((TASKS, UNDONE), (FACTS, UNSCHEDULED))
+)
+_FOUND = sa.union_all(*_MINIMA).subquery()  # a piece is a task and a fact of one kind
+LOWEST = sa.select(_FOUND.c.kind, sa.func.min(_FOUND.c.lowest).label('lowest')).group_by(_FOUND.c.kind)
 
 CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes progress'.split()]
 

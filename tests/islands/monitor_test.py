@@ -41,6 +41,8 @@ def test_a_role_that_fell_silent_is_missing(made, monkeypatch):
     ([('train', '0', 5), ('evaluate', '0', 4)], [], 3),
     ([('train', '0', 5)], [('module', 'low/0', 2)], 2),
     ([('train', '0', 5)], [('checkpoint', '0', 1)], 1),
+    ([('piece', '0', 1)], [('piece', '1', 4)], 1),
+    ([('piece', '0', 4)], [('piece', '1', 1)], 1),
   ],
 )
 def test_the_frontier_is_the_lowest_phase_that_is_open(tasks, facts, expected, made):
