@@ -132,8 +132,9 @@ class Executor:
 
   def take(self, island: Island, task: Task, anew: bool = False) -> Partial:
     """Takes the task's partial sum from memory or its file, or begins a new one; only for an owner of the task."""
+    self.forget_before(task)
     held = self.partials.pop((task.key, task.number), None)
-    file = self.scratch / f'{task.key.replace("/", "-")}-{task.number}.sum'
+    file = self.scratch / f'{stem(task)}{task.number}.sum'
     if anew:
       file.unlink(missing_ok=True)
     elif held:
@@ -143,11 +144,26 @@ class Executor:
     kind = island.kind(island.parse_module(task.key)[0])
     return Partial(file, *island.read_module(before), bounds, kind)
 
+  def forget_before(self, task: Task):
+    """Drops sums of the module's earlier versions: others have finished those that are left."""
+    for module, number in [*self.partials]:
+      if module == task.key and number < task.number:
+        del self.partials[module, number]
+    for file in self.scratch.glob(f'{stem(task)}*.sum'):
+      version = file.stem.removeprefix(stem(task))
+      if version.isdecimal() and int(version) < task.number:  # else it is another module's, as of 0-1 beside 0
+        file.unlink(missing_ok=True)
+
   def put_back(self, task: Task, partial: Partial):
     """Keeps a sum in memory, and moves the least recently used to its file."""
     self.partials[task.key, task.number] = partial
     if len(self.partials) > MAX_IN_MEMORY:
       self.partials.popitem(last=False)[1].save()
+
+
+def stem(task: Task) -> str:
+  """Returns how the names of the files of a module's sums begin, before the version."""
+  return f'{task.key.replace("/", "-")}-'
 
 
 def version_before(island: Island, task: Task) -> Fact:

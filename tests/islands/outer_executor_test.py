@@ -268,3 +268,24 @@ def test_what_is_summed_outlives_a_contribution_that_is_gone(scene, tmp_path):
   scene.executor, before = again, scene.executor
   [expected] = scene.perform()
   assert found.sha256 == expected.sha256 and not before.partials
+
+
+@pytest.mark.parametrize('is_in_memory', [True, False])
+def test_a_sum_that_another_executor_has_finished_goes_with_the_next(is_in_memory, scene, tmp_path):
+  scene.checkpoint(0, 0.01)
+  assert scene.perform() is None, 'path 2 is late'
+  if not is_in_memory:
+    scene.executor.partials.popitem()[1].save()
+  mine, scene.executor = scene.executor, outer_executor.Executor(tmp_path / 'of another')
+  scene.checkpoint(2, 0.02)
+  scene.made.registry.put(scene.perform())
+  scene.executor = mine
+  sums = tmp_path / 'sums'
+  sums.mkdir(exist_ok=True)
+  others = {sums / name for name in ('high-1-1.sum', 'high-0-1-1.sum', 'high-0-3.sum')}
+  for file in others:
+    file.touch()
+  scene.checkpoint(0, 0.01, 1)
+  assert scene.perform(2) is None
+  assert [*mine.partials] == [('high/0', 2)]
+  assert {*sums.iterdir()} == others, 'of other modules, and of a later version'
