@@ -144,7 +144,11 @@ class Bucket:
     """Does nothing: an unfinished upload is never seen."""
 
   def is_transient(self, error: Exception) -> bool:
-    """Tells timeouts, broken connections, 5xx, 408 and 429, for which obstore has no type; other errors have one."""
+    """Tells timeouts, broken connections, 5xx, 408 and 429, for which obstore has no type; other errors have one.
+
+    A reader's errors have none either: they are OSErrors without a number.
+    """
     status = re.search(r'status code: (\d+)', str(error))
-    generic = isinstance(error, self.api.exceptions.GenericError)
-    return generic and (not status or int(status[1]) >= 500 or int(status[1]) in (408, 429))
+    is_readers = type(error) is OSError and error.errno is None
+    is_generic = is_readers or isinstance(error, self.api.exceptions.GenericError)
+    return is_generic and (not status or int(status[1]) >= 500 or int(status[1]) in (408, 429))

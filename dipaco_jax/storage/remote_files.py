@@ -130,6 +130,16 @@ class _Stream(io.RawIOBase):
     return self._reader.tell()
 
   def readinto(self, buffer) -> int:
-    data = self._storage.retry(self._name, lambda: self._reader.read(len(buffer)))
+    at, has_failed = self.tell(), False
+
+    def read():
+      nonlocal has_failed
+      if has_failed:  # read again, the same reader may panic
+        self._reader = self._storage.backend.reader(self._name)
+        self._reader.seek(at)
+      has_failed = True  # unless this returns
+      return self._reader.read(len(buffer))
+
+    data = self._storage.retry(self._name, read)
     buffer[: len(data)] = memoryview(data)
     return len(data)
