@@ -234,6 +234,9 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   unlike = [f'{name} {was}' for name, was in fact.meta['versions'].items() if about['versions'].get(name) != was]
   if unlike:
     logging.warning('this run was begun with %s, unlike here: its bits may depend on who does what', ', '.join(unlike))
+  if registry.facts('prepared') and not storage.exists(ISLANDS_MARK):  # all would be made again there
+    words = 'check --workdir, or whether it is mounted'
+    raise InputError(f'{storage.url} has nothing of the run that this --registry knows: {words}')
   if not (file := local / 'config.json').exists():
     publishing.write_json(file, settings.to_dict())
   elif words := changes(stage_records.read_settings(local).to_dict(), settings):

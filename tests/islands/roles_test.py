@@ -14,6 +14,7 @@ from one_process import Machine, changed, close
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import roles
+from dipaco_jax.islands.registry import Fact
 from dipaco_jax.reports import run_report
 
 
@@ -52,6 +53,19 @@ def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
   with pytest.raises(ValueError, match='another --registry knows: name that one, or another --workdir'):
     machine.island(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
   close(machine.island(tmp_path))
+
+
+def test_a_place_without_the_run_that_the_registry_knows_is_refused(config, tmp_path):
+  """As a mount that is not there: all would be made again in it."""
+  machine, place = Machine(config, {}), tmp_path / 'run'
+  made = machine.island(place)
+  made.registry.put([Fact('prepared', '', 0, '', '', {})])
+  close(made)
+  url = f'sqlite:///{place}/registry.db'
+  with pytest.raises(ValueError, match=r'elsewhere has nothing of the run .*: check --workdir, or whether it is'):
+    machine.island(tmp_path / 'elsewhere', url=url)
+  assert not [*(tmp_path / 'elsewhere').iterdir()]
+  close(machine.island(place, url=url))
 
 
 def test_a_process_with_other_libraries_is_warned(config, tmp_path, monkeypatch, caplog):
