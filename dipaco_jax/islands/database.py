@@ -25,6 +25,7 @@ Row = dict[str, Any]
 SQLITE_TRANSIENT = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
 # PostgreSQL ends a transaction whose client is silent for this long, so that nobody waits for a stopped process.
 IDLE_S = 5
+READ_ONLY = '25006'  # PostgreSQL's code for a change that a standby refuses
 
 # A connection that does not answer is closed within half a minute.
 KEEPALIVE = dict(
@@ -104,9 +105,16 @@ def _connect_postgresql(url: sa.URL) -> sa.Engine:
   # Plans are made anew for each statement: one that was made for a small table would read all of a large one.
   alike = {'isolation_level': 'READ COMMITTED', 'connect_args': {'prepare_threshold': None}}
   try:
-    return sa.create_engine(url, pool_size=4, max_overflow=5, **alike)  # all of them are closed in silence
+    engine = sa.create_engine(url, pool_size=4, max_overflow=5, **alike)  # all of them are closed in silence
   except ModuleNotFoundError as e:
     raise InputError(f"{e.name} is missing, which PostgreSQL needs: pip install 'dipaco_jax[postgres]'") from e
+
+  @sa.event.listens_for(engine, 'handle_error')
+  def _(context):
+    # The next connection may lead to the server that a failover has put in this one's place.
+    context.is_disconnect |= getattr(context.original_exception, 'sqlstate', None) == READ_ONLY
+
+  return engine
 
 
 @contextlib.contextmanager
@@ -185,9 +193,12 @@ def _rows(result: sa.Result) -> list[Row]:
 
 
 def is_transient(error: Exception) -> bool:
-  """Returns whether the call may succeed later: the database is unreachable, starting, full, or resolved a deadlock."""
+  """Returns whether the call may succeed later: the database is unreachable, starting, full, or resolved a deadlock.
+
+  Or it has become a standby, or this process's other threads hold all connections that it may have.
+  """
   if not isinstance(error, sa.exc.DBAPIError) or is_refused(error):
-    return isinstance(error, OSError)
+    return isinstance(error, (OSError, sa.exc.TimeoutError))
   code = getattr(error.orig, 'sqlite_errorcode', None)
   if code is not None:
     return code & 0xFF in SQLITE_TRANSIENT

@@ -38,12 +38,16 @@ def call(
 
 @contextlib.contextmanager
 def every(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-  """Calls `action` in a thread, every so many seconds, while the block runs."""
+  """Calls `action` in a thread, every so many seconds, while the block runs; its errors are told, and it goes on."""
   over = threading.Event()
 
   def repeat():
     while not over.wait(seconds):
-      action()
+      try:
+        action()
+      except Exception as e:
+        words = f'{type(e).__name__}: {first_line(e)}'
+        logging.warning('what is done every %g s has failed: %s', seconds, words)
 
   thread = threading.Thread(target=repeat, daemon=True)
   thread.start()

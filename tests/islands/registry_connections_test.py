@@ -160,6 +160,34 @@ def test_a_lease_outlives_a_database_that_is_full(full, tmp_path, caplog):
   made.registry.close()
 
 
+def test_a_server_that_a_failover_has_made_read_only_is_left_and_waited_for(server):
+  db = Registry(server.new_database(), patience_s=20)
+  db.add_tasks(train(('0', 0)))
+  time.sleep(conversations.LINGER_S + 0.5)
+  with psycopg.connect(server.url('postgres'), autocommit=True) as connection:
+    connection.execute('ALTER DATABASE postgres SET default_transaction_read_only = on')  # of those who connect now
+    timer = threading.Timer(1, connection.execute, ['ALTER DATABASE postgres RESET default_transaction_read_only'])
+    timer.start()
+    try:
+      with db.conversation():  # which would keep its connection
+        assert db.claim('a', ['train']).key == '0'
+    finally:
+      timer.join()
+  db.close()
+
+
+def test_a_process_whose_threads_hold_all_its_connections_waits_for_one(tmp_path):
+  db = Registry(f'sqlite:///{tmp_path}/registry.db')
+  pool = db._db._engine.pool
+  pool._timeout = 0.1
+  taken = [pool.connect() for _ in range(9)]
+  timer = threading.Timer(1, lambda: [each.close() for each in taken])
+  timer.start()
+  assert db.counts() == {}
+  timer.join()
+  db.close()
+
+
 def test_who_finds_no_next_task_asks_ever_more_rarely(tmp_path, monkeypatch):
   made = island(f'sqlite:///{tmp_path}/registry.db', tmp_path, 'worker-0', 30)
   made.registry.add_tasks([NewTask('train', '0', 0)])

@@ -76,3 +76,17 @@ def test_an_action_is_called_again_and_again_until_the_block_ends():
   count = len(calls)
   time.sleep(0.1)
   assert len(calls) == count >= 2
+
+
+def test_an_action_that_fails_is_told_and_called_again(caplog):
+  calls, again = [], threading.Event()
+
+  def action():
+    calls.append(0)
+    if len(calls) == 1:
+      raise ConnectionError('the database is away\nand more')
+    again.set()
+
+  with retry.every(0.01, action):
+    assert again.wait(10)
+  assert caplog.messages == ['what is done every 0.01 s has failed: ConnectionError: the database is away']
