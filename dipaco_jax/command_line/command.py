@@ -19,7 +19,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import object_store
 from dipaco_jax.training import display, processes, stopping
 
-TRY_AGAIN = 75  # exit status: the disk is full, text cannot be read for now, or the bucket cannot be written
+TRY_AGAIN = stopping.TRY_AGAIN  # exit status: a disk, bucket, text or database is full or away
 DIVERGED = 65  # exit status: training cannot go on
 AFTER_DIVERGENCE = (
   'the same command goes on from the last checkpoint, which is from before: that helps where a machine was at fault; '
@@ -49,6 +49,8 @@ def run(main: Callable[[], int | None]):
       return main()
     except InputError as e:
       fail(' '.join(str(e).split()))
+    except errors.Unavailable as e:
+      fail(str(e), TRY_AGAIN)
     except OSError as e:
       if e.errno is None:
         fail(str(e))  # in our words: an object of a run is missing or corrupt

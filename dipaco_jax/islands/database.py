@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
-from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.islands.conversations import Conversations
 from dipaco_jax.storage import retry, time_use
 
@@ -171,7 +171,10 @@ class Database:
     return self._run(self._reads, lambda connection: _rows(connection.execute(query, parameters)))
 
   def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:
-    """Returns work(connection), called in a transaction that is tried again while the database is busy or away."""
+    """Returns work(connection), called in a transaction that is tried again while the database is busy or away.
+
+    Raises Unavailable where it is away for longer than `patience_s`, InputError where it refuses us.
+    """
 
     def transaction() -> T:
       with self._conversations.speaking(), _writer_turn(engine), engine.begin() as connection:
@@ -181,10 +184,12 @@ class Database:
     try:
       with time_use.doing(time_use.DATABASE):
         return retry.call('the registry does not answer', transaction, is_transient, self._patience_s, longest_wait_s)
-    except sa.exc.OperationalError as e:
+    except Exception as e:
+      words = retry.first_line(e)
       if is_refused(e):
-        words = retry.first_line(e)
         raise InputError(f'the registry refuses us ({words}): check its user, password and database') from e
+      if is_transient(e):
+        raise Unavailable(f'the registry does not answer ({words}); run it again when it is back') from e
       raise
 
 
@@ -205,7 +210,7 @@ def is_transient(error: Exception) -> bool:
   return error.connection_invalidated or isinstance(error, sa.exc.OperationalError)
 
 
-def is_refused(error: sa.exc.DBAPIError) -> bool:
+def is_refused(error: Exception) -> bool:
   """Returns whether a connection was refused for its user, password or database: the error has no code, only words."""
   refusals = 'authentication failed', 'does not exist'
   return isinstance(error, sa.exc.OperationalError) and any(words in str(error.orig) for words in refusals)

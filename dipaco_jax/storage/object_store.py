@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dipaco_jax.core.errors import InputError, disk_is_full
+from dipaco_jax.core.errors import InputError, Unavailable, disk_is_full
 from dipaco_jax.storage import files, lock, publishing, retry, time_use
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
@@ -32,8 +32,15 @@ class Corrupt(OSError):
   """An object's bytes are not those that were written; the message names it."""
 
 
+class Away(OSError, Unavailable):
+  """Storage that has not answered for as long as was waited for it."""
+
+  def __str__(self) -> str:
+    return f'{self.strerror}; run it again when it is back'
+
+
 class Storage:
-  """Objects by name, for any number of threads. Transient errors are retried for `patience_s`, then raised."""
+  """Objects by name, for any number of threads. Transient errors are retried for `patience_s`, then raised as Away."""
 
   def __init__(self, url: str, backend: Folder | Bucket, patience_s: float):
     self.url, self.backend, self.patience_s = url, backend, patience_s
@@ -208,7 +215,8 @@ class Storage:
   def retry(self, name: str, action: Callable[[], Any]) -> Any:
     """Returns what `action` returns, called again with growing waits while its errors are transient.
 
-    Raises FileNotFoundError and ValueError as they come, all else as OSError that names the object.
+    Raises FileNotFoundError and ValueError as they come, all else as OSError that names the object: Away where patience
+    is over.
     """
     try:
       with time_use.doing(time_use.STORAGE):
@@ -217,7 +225,8 @@ class Storage:
       raise
     except Exception as e:
       words = f'{self.url_of(name)}: {retry.first_line(e)}'
-      raise OSError(getattr(e, 'errno', None) or errno.EIO, words) from e
+      kind = Away if self.backend.is_transient(e) else OSError
+      raise kind(getattr(e, 'errno', None) or errno.EIO, words) from e
 
 
 def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:

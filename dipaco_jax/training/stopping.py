@@ -19,10 +19,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.training import display
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
+TRY_AGAIN = 75  # exit status where errors.Unavailable is the cause
 LAST_WORDS_S = 1.0  # for what is still to be written; nobody may read it any more
 
 Answer = Callable[[int], bool]  # whether the process goes on for now; called by the thread that hears
@@ -71,7 +73,8 @@ def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
   def overdue(error: Exception):
     logging.error('what was open could not be closed in %g s', limit_s, exc_info=error)
     if _listening:
-      leave(1)
+      is_away = isinstance(error, Unavailable)
+      leave(TRY_AGAIN if is_away else 1, str(error) if is_away else '')
 
   with contextlib.ExitStack() as after, contextlib.ExitStack() as opened:
     try:

@@ -11,7 +11,7 @@ srun --kill-on-bad-exit=0 --cpus-per-task="$SLURM_CPUS_PER_TASK" "$@" || status=
 if [[ $(squeue --noheader --format=%T --jobs="$job") == RUNNING ]]; then  # else Slurm itself has ended or requeued it
   case $status in
     143) scontrol requeue "$job" ;;  # the time limit, or a preemption
-    75) scontrol requeuehold "$job" ;;  # the disk is full: `scontrol release` when there is space
+    75) scontrol requeuehold "$job" ;;  # the disk is full, or the registry away: `scontrol release` when that is mended
   esac
 fi
 exit "$status"

@@ -1,5 +1,6 @@
 """What a new user gets wrong: one line that names the fix, status 2, before any work, and nothing is left behind."""
 
+import functools
 import logging
 import pathlib
 import socket
@@ -15,6 +16,7 @@ from repository import ROOT
 from dipaco_jax import main
 from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.core import settings
+from dipaco_jax.islands import roles
 
 TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'
 
@@ -179,6 +181,19 @@ def test_a_full_disk_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, 'tempdir', str(disk))
     status, said = run(TINY, '--workdir=s3://bucket/run', '--role=worker', '--registry=postgresql://host/runs')
     assert status == command.TRY_AGAIN and f'the disk of TMPDIR={disk} is full' in said
+
+
+def test_a_role_whose_registry_or_storage_is_away_is_to_be_started_again(run, tmp_path, monkeypatch):
+  for name, value in object_server.environment('http://127.0.0.1:9').items():
+    monkeypatch.setenv(name, value)
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path))
+  monkeypatch.setattr(roles, 'Registry', functools.partial(roles.Registry, patience_s=0))
+  monkeypatch.setattr(roles, 'open_storage', functools.partial(roles.open_storage, patience_s=0))
+  away, here = f'postgresql://me@/x?host={tmp_path}', f'sqlite:///{tmp_path}/registry.db'
+  for where in ('--workdir=run', f'--registry={away}'), ('--workdir=s3://bucket/run', f'--registry={here}'):
+    status, said = run(TINY, '--role=monitor', *where)
+    assert status == command.TRY_AGAIN and said.splitlines()[-1].endswith('run it again when it is back'), said
+    assert 'Traceback' not in said
 
 
 START = 'from ml_collections import ConfigDict\nfrom dipaco_jax import settings\n'

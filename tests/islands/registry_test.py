@@ -7,6 +7,7 @@ import registries
 import sqlalchemy as sa
 from registries import train
 
+from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.islands import database, registry_schema, status_table
 from dipaco_jax.islands.registry import Fact, Lost, NewTask, Registry
 
@@ -275,7 +276,7 @@ def test_other_databases_are_refused(wrong):
 
 def test_a_call_raises_when_its_patience_is_over(tmp_path):
   started = time.monotonic()
-  with pytest.raises(sa.exc.OperationalError):
+  with pytest.raises(Unavailable, match=r'the registry does not answer .*No such file'):
     Registry(f'postgresql://postgres@/x?host={tmp_path}', patience_s=0.3)
   assert 0.3 <= time.monotonic() - started < 10
 

@@ -141,9 +141,13 @@ def test_all_is_closed(pause, broken, last, status, words):
   assert out == 'closed\n' and words in err
 
 
-def test_what_cannot_be_closed_after_an_error_holds_the_process_up_for_seconds():
-  out, err = ended(CLOSING.format(pause=30, broken='int', last='raise OSError(7)'), status=1)
-  assert not out and 'OSError: 7' in err and 'could not be closed in 0.5 s' in err
+@pytest.mark.parametrize(
+  'error, status, words', [('OSError(7)', 1, 'OSError: 7'), ('errors.Unavailable("away")', 75, 'dipaco_jax: away')]
+)
+def test_what_cannot_be_closed_after_an_error_holds_the_process_up_for_seconds(error, status, words):
+  imports = '  from dipaco_jax.core import errors'
+  out, err = ended(imports + CLOSING.format(pause=30, broken='int', last=f'raise {error}'), status=status)
+  assert not out and words in err and 'could not be closed in 0.5 s' in err
 
 
 def test_ctrl_c_before_a_command_listens():
