@@ -164,8 +164,23 @@ def main() -> int:
     options, rest = parse_options()
     url = check(options, rest)
   except ValueError as e:
-    print(f'local.py: {e}', file=sys.stderr)
-    return 2
+    return failed(e, 2)
+  try:
+    return run(options, rest, url)
+  except errors.InputError as e:
+    return failed(e, 2)
+  except errors.Unavailable as e:
+    return failed(e, command.TRY_AGAIN)
+
+
+def failed(error: Exception, status: int) -> int:
+  """Prints why, in one line; returns the exit status."""
+  print(f'local.py: {error}', file=sys.stderr)
+  return status
+
+
+def run(options: argparse.Namespace, rest: list[str], url: str) -> int:
+  """Starts all roles, and supervises them; returns the exit status. Raises InputError; Unavailable."""
   local = roles.make_local_place(options.workdir)
   logs = local / 'logs'
   logs.mkdir(parents=True, exist_ok=True)

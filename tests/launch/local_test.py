@@ -1,5 +1,6 @@
 """local.py supervises: who is silent for long is started again, who cannot be heard is not; and nobody outlives it."""
 
+import functools
 import importlib.util
 import os
 import signal
@@ -9,9 +10,10 @@ import threading
 import time
 
 import pytest
+import sqlalchemy as sa
 from repository import ROOT
 
-from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands import registry as registry_lib, registry_schema
 
 SPEC = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
 local = importlib.util.module_from_spec(SPEC)
@@ -87,3 +89,23 @@ def test_roles_do_not_outlive_who_started_them():
     process.kill()
     began = time.monotonic()
     assert process.stdout.read() == b'' and time.monotonic() - began < 20  # which the child holds open, too
+
+
+@pytest.mark.parametrize('kind', ['another version', 'away'])
+def test_a_registry_that_cannot_be_used_is_told_in_one_line(kind, db, tmp_path, monkeypatch, capsys):
+  with db._db._engine.begin() as connection:
+    connection.execute(sa.update(registry_schema.SCHEMA).values(version=99))
+  url = f'sqlite:///{tmp_path}/registry.db' if kind != 'away' else f'postgresql://me@/x?host={tmp_path}'
+  monkeypatch.setattr(local, 'check', lambda options, rest: url)
+  monkeypatch.setattr(local.roles, 'Registry', functools.partial(registry_lib.Registry, patience_s=0))
+  monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', f'--workdir={tmp_path}'])
+  monkeypatch.setenv(local.registry_url.VARIABLE, '')
+  before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+  try:
+    status = local.main()
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+  said = capsys.readouterr().err
+  assert said.startswith('local.py: the registry ') and said.count('\n') == 1
+  assert status == (local.command.TRY_AGAIN if kind == 'away' else 2)
