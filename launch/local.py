@@ -7,6 +7,7 @@ Ctrl-C stops all of them and loses nothing; the same command goes on. Flags that
 """
 
 import argparse
+import contextlib
 import math
 import os
 import pathlib
@@ -15,6 +16,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import TextIO
 
 from dipaco_jax.command_line import command, config_file
@@ -30,6 +32,14 @@ CLEANING_S = 30  # for the monitor to clean after the end, and for all roles to 
 STALLED = 10  # leases without a sign of life, after which a role is killed; its task went to another after one
 AWAY_S = 10  # between two answers of the registry: it was away, or this process was, and no role could be heard
 FAILURES = 5  # within a minute, of one role: another start would fail too
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Stopped(BaseException):
+  """A signal has asked for the end; no Exception, which somebody might swallow on the way."""
+
+  def __init__(self, number: int):
+    self.number = number
 
 
 class Screen:
@@ -188,15 +198,19 @@ def run(options: argparse.Namespace, rest: list[str], url: str) -> int:
   os.environ[registry_url.VARIABLE] = url  # of the roles, too: others may read their command lines
   words = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
   words += [f'--lease_s={options.lease_s}', *rest]
-  stopping = []
-  for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda n, frame: stopping.append(n))
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
   counts['backup'] = options.backups
-  resumed = roles.resume(options.workdir, url)
-  running = [Role(role, i, count, words, logs) for role, count in counts.items() for i in range(count)]
+  running = list[Role]()
   try:
-    status = supervise(running, registry.Registry(url, options.lease_s), stopping, resumed)
+    with interruptible():
+      resumed = roles.resume(options.workdir, url)
+      for role, count in counts.items():
+        for i in range(count):
+          running.append(Role(role, i, count, words, logs))
+      status = supervise(running, registry.Registry(url, options.lease_s), resumed)
+  except Stopped as e:
+    print('local.py: stopped; the same command goes on from here', file=sys.stderr)
+    status = 128 + e.number
   finally:
     stop(running)
   if status == 0:
@@ -205,10 +219,29 @@ def run(options: argparse.Namespace, rest: list[str], url: str) -> int:
   return status
 
 
-def supervise(running: list[Role], facts: registry.Registry, stopping: list[int], resumed: int = 0) -> int:
-  """Supervises until the run is finished, a signal stops it, or it diverges; returns the exit status."""
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+  """Raises Stopped where a signal comes, whatever the block waits for: a registry may be away for minutes.
+
+  After the block signals do nothing: roles are being stopped.
+  """
+
+  def interrupt(number: int, frame: object):
+    raise Stopped(number)
+
+  for number in SIGNALS:
+    signal.signal(number, interrupt)
+  try:
+    yield
+  finally:
+    for number in SIGNALS:
+      signal.signal(number, signal.SIG_IGN)
+
+
+def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -> int:
+  """Supervises until the run is finished or diverges; returns the exit status."""
   screen, silence = Screen(sys.stderr), Silence(facts)
-  while not stopping:
+  while True:
     silent_s = silence.by_role()
     for role in running:
       if words := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
@@ -232,9 +265,6 @@ def supervise(running: list[Role], facts: registry.Registry, stopping: list[int]
       wait(running, CLEANING_S)
       return diverged(ended[-1].meta['why'])
     time.sleep(PAUSE_S)
-  screen.close()
-  print('local.py: stopped; the same command goes on from here', file=sys.stderr)
-  return 128 + stopping[0]
 
 
 def diverged(why: str) -> int:

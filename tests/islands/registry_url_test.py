@@ -82,7 +82,7 @@ def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys)
   spec.loader.exec_module(local)
   told = []
 
-  def supervise(running, facts, stopping, resumed):
+  def supervise(running, facts, resumed):
     for role in running:
       process = pathlib.Path(f'/proc/{role.process.pid}')
       wait_for(lambda process=process: b'--role=' in (process / 'cmdline').read_bytes())

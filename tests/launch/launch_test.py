@@ -236,17 +236,17 @@ ENDS = (17.123, 0, 'perplexity 17.12'), (None, command_lib.DIVERGED, 'training d
 def test_how_local_ends(perplexity, status, words, local, tmp_path, capsys):
   facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': perplexity})])
-  assert local.supervise([], facts, []) == status and words in ''.join(capsys.readouterr())
+  assert local.supervise([], facts) == status and words in ''.join(capsys.readouterr())
   facts.close()
 
 
 def test_local_ends_where_the_run_has_diverged_since_it_was_resumed(local, tmp_path, capsys):
   facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   facts.put([registry.Fact('diverged', '', 0, '', '', {'why': 'train diverged in phase 3: all'})])
-  assert local.supervise([], facts, []) == 65
+  assert local.supervise([], facts) == 65
   assert 'local.py: train diverged in phase 3: all; the same command goes on' in capsys.readouterr().err
   facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': 9.0})])
-  assert local.supervise([], facts, [], resumed=1) == 0
+  assert local.supervise([], facts, resumed=1) == 0
   facts.close()
 
 

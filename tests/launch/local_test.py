@@ -1,5 +1,6 @@
 """local.py supervises: who is silent for long is started again, who cannot be heard is not; and nobody outlives it."""
 
+import contextlib
 import functools
 import importlib.util
 import os
@@ -10,6 +11,7 @@ import threading
 import time
 
 import pytest
+import repository
 import sqlalchemy as sa
 from repository import ROOT
 
@@ -35,6 +37,24 @@ time.sleep(60)
 """
 
 
+# Its roles sleep, and its registry is not there.
+WAITS = """
+import subprocess, sys
+from local_test import local
+
+class Sleeper(local.Role):
+  def start(self):
+    process = subprocess.Popen(['sleep', '60'], start_new_session=True)
+    print(process.pid, flush=True)
+    return process
+
+url, folder = sys.argv[1:]
+local.Role, local.check, local.roles.resume = Sleeper, lambda *args: url, lambda *args: 0
+sys.argv = ['local.py', '--config=no.py', f'--workdir={folder}']
+sys.exit(local.main())
+"""
+
+
 @pytest.fixture
 def db(tmp_path):
   made = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db', lease_s=1)
@@ -54,8 +74,7 @@ def test_a_role_that_stalls_is_started_again(db, tmp_path, monkeypatch, capfd):
   monkeypatch.setenv('PYTHONPATH', str(ROOT))
   monkeypatch.setattr(local, 'PAUSE_S', 0.1)
   role = local.Role('worker', 0, 1, [sys.executable, '-c', BEATS, f'sqlite:///{tmp_path}/registry.db'], tmp_path)
-  stopping: list[int] = []
-  thread = threading.Thread(target=local.supervise, args=([role], db, stopping))
+  thread = threading.Thread(target=local.supervise, args=([role], db))
   thread.start()
   try:
     wait_for(db.roles)
@@ -67,7 +86,7 @@ def test_a_role_that_stalls_is_started_again(db, tmp_path, monkeypatch, capfd):
     assert first.returncode == -signal.SIGKILL and role.process.poll() is None
     wait_for(lambda: db.roles()[0]['silent_s'] < 1)
   finally:
-    stopping.append(signal.SIGTERM)
+    db.put([registry_lib.Fact('finished', '', 0, '', '', {'perplexity': 1.0})])
     thread.join()
     local.stop([role])
   assert 'local.py: worker-0 gave no sign of life for 1' in capfd.readouterr().err
@@ -109,3 +128,22 @@ def test_a_registry_that_cannot_be_used_is_told_in_one_line(kind, db, tmp_path, 
   said = capsys.readouterr().err
   assert said.startswith('local.py: the registry ') and said.count('\n') == 1
   assert status == (local.command.TRY_AGAIN if kind == 'away' else 2)
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
+  command = [sys.executable, '-c', WAITS, f'postgresql://me@/x?host={tmp_path}', str(tmp_path)]
+  env = repository.environment(__file__)
+  with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pids = [int(process.stdout.readline()) for _ in range(5)]
+    try:
+      assert 'the registry does not answer' in process.stderr.readline()
+      process.send_signal(number)
+      assert process.wait(10) == 128 + number
+      assert process.stderr.read().endswith('local.py: stopped; the same command goes on from here\n')
+      assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
+    finally:
+      process.kill()
+      for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+          os.kill(pid, signal.SIGKILL)
