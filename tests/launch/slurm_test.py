@@ -17,8 +17,10 @@ OPTIONS = '--config=configs/tiny.py', '--workdir=/shared/runs/two words'
 PROGRAM = """#!/usr/bin/env bash
 line="$SLURM_PROCID: $(printf '<%s> ' "$@"; echo .)"
 echo "${line%.}" >> "$TOLD"  # at once: others write there too
-[[ $ENDS != never ]] || exec sleep 60
-exit "$ENDS"
+ends=($ENDS)
+ends=${ends[SLURM_PROCID]-$ends}
+[[ $ends != never ]] || exec sleep 600
+exit "$ends"
 """
 
 
@@ -33,7 +35,7 @@ def cluster():
 
 @pytest.fixture
 def submit(cluster, monkeypatch, tmp_path):
-  """Submits a script in the clone; PROGRAM ends with a status, or never."""
+  """Submits a script in the clone; PROGRAM ends with a status, or never, all tasks alike or each with its own."""
   monkeypatch.chdir(ROOT)
 
   def job(script: str, ends: object, *more: str) -> str:
@@ -82,6 +84,27 @@ def test_what_is_queued_again(status, state, restarts, cluster, submit):
   assert (cluster.field(job, 'Reason') == 'job_requeued_in_held_state') == (status == 75)
   if state == 'PENDING':
     cluster('scancel', job)
+
+
+@pytest.mark.parametrize('status', [2, 137])
+def test_a_role_that_ends_badly_ends_the_job(status, cluster, submit):
+  job = submit('roles.sh', f'never {status} never')
+  cluster.wait_for('FAILED', job)
+  assert cluster.field(job, 'ExitCode') == f'{status}:0' and cluster.field(job, 'Restarts') == '0'
+
+
+def test_roles_are_held_where_one_has_to_wait(cluster, submit):
+  job = submit('roles.sh', 'never never 75')
+  cluster.until(lambda: cluster.field(job, 'Reason') == 'job_requeued_in_held_state', job)
+  cluster('scancel', job)
+
+
+def test_roles_that_are_preempted_are_queued_again(cluster, submit, tmp_path):
+  job = submit('roles.sh', 'never')
+  cluster.until(lambda: len(told(tmp_path)) == 3, job)
+  cluster('scancel', '--signal=TERM', job)
+  cluster.until(lambda: cluster.field(job, 'Restarts') == '1', job)
+  cluster('scancel', job)
 
 
 def test_one_task_of_an_array_is_queued_again(cluster, submit, tmp_path):
