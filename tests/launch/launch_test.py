@@ -79,6 +79,16 @@ def test_a_worker_of_several_hosts_has_its_manifest():
   assert all(container[field] == single[field] for field in ('envFrom', 'securityContext', 'volumeMounts'))
   chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
   assert pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology'] == '4x4' and chips == 16
+  check_what_ends_it(made, job)
+
+
+def check_what_ends_it(made: dict, job: dict):
+  """What another start would say again ends a JobSet; a bucket may be back by then."""
+  (rule,), (container,) = job['spec']['podFailurePolicy']['rules'], pod(job)['containers']
+  assert rule['action'] == 'FailJob' and rule['onExitCodes']['values'] == [2, command_lib.DIVERGED]
+  assert rule['onExitCodes']['containerName'] == container['name'] and pod(job)['restartPolicy'] == 'Never'
+  (rule,) = made['spec']['failurePolicy']['rules']
+  assert rule['action'] == 'FailJobSet' and rule['onJobFailureReasons'] == ['PodFailurePolicy']
 
 
 def test_a_run_on_slices():
@@ -94,10 +104,7 @@ def test_a_run_on_slices():
   mounts = {mount['name']: mount['mountPath'] for mount in container['volumeMounts']}
   scratch = [mounts[volume['name']] for volume in pod(job)['volumes'] if 'emptyDir' in volume]  # of each pod its own
   assert [f'--scratch={path}' for path in scratch] == [arg for arg in container['args'] if 'scratch' in arg]
-  (rule,) = job['spec']['podFailurePolicy']['rules']
-  assert rule['onExitCodes']['values'] == [2, command_lib.DIVERGED]  # a bucket may be back at the next start
-  assert rule['onExitCodes']['containerName'] == container['name'] and pod(job)['restartPolicy'] == 'Never'
-  assert made['spec']['failurePolicy']['rules'][0]['onJobFailureReasons'] == ['PodFailurePolicy']
+  check_what_ends_it(made, job)
   chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
   shape = pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology']
   assert shape in topology.SHAPES['v5e'].split() and chips == math.prod(map(int, shape.split('x')))
