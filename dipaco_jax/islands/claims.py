@@ -26,6 +26,7 @@ from dipaco_jax.islands.registry import Row, Task
 ASK_AGAIN, LONGEST_ASK_AGAIN_S, ASK_LATER_S = 0.1, 1.0, 10.0
 MARGIN = 1.5  # the next task is claimed when the rest of this one will take so many times as long as its fetch
 LOOK_S = 10.0  # between looks of a backup; a task that is ready at two in a row counts as abandoned
+LOOKED_AT = 1000  # tasks of a kind and a state
 STRAGGLES = 2.0  # a straggler has run so many times as long as the median of RECENT tasks
 RECENT = 32
 
@@ -60,16 +61,19 @@ class Backup:
     if not self.look.is_due():
       return None
     before = self.ready
-    running = self.island.registry.tasks('running')
-    ready = self.island.registry.tasks('ready') + [row for row in running if row['lease_left_s'] < 0]
-    mine = [row for row in ready if row['kind'] in self.kinds]
-    self.ready = {(row['id'], row['fence']) for row in mine}
+    running, ready = (self.tasks(state) for state in ('running', 'ready'))
+    ready += [row for row in running if row['lease_left_s'] < 0]
+    self.ready = {(row['id'], row['fence']) for row in ready}
     for kind in self.kinds:
-      keys = [row['key'] for row in mine if row['kind'] == kind and (row['id'], row['fence']) in before]
+      keys = [row['key'] for row in ready if row['kind'] == kind and (row['id'], row['fence']) in before]
       if keys and (task := self.island.registry.claim(self.island.name, [kind], keys, self.holder)):
         return task
     others = [row for row in running if row['owner'] != self.island.name and row['lease_left_s'] >= 0]
     return self.straggler([row for row in others if row['kind'] == 'train'])
+
+  def tasks(self, state: str) -> list[Row]:
+    """Returns the first tasks of each of its kinds."""
+    return [row for kind in self.kinds for row in self.island.registry.tasks(state, kind, LOOKED_AT)]
 
   def straggler(self, running: list[Row]) -> Task | None:
     """Returns, as a copy, the longest running straggler that no other backup copies; None where there is none."""

@@ -43,6 +43,7 @@ PAUSE_S = 2.0  # between looks
 GENERATIONS = 2  # of objects that are kept below the open tasks, as above
 ROLES = {'worker': worker.KINDS, 'outer': outer_executor.KINDS, 'evaluator': evaluator.KINDS}
 LOOK_S = 5.0  # between looks of sinks for rows, which ask the database
+TOLD = 3  # tasks that came back with an error
 PAGE_S = 60.0  # between pages of the run so far
 
 
@@ -86,12 +87,12 @@ def stuck(island: Island) -> str:
 
   Preemptions and lost leases count as claims, too, and an error may say only what a task waits for.
   """
-  found = [t for state in ('ready', 'running') for t in island.registry.tasks(state) if t['error']]
+  found = [t for state in ('ready', 'running') for t in island.registry.tasks(state, limit=TOLD, failed=True)]
   failing = [f'{t["kind"]} {t["key"]} {t["number"]}, claimed {t["attempts"]} times: {t["error"]}' for t in found]
   alive = {r['role'] for r in island.registry.roles() if r['silent_s'] < SILENT_S}
   ready = island.registry.ready_kinds()
   needed = {role for role, kinds in ROLES.items() if not ready.isdisjoint(kinds)}
-  return '; '.join([*failing[:3], *(f'nobody works as {role}: start one' for role in sorted(needed - alive))])
+  return '; '.join([*failing[:TOLD], *(f'nobody works as {role}: start one' for role in sorted(needed - alive))])
 
 
 class Collector:

@@ -311,8 +311,13 @@ class Registry:
     """Returns by kind the lowest number of tasks that are not done, and of facts that may lack their consequences."""
     return {row['kind']: row['lowest'] for row in self._db.rows(schema.LOWEST)}
 
-  def tasks(self, state: str | None = None, kind: str | None = None, limit: int = 1000) -> list[Row]:
-    """Returns tasks with all their columns; `lease_left_s` of those that run is negative once the lease has run out."""
+  def tasks(
+    self, state: str | None = None, kind: str | None = None, limit: int | None = None, failed: bool = False,
+  ) -> list[Row]:  # fmt: skip
+    """Returns tasks with all their columns; `lease_left_s` of those that run is negative once the lease has run out.
+
+    In the order of their kinds, numbers and ids, `limit` of them at most; `failed`: only those with an error.
+    """
     left = sa.case((TASKS.c.state == 'running', TASKS.c.lease - Now())).label('lease_left_s')
     query = sa.select(TASKS, left).order_by(TASKS.c.kind, TASKS.c.number, TASKS.c.id).limit(limit)
     if state is not None:
@@ -321,6 +326,8 @@ class Registry:
       query = query.where(schema.OPEN)  # by the index, without reading all that are done
     if kind is not None:
       query = query.where(TASKS.c.kind == kind)
+    if failed:
+      query = query.where(TASKS.c.error != '')
     return list(map(_with_progress, self._db.rows(query)))
 
   def durations(self, kind: str, limit: int) -> list[float]:

@@ -69,6 +69,13 @@ def test_an_abandoned_task_is_claimed_at_the_second_look(connect):
   assert [task['kind'] for task in spare.registry.tasks('ready')] == ['outer']
 
 
+def test_an_abandoned_task_is_found_among_many_of_other_kinds(connect):
+  spare = connect('backup-0')
+  pool = Backup(spare, KINDS)
+  spare.registry.add_tasks([*(NewTask('evaluate', str(i), 1) for i in range(1000)), NewTask('train', '0', 1)])
+  assert pool.next() is None and pool.next()[1:4] == ('train', '0', 1)
+
+
 def test_what_others_take_in_time_is_left_to_them(connect):
   spare = connect('backup-0')
   pool = Backup(spare, KINDS)

@@ -26,6 +26,12 @@ def test_failing_tasks_and_missing_roles_are_told(made):
   assert monitor.stuck(made) == ''
 
 
+def test_a_failing_task_is_found_among_many(made):
+  made.registry.add_tasks([*(NewTask('outer', str(i), 1) for i in range(1000)), NewTask('train', '0', 0)])
+  made.registry.release(made.registry.claim('worker-0', ['train']), error='OSError: no space')
+  assert 'train 0 0, claimed 1 times: OSError: no space' in monitor.stuck(made)
+
+
 def test_a_role_that_fell_silent_is_missing(made, monkeypatch):
   made.registry.beat('worker-0', 'worker', {})
   assert monitor.stuck(made) == ''

@@ -140,6 +140,13 @@ def test_what_a_path_without_a_task_waits_for_is_told(made):
   assert schedule.waits(of) == {'round 1 of re-sharding': [0], 'high/1 of version 1': [1]}  # 2 and 3 are done
 
 
+def test_a_path_whose_task_is_one_of_many_waits_for_nothing(made):
+  made.registry.put([Fact('prepared', '', 0, '', '', {})])
+  made.registry.add_tasks(NewTask('train', f'another {i}', 0) for i in range(1000))
+  schedule.schedule(made, modules(made, 0, *made.all_modules()))
+  assert schedule.waits(made) == {}
+
+
 def test_a_path_that_is_not_drawn_waits_for_its_next_phase(made):
   of = with_settings(made, train=dict(schedule=((0, (1,)), (1, (0, 1)))))
   of.registry.put([Fact('prepared', '', 0, '', '', {})])
