@@ -80,16 +80,16 @@ class Role:
 
   def work(self, lease: Lease):
     """Does a task; its publication goes on in another thread, one at a time, while one more may wait."""
-    lease.is_at_work, self.lease = True, lease
+    lease.is_at_work, self.lease, publish = True, lease, None
     with self.failing(lease):
       publish = self.perform(self.island, lease.task, lease)
       if lease.began:
         self.claims.work_s = time.monotonic() - lease.began
-      self.settle(WAITING - 1)
-      if publish:
-        self.publications.append(self.publisher.submit(self.conclude, lease, publish))
-      else:
+      if not publish:
         self.claims.drop(lease)
+    self.settle(WAITING - 1)  # its errors are those of tasks before
+    if publish:
+      self.publications.append(self.publisher.submit(self.conclude, lease, publish))
     self.lease = None
 
   def read_metrics(self) -> metrics_server.Reading:

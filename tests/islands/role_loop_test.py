@@ -304,6 +304,21 @@ def test_a_task_that_comes_during_a_publication_is_begun_during_it(tmp_path):
   made.registry.close()
 
 
+def test_what_fails_to_be_published_is_not_blamed_on_the_task_at_work(island):
+  def perform(island, task, lease):
+    def publish():
+      if task.key == '0':
+        raise ValueError('no such module')
+      return [Fact('evaluation', task.key, 0, '', '', {})]
+
+    return publish
+
+  with pytest.raises(ValueError, match='no such module'):
+    role_loop.Role(Claims(island, 'worker', ['train']), perform).serve()
+  told = {task['key']: task['error'] for task in island.registry.tasks() if task['error']}
+  assert told == {'0': 'ValueError: no such module'} and not owned(island)
+
+
 def test_a_lease_that_was_lost_does_not_take_the_next_one_on_its_task_along(island):
   found = Claims(island, 'worker', ['train'])
   first = found.claim()
