@@ -90,7 +90,10 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
       [TINY, '--role=worker', '--config.outer.row_weights=True', '--config.outer.rescale=False'],
       'config.outer.row_weights is for a run in one job',
     ),
-    ([TINY, '--config.outer.row_weights=True'], 'config.outer.row_weights goes with config.outer.rescale=False'),
+    (
+      [TINY, '--config.outer.row_weights=True', '--config.outer.rescale=True'],
+      'config.outer.row_weights goes with config.outer.rescale=False',
+    ),
     ([TINY, '--compile_only', '--topology=v5e:3x5'], '--topology=v5e:3x5 is not known: write v5e:SHAPE or v5e:SHAPE*'),
     ([TINY, '--compile_only', '--topology=tpu'], 'KIND:SHAPE or KIND:SHAPE*SLICES, as v5e:4x4; kinds are v4, v5e'),
     (['--config=nowhere.py'], '--config=nowhere.py: there is no such file'),
