@@ -76,6 +76,7 @@ print(json.dumps({'ended': ended, 'saved': saved, 'digests': digests, 'said': sa
 """
 
 
+@pytest.mark.slow
 def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path):
   path = os.pathsep.join([str(repository.ROOT), os.environ.get('PYTHONPATH', '')])
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.on(1), 'PYTHONPATH': path}

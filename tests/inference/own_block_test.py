@@ -30,6 +30,7 @@ def plainly(run, r: Request) -> list[int]:
   return tokens
 
 
+@pytest.mark.slow
 def test_texts_grow_as_without_a_cache(run):
   rng = np.random.default_rng(0)
   prompts = [tuple(map(int, rng.integers(10, 300, n))) for n in (3, 17, 9)]

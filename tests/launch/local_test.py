@@ -12,6 +12,7 @@ import time
 
 import pytest
 import repository
+import slow
 import sqlalchemy as sa
 from repository import ROOT
 
@@ -130,7 +131,7 @@ def test_a_registry_that_cannot_be_used_is_told_in_one_line(kind, db, tmp_path, 
   assert status == (local.command.TRY_AGAIN if kind == 'away' else 2)
 
 
-@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize('number', slow.but([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
   command = [sys.executable, '-c', WAITS, f'postgresql://me@/x?host={tmp_path}', str(tmp_path)]
   env = repository.environment(__file__)
