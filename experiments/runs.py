@@ -26,7 +26,7 @@ from dipaco_jax import recipe
 from dipaco_jax.core import compression, fields, inner, modules, outer, settings, streaming
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
-from dipaco_jax.pipeline import stage as stage_lib
+from dipaco_jax.pipeline import stage as stage_lib, stage_records
 from dipaco_jax.training import metrics_log, performance
 
 HERE = pathlib.Path(__file__).parent
@@ -151,6 +151,8 @@ def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
     for count, stage in enumerate(SHARED):
       file = other / 'stages' / f'{stage}.json'
       if not file.exists() or json.loads(file.read_text())['digest'] != stage_lib.digest(mine, stage):
+        return count
+      if count and not stage_lib.same_base(stage_records.read_settings(other), mine):
         return count
     return len(SHARED)
 

@@ -347,6 +347,12 @@ class Settings:
 
 def from_dict(values: Mapping[str, Any]) -> Settings:
   """Makes settings from nested dicts; raises InputError for an unknown field, a wrong type or a value out of range."""
+  settings = _build(values)
+  settings_checks.check_new(settings)
+  return settings
+
+
+def _build(values: Mapping[str, Any]) -> Settings:
   if isinstance(values, Mapping):
     values = {name: value for name, value in values.items() if name != 'seal'}  # which config.json has beside them
   settings = fields.build(Settings, values)
@@ -358,7 +364,7 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
   """Makes settings from what a run's config.json holds, None if it could not be read; raises InputError."""
   if values is None or not values.keys() >= _of_first_version():
     raise InputError('the file lacks a section, or is not as it was written')
-  return from_dict(values)
+  return _build(values)
 
 
 def stated(settings: Settings) -> dict[str, Any]:

@@ -41,6 +41,17 @@ def check(s: Any) -> None:
   _check_schedule(s, num_paths)
 
 
+def check_new(s: Any) -> None:
+  """Checks what runs of earlier versions may have, and can still be read with; raises InputError."""
+  varied = {axis for _, _, axes in s.levels for axis in axes}
+  replicas = [axis for axis, size in s.grid if size > 1 and axis not in varied]
+  if s.routing.method == 'discriminative' and replicas:
+    words = f'no level varies over the grid axis {replicas[0]!r}, and of equal models none is the better for a text'
+    raise InputError(f"config.routing.method='discriminative': {words}; use 'kmeans'")
+  if s.evaluate.matrix and not s.train.early_stopping:
+    raise InputError('config.evaluate.matrix=True is of hold-outs, and config.train.early_stopping=False keeps none')
+
+
 def _check_inner(s: Any) -> None:
   if s.mesh.shard_states and s.inner.optimizer not in ('adamw', 'sgd'):
     words = 'may need whole matrices, which no device has with config.mesh.shard_states: leave that out'
@@ -99,10 +110,6 @@ def _check_routing(s: Any, num_paths: int) -> None:
     first, end = s.routing.first, s.routing.rounds * s.routing.phases_per_round
     if not s.routing.router_fraction:
       raise InputError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
-    varied = {axis for _, _, axes in s.levels for axis in axes}
-    if replicas := [axis for axis, size in s.grid if size > 1 and axis not in varied]:
-      words = f'no level varies over the grid axis {replicas[0]!r}, and of equal models none is the better for a text'
-      raise InputError(f"config.routing.method='discriminative': {words}; use 'kmeans'")
     if end >= s.train.phases:
       words = f'times config.routing.rounds={s.routing.rounds} should be below config.train.phases={s.train.phases}'
       words += ': the last shards are to be trained on'
@@ -134,8 +141,6 @@ def _check_evaluate(s: Any, num_paths: int) -> None:
   if s.evaluate.refit_router and (num_paths == 1 or is_reference(s.routing.method)):
     words = 'a router of your own' if num_paths > 1 else 'one path'
     raise InputError(f'config.evaluate.refit_router=True has nothing to fit with {words}: leave it out')
-  if s.evaluate.matrix and not s.train.early_stopping:
-    raise InputError('config.evaluate.matrix=True is of hold-outs, and config.train.early_stopping=False keeps none')
   if s.evaluate.mixture > num_paths:
     raise InputError(f'config.evaluate.mixture={s.evaluate.mixture} is more than the {num_paths} paths of config.grid')
 

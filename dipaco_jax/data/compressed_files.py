@@ -2,7 +2,6 @@
 
 import bz2
 import contextlib
-import errno
 import gzip
 import importlib
 import lzma
@@ -72,7 +71,7 @@ def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
   try:
     yield
   except OSError as e:
-    if e.errno in (errno.EIO, errno.ESTALE, errno.ETIMEDOUT):
+    if remote_files.is_away(path, e):
       raise Unavailable(f'{path}: {e.strerror or e}; run the same command again when it can be read') from e
     raise InputError(f'{path}: {e.strerror or e}; fix it, or leave it out') from e
   except Exception as e:

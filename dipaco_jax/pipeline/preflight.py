@@ -136,25 +136,21 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
       raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
     _check_end(workdir, old, settings)
     if old.train.phases != settings.train.phases and not settings.inner.decay_steps:
-      longer = old.train.phases < settings.train.phases
-      what = (
-        'more phases stretch the cosine, so the learning rate steps up'
-        if longer
-        else ('fewer phases shorten the cosine, so the learning rate steps down')
-      )
-      logging.warning('%s; --config.inner.decay_steps states its length from the start', what)
+      more = 'more phases stretch the cosine, so the learning rate steps up'
+      fewer = 'fewer phases shorten the cosine, so the learning rate steps down'
+      words = '%s; --config.inner.decay_steps states its length from the start'
+      logging.warning(words, more if old.train.phases < settings.train.phases else fewer)
   publishing.write_json(file, settings.to_dict())
   (workdir / stage_records.REFUSED).unlink(missing_ok=True)
   files.write_file(workdir / 'command.txt', os.fsencode(f'{command}\n'))
 
 
 def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.Settings):
-  """Raises InputError where a run that streams has begun, and would end elsewhere: last phases are of another kind."""
-  if old.train.phases == new.train.phases or not streaming.make_wire(old.outer, old.train).stream:
-    return
-  every = old.checkpoint.state_every_phases
-  begun = (workdir / 'checkpoints' / 'train').exists() or max(module_store.versions(workdir), default=0)
-  if begun and not (every and old.train.phases % every == 0 and new.train.phases > old.train.phases):
+  """Raises InputError where a phase that is trained or at work would be of another kind, as the last of a run is."""
+  before, now = (streaming.make_timetable(s, {}) for s in (old, new))
+  steps = (row for row in metrics_log.read_rows(workdir) if (row['stage'], row['kind']) == ('train', 'step'))
+  begun = max((row['phase'] + 2 for row in steps), default=0)  # the one at work, and the next: rows come a little late
+  if any(before.is_closed(phase) != now.is_closed(phase) for phase in range(min(begun, old.train.phases))):
     raise InputError(
       f'config.train.phases={new.train.phases}: a run whose levels are exchanged within a phase ends as it was begun, '
       f'after {old.train.phases}; name that, or train so many in another --workdir'
@@ -192,9 +188,8 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
     if run.record(one.name):
       continue
     record = stage_records.read_record(other, one.name)
-    # After `tokenize`, the base's learning rate follows the whole run's cosine.
-    same_rate = one.name == 'tokenize' or theirs.decay_steps == run.settings.decay_steps
-    if not record or record['digest'] != stage_lib.digest(run.settings, one.name) or not same_rate:
+    same_base = one.name == 'tokenize' or stage_lib.same_base(theirs, run.settings)
+    if not record or record['digest'] != stage_lib.digest(run.settings, one.name) or not same_base:
       return
     needed = [path for path in one.artefacts if path not in OPTIONAL]
     if one.name == 'tokenize':
@@ -204,10 +199,10 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
     for path in one.artefacts:
       _check(other / path)
       _link(other / path, run.workdir / path)
-    run.metrics.rewind(one.name, -1)  # rows of an earlier start
-    for row in list(metrics_log.read_rows(other)):
-      if row['stage'] == one.name:
-        run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
+    if rows := [row for row in metrics_log.read_rows(other) if row['stage'] == one.name]:
+      run.metrics.rewind(one.name, -1)  # rows of an earlier start
+    for row in rows:
+      run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
     publishing.write_json(stage_records.record_file(run.workdir, one.name), record)
 
 

@@ -29,17 +29,14 @@ STAGES = (
   Stage(
     'pretrain',
     'training the base model',
-    (
-      *('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'routing.router_fraction'),
-      'train.early_stopping',  # hold-outs are kept from the base too
-    ),
+    ('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'routing.router_fraction'),
     ('shards/base', 'base'),
     ('shards/base*', 'base', 'checkpoints/pretrain', 'metrics.jsonl', 'events'),
   ),
   Stage(
     'route',
     'routing',
-    ('grid', 'routing', 'train.batch_size'),
+    ('grid', 'routing', 'train.batch_size', 'train.early_stopping'),
     ('features', 'routing/0', 'shards/0'),
     ('routing', 'shards/0*'),
   ),
@@ -68,7 +65,12 @@ def since(name: str) -> tuple[Stage, ...]:
 
 def digest(settings: settings_lib.Settings, name: str) -> str:
   """Returns the sha256 of all fields that a stage's artefacts depend on."""
-  depends = [field for stage in up_to(name) for field in stage.depends]
-  if name == 'pretrain' and settings.train.early_stopping:  # so runs that were begun before it counted go on
-    depends.remove('train.early_stopping')
-  return settings_lib.digest(settings, *depends)
+  return settings_lib.digest(settings, *(field for stage in up_to(name) for field in stage.depends))
+
+
+def same_base(one: settings_lib.Settings, other: settings_lib.Settings) -> bool:
+  """Returns whether bases of equal digests are equal in what those leave out: their schedule, and what they may read.
+
+  Their learning rate follows the whole run's cosine, and hold-outs are kept from them too.
+  """
+  return one.decay_steps == other.decay_steps and one.train.early_stopping == other.train.early_stopping

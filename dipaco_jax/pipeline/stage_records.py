@@ -175,8 +175,9 @@ def check_changes(workdir: pathlib.Path, old: settings.Settings, new: settings.S
     return
   changed = [name for name in stage.NAMES if stage.digest(old, name) != stage.digest(new, name)]
   stretched = not new.inner.decay_steps and old.train.steps_per_phase != new.train.steps_per_phase
-  if stretched and changed[:1] != ['tokenize']:
-    changed = ['pretrain']  # its learning rate follows the whole run's cosine
+  held_out = old.train.early_stopping != new.train.early_stopping
+  if (stretched or held_out) and changed[:1] != ['tokenize']:
+    changed = ['pretrain']  # see stage.same_base; more phases may stretch the cosine
   later = stage.since(changed[0]) if changed else ()
   if not read_refusal(workdir) or any(record_file(workdir, one.name).exists() for one in later):
     words = settings.in_words(differ)

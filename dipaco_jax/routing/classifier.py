@@ -92,7 +92,8 @@ def fit_to_losses(
     ValueError: if no loss is finite, or a feature isn't.
   """
   router_lib.check_features(z_ND)
-  excess_NP, nll_NP = _least_and_excess(nll_NP)[1], finite_losses(nll_NP)
+  least_N1, excess_NP = _least_and_excess(nll_NP)
+  nll_NP = np.where(np.isfinite(nll_NP), nll_NP, least_N1 + excess_NP)  # as finite_losses does
   costs_NP = jnp.asarray(excess_NP / max(excess_NP.mean(), 1e-9), jnp.float32)
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND = (jnp.asarray(z_ND) - mean_D) / scale_D

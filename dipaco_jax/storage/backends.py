@@ -23,6 +23,11 @@ NAMES = (
 TRANSIENT = {getattr(errno, f'E{name}') for name in NAMES.split()}
 
 
+def is_transient_status(status: int) -> bool:
+  """Tells whether a request that HTTP answered so may succeed later."""
+  return status >= 500 or status in (408, 429)
+
+
 class Folder:
   """Objects as files. A killed writer leaves a file aside, which `tidy` removes."""
 
@@ -151,4 +156,4 @@ class Bucket:
     status = re.search(r'status code: (\d+)', str(error))
     is_readers = type(error) is OSError and error.errno is None
     is_generic = is_readers or isinstance(error, self.api.exceptions.GenericError)
-    return is_generic and (not status or int(status[1]) >= 500 or int(status[1]) in (408, 429))
+    return is_generic and (not status or is_transient_status(int(status[1])))

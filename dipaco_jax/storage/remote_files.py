@@ -10,8 +10,8 @@ import io
 import re
 from typing import Any, BinaryIO, cast
 
-from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import object_store
+from dipaco_jax.core.errors import InputError, Unavailable
+from dipaco_jax.storage import backends, object_store
 
 HUB = 'hf://'
 BUFFER_BYTES = 1 << 20
@@ -64,13 +64,29 @@ def can_open(path: str) -> bool:
     return False
 
 
+def is_away(path: str, error: OSError) -> bool:
+  """Tells whether the disk, bucket or Hub of a file may answer later, rather than refuse it."""
+  if path.startswith(HUB):
+    status = getattr(getattr(error, 'response', None), 'status_code', None)
+    return not isinstance(error, FileNotFoundError) and (status is None or backends.is_transient_status(status))
+  return isinstance(error, Unavailable) if is_remote(path) else error.errno in backends.TRANSIENT
+
+
+class _OfHub(OSError):
+  """An error of the Hub that is no OSError, with the response that it has, if any."""
+
+  def __init__(self, error: Exception):
+    super().__init__(f'{" ".join(str(error).split())[:200]}; check its name, the network and HF_TOKEN')
+    self.response = getattr(error, 'response', None)
+
+
 def _open_in_hub(path: str) -> BinaryIO:
   try:
     return cast(BinaryIO, _hub(path).open(path.removeprefix(HUB), 'rb'))
   except (InputError, OSError):
     raise
-  except Exception as e:  # of requests, and of the Hub's own kinds
-    raise OSError(errno.EIO, f'{" ".join(str(e).split())[:200]}; check its name, the network and HF_TOKEN') from e
+  except Exception as e:  # of httpx, and of the Hub's own kinds
+    raise _OfHub(e) from e
 
 
 def _find_in_hub(pattern: str) -> list[str]:

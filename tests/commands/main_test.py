@@ -237,20 +237,20 @@ def test_text_files(run, tmp_path, content, words):
 
 
 @pytest.mark.parametrize(
-  'content, words',
+  'content, where, words',
   [
-    ('[{"text": "a"}]', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
-    ('[\n {"text": "a"}\n]', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
-    ('{\n "text": "a"\n}', 'there should be one object in a line; jq -c . makes a line of each object'),
-    ('"a"', 'no JSON object, which each line should be'),
-    ('{"content": "a", "id": 3}', "no text under 'text'; texts are under ['content']: set config.data.text_key"),
-    ('{"id": 3}', "no text under 'text'; no other key has one: leave out this file"),
+    ('[{"text": "a"}]', '', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
+    ('[\n {"text": "a"}\n]', '', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
+    ('{\n "text": "a"\n}', '1:', 'there should be one object in a line; jq -c . makes a line of each object'),
+    ('"a"', '1:', 'no JSON object, which each line should be'),
+    ('{"content": "a", "id": 3}', '1:', "no text under 'text'; texts are under ['content']: set config.data.text_key"),
+    ('{"id": 3}', '1:', "no text under 'text'; no other key has one: leave out this file"),
   ],
 )
-def test_json_files(run, tmp_path, content, words):
+def test_json_files(run, tmp_path, content, where, words):
   (tmp_path / 'mine.json').write_text(content)
   said = refused(run, TEXT, '--config.data.train=*.json')
-  assert words in said and 'mine.json:' in said
+  assert words in said and f'mine.json:{where} ' in said
 
 
 @pytest.mark.parametrize(

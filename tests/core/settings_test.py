@@ -42,6 +42,15 @@ def test_defaults_are_valid_and_survive_a_round_trip():
   assert from_dict({}) == Settings()
 
 
+def test_runs_of_before_are_read_with_what_a_new_config_may_not_have():
+  s = Settings().to_dict()
+  s['evaluate'] |= {'matrix': True}
+  s['train'] |= {'early_stopping': False}
+  assert settings.of_run(s).evaluate.matrix
+  with pytest.raises(ValueError, match='keeps none'):
+    from_dict(s)
+
+
 FULL = {
   'seed': 7,
   'grid': {'b': 2, 'a': 3},

@@ -3,14 +3,15 @@
 import errno
 import io
 import os
+import types
 
 import corpora
 import pytest
 from backports import zstd
 
-from dipaco_jax.core.errors import Unavailable
+from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import compressed_files
-from dipaco_jax.storage import remote_files
+from dipaco_jax.storage import object_store, remote_files
 
 WORDS = b''.join(b'%d some words\n' % i for i in range(50_000))
 
@@ -44,6 +45,13 @@ def test_zstd_of_a_long_window(tmp_path):
   assert read(tmp_path / 'a.zst') == WORDS
 
 
+def of_hub(status: int | None) -> OSError:
+  """As the errors of the Hub's library are: with the response, if there was any."""
+  error = OSError('the Hub says no')
+  error.response = types.SimpleNamespace(status_code=status) if status else None
+  return error
+
+
 @pytest.mark.parametrize('number', [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
 def test_a_file_whose_disk_does_not_answer_is_told_and_may_be_read_later(number, monkeypatch):
   class Gone(io.RawIOBase):
@@ -53,6 +61,28 @@ def test_a_file_whose_disk_does_not_answer_is_told_and_may_be_read_later(number,
   monkeypatch.setattr(remote_files, 'open_file', lambda path: Gone())
   with pytest.raises(Unavailable, match=rf'a\.txt: {os.strerror(number)}; run the same command again when it can be'):
     read('a.txt')
+
+
+@pytest.mark.parametrize(
+  'path, error, is_away',
+  [
+    ('s3://b/x.txt', object_store.Away(errno.EIO, 'patience is over'), True),
+    ('s3://b/x.txt', OSError(errno.EIO, 'status code: 403'), False),  # as Storage.retry names what it does not wait for
+    ('hf://datasets/x', of_hub(503), True),
+    ('hf://datasets/x', of_hub(403), False),
+    ('hf://datasets/x', of_hub(None), True),
+    ('hf://datasets/x', FileNotFoundError(errno.ENOENT, 'none'), False),
+    ('x.txt', PermissionError(errno.EACCES, 'not yours'), False),
+  ],
+)
+def test_what_is_refused_is_not_away(path, error, is_away, monkeypatch):
+  class Failing(io.RawIOBase):
+    def read(self, size=-1):
+      raise error
+
+  monkeypatch.setattr(remote_files, 'open_file', lambda path: Failing())
+  with pytest.raises(Unavailable if is_away else InputError, match=path):
+    read(path)
 
 
 def test_names():

@@ -119,6 +119,7 @@ MADE = {
     ('tokenize', {'tokenizer': {'vocab_size': 280}}, None),
     ('tokenize pretrain', {'inner': {'b1': 0.8}}, None),
     ('tokenize pretrain', {'train': {'steps_per_phase': 7}}, None),  # it stretches the cosine
+    ('tokenize pretrain', {'train': {'early_stopping': False}}, None),  # hold-outs were kept from the base
   ],
 )
 def test_what_goes_and_what_stays(given, tmp_path, done, changes, gone):

@@ -7,6 +7,7 @@ import pytest
 from dipaco_jax.core.settings import Settings, from_dict
 from dipaco_jax.pipeline import preflight, tokenize_stage
 from dipaco_jax.storage import publishing
+from dipaco_jax.training import metrics_log
 
 
 def test_a_microbatch_that_does_not_divide(caplog):
@@ -37,11 +38,12 @@ def test_what_was_there_before_stays(tmp_path):
   assert (tmp_path / 'mine').exists()
 
 
-def begun(workdir, wire: str, phases: int, **checkpoint) -> Settings:
-  """The settings of a run that is at work."""
+def begun(workdir, wire: str, phases: int, at: int = 0, **checkpoint) -> Settings:
+  """The settings of a run that is at work in a phase."""
   s = from_dict({'outer': {'wire': wire}, 'train': {'phases': phases}, 'checkpoint': checkpoint})
   publishing.write_json(workdir / 'config.json', s.to_dict())
-  (workdir / 'checkpoints' / 'train').mkdir(parents=True, exist_ok=True)
+  with metrics_log.Metrics(workdir, events=False) as rows:
+    rows.write('step', 'train', 1, phase=at)
   return s
 
 
@@ -49,19 +51,21 @@ def lasting(s: Settings, phases: int) -> Settings:
   return dataclasses.replace(s, train=dataclasses.replace(s.train, phases=phases))
 
 
-def test_a_run_whose_levels_leave_within_phases_ends_as_it_was_begun(tmp_path):
-  s = begun(tmp_path, 'thin', 4)
+@pytest.mark.parametrize('at, phases', [(3, 8), (2, 8), (3, 3), (2, 3)])
+def test_a_run_whose_levels_leave_within_phases_ends_as_it_was_begun(tmp_path, at, phases):
+  s = begun(tmp_path, 'thin', 4, at)
   preflight.settle_config(tmp_path, s, '')
-  for phases in (2, 8):
-    with pytest.raises(ValueError, match=f'config.train.phases={phases}: .* ends as it was begun, after 4'):
-      preflight.settle_config(tmp_path, lasting(s, phases), '')
-  (tmp_path / 'checkpoints' / 'train').rmdir()  # nothing is trained yet
-  preflight.settle_config(tmp_path, lasting(s, 8), '')
+  with pytest.raises(ValueError, match=f'config.train.phases={phases}: .* ends as it was begun, after 4'):
+    preflight.settle_config(tmp_path, lasting(s, phases), '')
+
+
+def test_it_may_become_longer_before_its_last_phase(tmp_path):
+  preflight.settle_config(tmp_path, lasting(begun(tmp_path, 'thin', 4, 1), 8), '')
 
 
 def test_the_last_phase_of_a_run_may_have_been_of_the_usual_kind(tmp_path):
   for wire, every in (('lan', 16), ('thin', 2)):  # after every second phase all is exchanged
-    preflight.settle_config(tmp_path, lasting(begun(tmp_path, wire, 4, state_every_phases=every), 8), '')
+    preflight.settle_config(tmp_path, lasting(begun(tmp_path, wire, 4, 3, state_every_phases=every), 8), '')
 
 
 def test_another_number_of_phases_bends_the_learning_rate(tmp_path, caplog):
