@@ -71,9 +71,9 @@ def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
   """
 
   def overdue(error: Exception):
-    logging.error('what was open could not be closed in %g s', limit_s, exc_info=error)
+    is_away = isinstance(error, Unavailable)  # its line says all
+    logging.error('what was open could not be closed in %g s', limit_s, exc_info=None if is_away else error)
     if _listening:
-      is_away = isinstance(error, Unavailable)
       leave(TRY_AGAIN if is_away else 1, str(error) if is_away else '')
 
   with contextlib.ExitStack() as after, contextlib.ExitStack() as opened:
