@@ -174,18 +174,18 @@ def main() -> int:
     options, rest = parse_options()
     url = check(options, rest)
   except ValueError as e:
-    return failed(e, 2)
+    return failed(str(e), 2)
   try:
     return run(options, rest, url)
   except errors.InputError as e:
-    return failed(e, 2)
+    return failed(str(e), 2)
   except errors.Unavailable as e:
-    return failed(e, command.TRY_AGAIN)
+    return failed(errors.parting(e), command.TRY_AGAIN)
 
 
-def failed(error: Exception, status: int) -> int:
+def failed(words: str, status: int) -> int:
   """Prints why, in one line; returns the exit status."""
-  print(f'local.py: {error}', file=sys.stderr)
+  print(f'local.py: {words}', file=sys.stderr)
   return status
 
 

@@ -50,7 +50,7 @@ def run(main: Callable[[], int | None]):
     except InputError as e:
       fail(' '.join(str(e).split()))
     except errors.Unavailable as e:
-      fail(str(e), TRY_AGAIN)
+      fail(errors.parting(e), TRY_AGAIN)
     except OSError as e:
       if e.errno is None:
         fail(str(e))  # in our words: an object of a run is missing or corrupt
