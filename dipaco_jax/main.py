@@ -127,7 +127,7 @@ def guarded(argv: list[str], signals: stopping.Signals):
     signals.leave()
   except Exception as e:
     if isinstance(e, errors.Unavailable):
-      command.fail(str(e), command.TRY_AGAIN)
+      command.fail(errors.parting(e), command.TRY_AGAIN)
     if isinstance(e, errors.Diverged):
       command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
     if not isinstance(e, InputError):

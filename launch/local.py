@@ -159,7 +159,7 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
 
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
-  """Returns the registry's URL; raises InputError where that, the config or the text cannot be used."""
+  """Returns the registry's URL; raises InputError where that, the config or the text cannot be used, and OSError."""
   values = config_file.read(options.config, config_file.split(rest)[1], options.workdir)
   s = extension.with_digests(settings.from_dict(values))
   has_begun = object_store.open_storage(options.workdir).exists(remedies.ISLANDS_MARK)
@@ -170,27 +170,20 @@ def check(options: argparse.Namespace, rest: list[str]) -> str:
 
 
 def main() -> int:
+  """Runs all roles; returns the exit status. Prints one line where the user can mend what is wrong, or wait."""
   try:
     options, rest = parse_options()
-    url = check(options, rest)
-  except ValueError as e:
-    return failed(e, 2)
-  try:
-    return run(options, rest, url)
-  except errors.InputError as e:
-    return failed(e, 2)
-  except errors.Unavailable as e:
-    return failed(e, command.TRY_AGAIN)
-
-
-def failed(error: Exception, status: int) -> int:
-  """Prints why, in one line; returns the exit status."""
-  print(f'local.py: {error}', file=sys.stderr)
-  return status
+    return run(options, rest, check(options, rest))
+  except Exception as e:
+    if not (found := command.ending(e)):
+      raise
+    words, status = found
+    print(f'local.py: {words}', file=sys.stderr)
+    return status
 
 
 def run(options: argparse.Namespace, rest: list[str], url: str) -> int:
-  """Starts all roles, and supervises them; returns the exit status. Raises InputError; Unavailable."""
+  """Starts all roles, and supervises them; returns the exit status. Raises InputError, Unavailable."""
   local = roles.make_local_place(options.workdir)
   logs = local / 'logs'
   logs.mkdir(parents=True, exist_ok=True)

@@ -47,20 +47,10 @@ def run(main: Callable[[], int | None]):
     del argv
     try:
       return main()
-    except InputError as e:
-      fail(' '.join(str(e).split()))
-    except errors.Unavailable as e:
-      fail(str(e), TRY_AGAIN)
-    except OSError as e:
-      if e.errno is None:
-        fail(str(e))  # in our words: an object of a run is missing or corrupt
-      if errors.disk_is_full(e):
-        fail(f'{e.filename or "the disk"}: {e.strerror}; run it again when there is space', TRY_AGAIN)
-      if e.filename is None and e.strerror and '://' in e.strerror:
-        fail(e.strerror)  # of storage, in our words
-      if e.errno not in USER_ERRNOS:
+    except Exception as e:
+      if not (found := ending(e)):
         raise
-      fail(f'{e.filename2 or e.filename}: {e.strerror}; check its name and permissions')
+      fail(*found)
 
   display.STDERR.only_terminal = True  # a command's output may go to another program: progress is for terminals only
   with processes.ending(), stopping.listening():
@@ -68,6 +58,25 @@ def run(main: Callable[[], int | None]):
       print(f'dipaco_jax {dipaco_jax.__version__}')
     else:
       app.run(guarded, flags_parser=parse)
+
+
+def ending(e: Exception) -> tuple[str, int] | None:
+  """Returns the line and the status with which an error ends a command; None where that is a traceback."""
+  if isinstance(e, InputError):
+    return ' '.join(str(e).split()), 2
+  if isinstance(e, errors.Unavailable):
+    return errors.parting(e), TRY_AGAIN
+  if not isinstance(e, OSError):
+    return None
+  if e.errno is None:
+    return str(e), 2  # in our words: an object of a run is missing or corrupt
+  if errors.disk_is_full(e):
+    return f'{e.filename or "the disk"}: {e.strerror}; run it again when there is space', TRY_AGAIN
+  if e.filename is None and e.strerror and '://' in e.strerror:
+    return e.strerror, 2  # of storage, in our words
+  if e.errno in USER_ERRNOS:
+    return f'{e.filename2 or e.filename}: {e.strerror}; check its name and permissions', 2
+  return None
 
 
 def check_workdir(workdir: str, scratch: str | os.PathLike | None):

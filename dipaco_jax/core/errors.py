@@ -18,6 +18,16 @@ class Unavailable(Exception):
   """A place that a run needs is gone or full for now; the same command goes on when it is back."""
 
 
+class Away(Unavailable):
+  """A database or storage that has not answered for as long as was waited for it; what to do, `parting` says."""
+
+
+def parting(error: Unavailable) -> str:
+  """Returns the line with which a command ends by this error; a process that goes on tells the message alone."""
+  words = getattr(error, 'strerror', None) or str(error)
+  return f'{words}; run it again when it is back' if isinstance(error, Away) else words
+
+
 def causes(error: BaseException) -> list[BaseException]:
   """Returns an error, the error that it was raised from, and so on."""
   found = [error]

@@ -15,7 +15,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
-from dipaco_jax.core.errors import InputError, Unavailable
+from dipaco_jax.core.errors import Away, InputError
 from dipaco_jax.islands.conversations import Conversations
 from dipaco_jax.storage import retry, time_use
 
@@ -173,7 +173,7 @@ class Database:
   def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:
     """Returns work(connection), called in a transaction that is tried again while the database is busy or away.
 
-    Raises Unavailable where it is away for longer than `patience_s`, InputError where it refuses us.
+    Raises Away where it does not answer within `patience_s`, InputError where it refuses us.
     """
 
     def transaction() -> T:
@@ -189,7 +189,7 @@ class Database:
       if is_refused(e):
         raise InputError(f'the registry refuses us ({words}): check its user, password and database') from e
       if is_transient(e):
-        raise Unavailable(f'the registry does not answer ({words}); run it again when it is back') from e
+        raise Away(f'the registry does not answer ({words})') from e
       raise
 
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
-from dipaco_jax.core.errors import Diverged
+from dipaco_jax.core.errors import Diverged, Unavailable
 from dipaco_jax.islands import schedule, screening_facts
 from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.island import Gone, Island, Later, maker
@@ -112,14 +112,17 @@ class Role:
       self.progress.update(self.done, last=lease.task.words, **measured)
 
   def settle(self, but: int):
-    """Waits for all publications `but` the last ones; raises an error of theirs where there were too many."""
-    while len(self.publications) > but:
+    """Takes what has ended of the publications, and waits for all `but` the last ones; raises an error of theirs."""
+    while len(self.publications) > but or (self.publications and self.publications[0].done()):
       with time_use.doing(time_use.STORAGE):
         self.publications.popleft().result()
 
   @contextlib.contextmanager
   def failing(self, lease: Lease) -> Iterator[None]:
-    """Gives a task back with its error, for others to try; after FAILURES in a row, or a ValueError, raises it."""
+    """Gives a task back with its error, for others to try; after FAILURES in a row, or a ValueError, raises it.
+
+    Raises Unavailable at once: it was waited for, and no task is to blame. `handing_over` gives the tasks back.
+    """
     try:
       yield
     except Lost:
@@ -136,6 +139,8 @@ class Role:
       screening_facts.tell(self.island, str(e))
       lease.release()
       self.claims.drop(lease)
+      raise
+    except Unavailable:
       raise
     except Exception as e:
       words = f'{type(e).__name__}: {e}'.split('\n')[0]
@@ -186,7 +191,7 @@ class Role:
     if self.publications:
       with time_use.doing(time_use.STORAGE):
         futures.wait([self.publications[0]], wait_s)
-      self.settle(sum(not each.done() for each in self.publications))
+      self.settle(WAITING)
     else:
       with time_use.doing(self.idle_cause):
         time.sleep(wait_s)

@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dipaco_jax.core.errors import InputError, Unavailable, disk_is_full
+from dipaco_jax.core import errors
+from dipaco_jax.core.errors import InputError, disk_is_full
 from dipaco_jax.storage import files, lock, publishing, retry, time_use
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
@@ -32,11 +33,8 @@ class Corrupt(OSError):
   """An object's bytes are not those that were written; the message names it."""
 
 
-class Away(OSError, Unavailable):
-  """Storage that has not answered for as long as was waited for it."""
-
-  def __str__(self) -> str:
-    return f'{self.strerror}; run it again when it is back'
+class Away(OSError, errors.Away):
+  """Storage that has not answered for as long as was waited for it; the message names the object."""
 
 
 class Storage:

@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
-from dipaco_jax.core.errors import Unavailable
+from dipaco_jax.core.errors import Unavailable, parting
 from dipaco_jax.training import display
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -71,10 +71,10 @@ def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
   """
 
   def overdue(error: Exception):
-    logging.error('what was open could not be closed in %g s', limit_s, exc_info=error)
+    words = parting(error) if isinstance(error, Unavailable) else ''  # which say all
+    logging.error('what was open could not be closed in %g s', limit_s, exc_info=None if words else error)
     if _listening:
-      is_away = isinstance(error, Unavailable)
-      leave(TRY_AGAIN if is_away else 1, str(error) if is_away else '')
+      leave(TRY_AGAIN if words else 1, words)
 
   with contextlib.ExitStack() as after, contextlib.ExitStack() as opened:
     try:

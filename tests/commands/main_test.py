@@ -172,7 +172,7 @@ def test_a_bucket_that_cannot_be_used(run, monkeypatch, tmp_path):
   for url in ('s3://bucket/run', 'gs://bucket/run'):
     status, said = run(*here, f'--workdir={url}')
     assert status == 2 and f'dipaco_jax: --workdir={url}: ' in said, said
-    assert 'check the name of the bucket, the network and your credentials' in said
+    assert 'check the name of the bucket, the network and your credentials' in said and 'again' not in said
   assert not [*tmp_path.glob('scratch/*/run')]
 
 

@@ -7,7 +7,8 @@ import socket
 import struct
 import threading
 
-UNAVAILABLE = b'HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
+STATUSES = {'unavailable': '503 Service Unavailable', 'forbidden': '403 Forbidden', 'absent': '404 Not Found'}
+ANSWER = 'HTTP/1.1 {}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n'
 RESET = struct.pack('ii', 1, 0)  # no lingering: what is not sent yet never is
 
 
@@ -21,7 +22,7 @@ class Line:
   def __init__(self, target: int | pathlib.Path):
     """`target` is a port of this machine, or a socket's file."""
     self.target = target
-    self.faults: list[str] = []  # 'reset' or 'unavailable', used from the front
+    self.faults: list[str] = []  # 'reset' or one of STATUSES, used from the front
     self.words, self.lost = b'', ''
     self.cut = threading.Event()
     self.dead: set[socket.socket] = set()  # clients that have lost something
@@ -54,9 +55,9 @@ class Line:
       except OSError:  # closed
         return
       fault = self.faults.pop(0) if self.faults else ''
-      if fault == 'unavailable':
+      if fault in STATUSES:
         client.recv(1 << 16)
-        client.sendall(UNAVAILABLE)
+        client.sendall(ANSWER.format(STATUSES[fault]).encode())
       if fault:
         if fault == 'reset':
           client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)

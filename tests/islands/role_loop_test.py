@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import errno
 import itertools
 import pathlib
 import random
@@ -18,7 +19,7 @@ import repository
 import sqlalchemy
 import tiny_run
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import errors, settings
 from dipaco_jax.islands import claims, registry as registry_lib, role_loop
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island, Later
@@ -317,6 +318,70 @@ def test_what_fails_to_be_published_is_not_blamed_on_the_task_at_work(island):
     role_loop.Role(Claims(island, 'worker', ['train']), perform).serve()
   told = {task['key']: task['error'] for task in island.registry.tasks() if task['error']}
   assert told == {'0': 'ValueError: no such module'} and not owned(island)
+
+
+@pytest.mark.parametrize('where', ['fetch', 'perform', 'publish'])
+def test_a_role_whose_storage_is_away_tries_no_task_again(where, island, monkeypatch, caplog):
+  """What it holds goes back without an error: no task is to blame."""
+
+  def away(name):
+    raise OSError(errno.EIO, 'no answer')
+
+  def reach(at: str):
+    if at == where:
+      island.storage.fetch('x')
+
+  def perform(island, task, lease):
+    began.append(task.key)
+    wait_for(lambda: all(each.done() for each in role.publications))
+    lease.fetched()
+    reach('perform')
+
+    def publish():
+      reach('publish')
+      return [Fact('evaluation', task.key, 0, '', '', {})]
+
+    return publish
+
+  monkeypatch.setattr(island.storage.backend, 'get', away)
+  island.storage.patience_s, began = 0, []
+  fetches = {'train': lambda island, task: reach('fetch')}
+  role = role_loop.Role(Claims(island, 'worker', ['train'], fetches=fetches), perform)
+  with pytest.raises(errors.Unavailable, match='no answer'):
+    role.serve()
+  assert began == (['0', '1'] if where == 'publish' else ['0'])  # the second, before anybody looks at the first
+  assert not owned(island) and not any(task['error'] for task in island.registry.tasks())
+  assert 'Traceback' not in caplog.text
+
+
+LOSES_REGISTRY = """
+import pathlib, sys
+import role_loop_test
+from dipaco_jax.command_line import command
+from dipaco_jax.islands import database, role_loop
+from dipaco_jax.islands.claims import Claims
+
+folder = sys.argv.pop()
+
+def perform(island, task, lease):
+  island.registry._db = away = database.Database(f'postgresql://me@/x?host={folder}', patience_s=0)
+  try:
+    island.registry.tasks()
+  finally:
+    away._patience_s = 600
+
+role_loop.CLOSE_S = 0.5
+command.run(role_loop.Role(Claims(role_loop_test.make(pathlib.Path(folder)), 'worker', ['train']), perform).serve)
+"""
+
+
+def test_a_role_whose_registry_is_away_ends_at_once_with_its_task(tmp_path):
+  """It cannot give that back: nobody waits another ten minutes for it."""
+  command = [sys.executable, '-c', LOSES_REGISTRY, str(tmp_path)]
+  done = subprocess.run(command, env=ENV, capture_output=True, text=True, timeout=60)
+  *_, last = done.stderr.splitlines()
+  assert done.returncode == 75 and last.startswith('dipaco_jax: the registry does not answer ('), done.stderr
+  assert last.endswith('; run it again when it is back') and 'Traceback' not in done.stderr
 
 
 def test_a_lease_that_was_lost_does_not_take_the_next_one_on_its_task_along(island):

@@ -4,19 +4,24 @@ import contextlib
 import functools
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
 
+import line
+import object_server
 import pytest
 import repository
 import slow
 import sqlalchemy as sa
 from repository import ROOT
 
+from dipaco_jax.core import errors
 from dipaco_jax.islands import registry as registry_lib, registry_schema
+from dipaco_jax.storage import object_store
 
 SPEC = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
 local = importlib.util.module_from_spec(SPEC)
@@ -129,6 +134,29 @@ def test_a_registry_that_cannot_be_used_is_told_in_one_line(kind, db, tmp_path, 
   said = capsys.readouterr().err
   assert said.startswith('local.py: the registry ') and said.count('\n') == 1
   assert status == (local.command.TRY_AGAIN if kind == 'away' else 2)
+
+
+@pytest.mark.parametrize(
+  'fault, status, words',
+  [
+    ('reset', 75, 's3://bucket/run/registry.id: .*; run it again when it is back'),
+    ('forbidden', 2, 's3://bucket/run/registry.id: .*403 Forbidden'),
+    ('', 75, 'text.txt: no answer; run it again'),
+  ],
+)
+def test_what_cannot_be_read_before_the_start_is_told_in_one_line(fault, status, words, monkeypatch, capsys):
+  def check_readable(data):
+    raise errors.Unavailable('text.txt: no answer; run it again')
+
+  monkeypatch.setattr(local.corpus, 'check_readable', check_readable)
+  monkeypatch.setattr(local.object_store, 'open_storage', functools.partial(object_store.open_storage, patience_s=0))
+  monkeypatch.setattr(sys, 'argv', ['local.py', f'--config={ROOT}/configs/tiny.py', '--workdir=s3://bucket/run'])
+  with line.Line(9) as wire:
+    wire.faults = [fault or 'absent'] * 99
+    for name, value in object_server.environment(f'http://127.0.0.1:{wire.port}').items():
+      monkeypatch.setenv(name, value)
+    assert local.main() == status
+  assert re.fullmatch(f'local.py: {words}.*\n', capsys.readouterr().err)
 
 
 @pytest.mark.parametrize('number', slow.but([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
