@@ -276,7 +276,7 @@ run_once() {  # ends the script where nothing is to be done again
   wait "$follower" || status=$?
   follower=''
   case $status in
-    0 | 2 | 75 | 130) costs; exit "$status" ;;
+    0 | 2 | 130) costs; exit "$status" ;;
     127) fail "there is no program on $name: $(again install)" 1 ;;
   esac
   sleep "$pause_s"  # slices are called preempted a moment after their hosts are gone

@@ -92,7 +92,7 @@ def _first_disk(
       first.tell(START)
       processes.barrier(START)  # nothing is removed from the bucket while others fetch it
     try:
-      with retry.every(PARTS_EVERY_S, mirror.publish_parts):
+      with retry.every(PARTS_EVERY_S, 'uploading', mirror.publish_parts):
         yield disks.Disk(mirror, first)
     except Exception as e:
       processes.end_if_another_is_gone(e)
@@ -112,7 +112,7 @@ def _other_disk(storage: object_store.Storage, scratch: pathlib.Path) -> Iterato
   try:
     other.begin(START)
     processes.barrier(START)
-    with retry.every(PARTS_EVERY_S, other.publish_parts):
+    with retry.every(PARTS_EVERY_S, 'uploading', other.publish_parts):
       yield disks.Disk(other, other)
   except training_loop.Stopped:  # as all have: the first asks for parts until it has all
     raise

@@ -2,11 +2,10 @@
 
 import functools
 import itertools
-import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, source
 
@@ -43,10 +42,10 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
   """Parses a line of JSON into (text, domain). Raises InputError."""
   where = f'{path}:{number}'
   try:
-    record = json.loads(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
+    record = json_text.parse(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
   except UnicodeDecodeError as e:
     raise InputError(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
-  except (ValueError, RecursionError) as e:
+  except ValueError as e:
     fix = f'; {ONE_A_LINE[line.strip()]}' if line.strip() in ONE_A_LINE else ''
     raise InputError(f'{where}: not JSON ({e}): there should be one object in a line{fix}') from e
   if not isinstance(record, dict):

@@ -4,12 +4,11 @@ Memory is bounded by a row group, or a record batch. Of a table only the columns
 """
 
 import functools
-import json
 import os
 from collections.abc import Iterator
 from typing import Any
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, json_files, source
 from dipaco_jax.storage import remote_files
@@ -52,8 +51,8 @@ def saved_files(folder: str) -> list[str] | None:
     return None
   try:
     with open(os.path.join(folder, SAVED), encoding='utf-8') as f:
-      return [os.path.join(folder, file['filename']) for file in json.load(f)['_data_files']]
-  except (ValueError, RecursionError, KeyError, TypeError) as e:
+      return [os.path.join(folder, file['filename']) for file in json_text.parse(f.read())['_data_files']]
+  except (ValueError, KeyError, TypeError) as e:
     raise InputError(f'{folder}/{SAVED}: not as datasets.save_to_disk writes it ({e}): save the dataset again') from e
 
 

@@ -5,13 +5,12 @@ A sample's text is its .txt, or is in its .json, which may also tell its domain.
 
 import functools
 import itertools
-import json
 import os
 import tarfile
 from collections.abc import Iterator
 from typing import IO
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, json_files, source
 
@@ -68,11 +67,11 @@ class _Tail:
 def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, name: str) -> tuple[str, str]:
   where = f'{path}: {key}'
   try:
-    record = json.loads(files['json'].decode('utf-8-sig')) if 'json' in files else {}
+    record = json_text.parse(files['json'].decode('utf-8-sig')) if 'json' in files else {}
     text = files['txt'].decode('utf-8-sig') if 'txt' in files else None
   except UnicodeDecodeError as e:
     raise InputError(f'{where}: not UTF-8 at byte {e.start}: convert it') from e
-  except (ValueError, RecursionError) as e:
+  except ValueError as e:
     raise InputError(f'{where}.json: not JSON ({e}): mend it') from e
   if not isinstance(record, dict):
     raise InputError(f'{where}.json: no JSON object, which it should be')

@@ -5,11 +5,10 @@ was given or made. Of a tokenizer of the user's own it has no file.
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer
@@ -35,7 +34,9 @@ def open_file(file: str | os.PathLike) -> Tokenizer:
       files[CONFIG] = remote_files.read(f'{os.path.dirname(path) or "."}/{CONFIG}')
     return load(files)
   except OSError as e:
-    raise _unusable(path, f'{CONFIG} beside it: {e.strerror or e}') from e
+    why = f'{CONFIG} beside it: {e.strerror or e}'
+    # A bucket that may not be listed answers so for what is not there.
+    raise _unusable(path, f'{why}; let us list the bucket' if '403' in why else why) from e
   except InputError as e:
     raise _unusable(path, str(e)) from e
 
@@ -46,8 +47,8 @@ def load(files: Mapping[str, bytes]) -> Tokenizer:
     return JsonTokenizer(files)
   beside = {CONFIG: files[CONFIG]} if CONFIG in files else {}
   try:
-    adds_bos = bool(json.loads(beside.get(CONFIG, b'{}')).get('add_bos_token'))
-  except (ValueError, RecursionError, AttributeError) as e:
+    adds_bos = bool(json_text.parse(beside.get(CONFIG, b'{}')).get('add_bos_token'))
+  except (ValueError, AttributeError) as e:
     raise InputError(f'{CONFIG} beside it is not JSON of an object') from e
   return SentencePieceTokenizer(files[MODEL], adds_bos, beside)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
@@ -52,8 +52,8 @@ def make_files(
 def is_our_config(config: bytes) -> bool:
   """Returns whether a config.json is as `make_files` wrote it: transformers keeps our key and adds its own."""
   try:
-    found = json.loads(config)
-  except (ValueError, RecursionError):
+    found = json_text.parse(config)
+  except ValueError:
     return False
   return isinstance(found, dict) and 'dipaco_jax' in found and 'transformers_version' not in found
 

@@ -1,11 +1,11 @@
 """What a config need not say of the model that its grid starts from (`config.pretrain.init`): the folder says it."""
 
-import json
 import os
 import re
 from collections.abc import Collection
 from typing import Any
 
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.huggingface import config_json
@@ -56,13 +56,13 @@ def read_model(folder: str, workdir: str = '') -> dict[str, Any]:
   if begun := _begun(workdir, folder):
     return begun['model']
   try:
-    return config_json.read_config(json.loads(remote_files.read(f'{folder}/config.json')))
+    return config_json.read_config(json_text.parse(remote_files.read(f'{folder}/config.json')))
   except OSError as e:
     raise _unreadable(folder, e.strerror or str(e)) from e
   except InputError as e:
     at_hub = folder.startswith(remote_files.HUB) and str(e).startswith(folder)
     raise _unreadable(folder, str(e)) if at_hub else InputError(f'config.pretrain.init={folder}: {e}') from e
-  except (ValueError, RecursionError, AttributeError, TypeError) as e:
+  except (ValueError, AttributeError, TypeError) as e:
     raise InputError(f'config.pretrain.init={folder}: config.json is not JSON of an object; name another folder') from e
 
 
@@ -87,9 +87,9 @@ def _begun(workdir: str, folder: str) -> dict[str, Any]:
   if not workdir:
     return {}
   try:
-    kept = json.loads(remote_files.read(f'{workdir}/config.json'))
+    kept = json_text.parse(remote_files.read(f'{workdir}/config.json'))
     model = {name: x for name, x in kept['model'].items() if name in config_json.READ}
     tokenizer = {'model_file': kept['tokenizer']['model_file']}
     return {'model': model, 'tokenizer': tokenizer} if kept['pretrain']['init'] == folder else {}
-  except (OSError, InputError, ValueError, RecursionError, KeyError, TypeError, AttributeError):
+  except (OSError, InputError, ValueError, KeyError, TypeError, AttributeError):
     return {}

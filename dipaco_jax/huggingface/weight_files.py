@@ -5,12 +5,12 @@ Names, types and shapes are told by headers alone, for checks before any work.
 
 import hashlib
 import io
-import json
 from collections.abc import Collection
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import remote_files, tensors
 
@@ -58,9 +58,9 @@ def shapes(folder: str, name: str) -> Shapes:
 
 def _shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
   try:
-    header = json.loads(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
+    header = json_text.parse(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
     found = {key: (x['dtype'], tuple(x['shape'])) for key, x in header.items() if key != '__metadata__'}
-  except (ValueError, RecursionError, AttributeError, TypeError, KeyError) as e:
+  except (ValueError, AttributeError, TypeError, KeyError) as e:
     raise wrong(folder, f'{name} is no safetensors file, or not whole') from e
   for key, (kind, _) in found.items():
     if kind not in tensors.DTYPES or (key.endswith(('.weight', '.bias')) and kind not in FLOATS):
@@ -83,7 +83,7 @@ def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str
     arrays = tensors.from_bytes(memoryview(data))
   except KeyError as e:
     raise _wrong_type(folder, name, e.args[0]) from e
-  except (ValueError, RecursionError, TypeError) as e:
+  except (ValueError, TypeError) as e:
     raise wrong(folder, f'{name} is no safetensors file, or not whole: {e}') from e
   return sha256, {key: x for key, x in arrays.items() if key in wanted}, arrays.keys()
 
@@ -125,9 +125,9 @@ def unreadable(folder: str, name: str, e: OSError) -> InputError:
 def parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
   """Returns an object of JSON; raises InputError."""
   try:
-    if isinstance(found := json.loads(data), dict):
+    if isinstance(found := json_text.parse(data), dict):
       return found
-  except (ValueError, RecursionError):
+  except ValueError:
     pass
   raise wrong(folder, f'{name} is not JSON of an object; name another folder')
 

@@ -7,13 +7,12 @@ import asyncio
 import contextlib
 import functools
 import itertools
-import json
 import logging
 from collections.abc import Iterator
 
 import aiohttp
 
-from dipaco_jax.core import printable
+from dipaco_jax.core import json_text, printable
 from dipaco_jax.inference.engines_file import Engine, Engines
 from dipaco_jax.inference.route_metrics import Metrics
 
@@ -136,7 +135,7 @@ class EnginePool:
 def only_model(listed: bytes, path: int) -> str:
   """Returns the model that an engine of a path lists, of several the one called NAME/path-N; raises ValueError."""
   try:
-    names = [str(model['id']) for model in json.loads(listed)['data']]
+    names = [str(model['id']) for model in json_text.parse(listed)['data']]
   except (ValueError, KeyError, TypeError) as e:
     raise ValueError('it lists no models: set "model" in engines.json') from e
   ours = [name for name in names if name.endswith(f'/path-{path}')]

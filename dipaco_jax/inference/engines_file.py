@@ -8,12 +8,12 @@ lists, or NAME/path-N as our server has it; `api_key_env` is the environment var
 "fallback": "nearest", a text whose path has no engine that answers goes to the best of those paths that have one.
 """
 
-import json
 import re
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 
 FIELDS = ('url', 'model', 'api_key_env')
@@ -37,8 +37,8 @@ class Engines(NamedTuple):
 def parse(data: bytes, option: str, environ: Mapping[str, str]) -> Engines:
   """Parses and checks a file; raises InputError. `option` is what named it."""
   try:
-    found = json.loads(data, object_pairs_hook=_without_twins)
-  except (ValueError, RecursionError) as e:
+    found = json_text.parse(data, _without_twins)
+  except ValueError as e:
     raise InputError(f'{option} is not JSON: {" ".join(str(e).split())}') from e
   if not isinstance(found, dict) or not isinstance(paths := found.get('paths'), dict) or not paths:
     raise InputError(f'{option} should be {EXAMPLE}')

@@ -6,13 +6,13 @@ does not have: `top_k`, `path`, `reroute_every`, models called NAME/path-3, and 
 
 import dataclasses
 import difflib
-import json
 import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.inference.request import Request
@@ -143,8 +143,8 @@ def asked_path(values: Mapping[str, Any], name: str, num_paths: int) -> int | No
 def parse_object(body: bytes) -> dict[str, Any]:
   """Returns the fields of a body that are not null; raises ApiError."""
   try:
-    values = json.loads(body)
-  except (ValueError, RecursionError) as e:
+    values = json_text.parse(body)
+  except ValueError as e:
     raise ApiError(400, f'the body is not JSON: {" ".join(str(e).split())}') from e
   if not isinstance(values, dict):
     raise ApiError(400, 'the body should be a JSON object, such as {"model": "NAME", "prompt": "A text"}')

@@ -26,7 +26,7 @@ from dipaco_jax.islands.registry import Row, Task
 ASK_AGAIN, LONGEST_ASK_AGAIN_S, ASK_LATER_S = 0.1, 1.0, 10.0
 MARGIN = 1.5  # the next task is claimed when the rest of this one will take so many times as long as its fetch
 LOOK_S = 10.0  # between looks of a backup; a task that is ready at two in a row counts as abandoned
-LOOKED_AT = 1000  # tasks of a kind and a state
+LOOKED_AT = 1000  # ready tasks of a kind
 STRAGGLES = 2.0  # a straggler has run so many times as long as the median of RECENT tasks
 RECENT = 32
 
@@ -61,7 +61,7 @@ class Backup:
     if not self.look.is_due():
       return None
     before = self.ready
-    running, ready = (self.tasks(state) for state in ('running', 'ready'))
+    running, ready = self.tasks('running'), self.tasks('ready', LOOKED_AT)
     ready += [row for row in running if row['lease_left_s'] < 0]
     self.ready = {(row['id'], row['fence']) for row in ready}
     for kind in self.kinds:
@@ -71,9 +71,9 @@ class Backup:
     others = [row for row in running if row['owner'] != self.island.name and row['lease_left_s'] >= 0]
     return self.straggler([row for row in others if row['kind'] == 'train'])
 
-  def tasks(self, state: str) -> list[Row]:
-    """Returns the first tasks of each of its kinds."""
-    return [row for kind in self.kinds for row in self.island.registry.tasks(state, kind, LOOKED_AT)]
+  def tasks(self, state: str, limit: int | None = None) -> list[Row]:
+    """Returns tasks of each of its kinds."""
+    return [row for kind in self.kinds for row in self.island.registry.tasks(state, kind, limit)]
 
   def straggler(self, running: list[Row]) -> Task | None:
     """Returns, as a copy, the longest running straggler that no other backup copies; None where there is none."""

@@ -17,7 +17,7 @@ from sqlalchemy.sql.expression import FunctionElement
 
 from dipaco_jax.core.errors import Away, InputError
 from dipaco_jax.islands.conversations import Conversations
-from dipaco_jax.storage import retry, time_use
+from dipaco_jax.storage import backends, retry, time_use
 
 T = TypeVar('T')
 Row = dict[str, Any]
@@ -203,7 +203,7 @@ def is_transient(error: Exception) -> bool:
   Or it has become a standby, or this process's other threads hold all connections that it may have.
   """
   if not isinstance(error, sa.exc.DBAPIError) or is_refused(error):
-    return isinstance(error, (OSError, sa.exc.TimeoutError))
+    return isinstance(error, sa.exc.TimeoutError) or (isinstance(error, OSError) and error.errno in backends.TRANSIENT)
   code = getattr(error.orig, 'sqlite_errorcode', None)
   if code is not None:
     return code & 0xFF in SQLITE_TRANSIENT

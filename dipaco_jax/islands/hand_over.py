@@ -8,7 +8,6 @@ be had, and who comes next replays.
 """
 
 import contextlib
-import logging
 
 from dipaco_jax.islands import lineage, state_facts
 from dipaco_jax.islands.held_states import HeldStates
@@ -41,13 +40,8 @@ def ask(island: Island, task: Task, found: Found):
 def answering(island: Island, held: HeldStates) -> contextlib.AbstractContextManager[None]:
   """Publishes states that are asked for, in a thread, until the end of the block."""
 
-  def look():
-    try:
-      answer(island, held)
-    except Exception as e:
-      logging.warning('a state that another worker asked for was not published: %s', e)
-
-  return retry.every(island.registry.lease_s / LOOKS, look)
+  what = 'a state that another worker may have asked for'
+  return retry.every(island.registry.lease_s / LOOKS, what, lambda: answer(island, held))
 
 
 def answer(island: Island, held: HeldStates):

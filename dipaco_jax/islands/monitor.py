@@ -52,7 +52,7 @@ def watch(island: Island):
   collector, page, about = Collector(island), LivePage(island), {'task': '', 'stuck': ''}
   told, progress = -1, display.Progress('train', island.run.settings.train.phases, 'phases of all paths')
   # Signs of life come from a thread, as collecting may take minutes.
-  beating = retry.every(PAUSE_S, lambda: island.registry.beat(island.name, 'monitor', dict(about)))
+  beating = retry.every(PAUSE_S, 'a sign of life', lambda: island.registry.beat(island.name, 'monitor', dict(about)))
   made = sinks.make(island.run.settings, island.storage.url.rstrip('/').rpartition('/')[2])
   fed = sinks.fed(made, lambda: live_rows.follow(island), sinks.in_storage(island.storage), LOOK_S)
   with contextlib.closing(progress), beating, fed:

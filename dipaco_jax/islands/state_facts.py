@@ -114,7 +114,7 @@ def publishing(island: Island, held: HeldStates, line: Line) -> Iterator[None]:
       over.wait(LOOK_AGAIN_S)
 
   over = threading.Event()
-  with retry.every(LOOK_S, look):
+  with retry.every(LOOK_S, 'publishing states', look):
     try:
       yield
     finally:

@@ -146,7 +146,7 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
     with contextlib.suppress(OSError):
       files.write_file(file, f'{elapsed():.1f}')
 
-  with retry.every(5, note) if processes.is_first() else contextlib.nullcontext():
+  with retry.every(5, 'noting the time', note) if processes.is_first() else contextlib.nullcontext():
     yield elapsed
 
 

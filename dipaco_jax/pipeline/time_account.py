@@ -63,7 +63,8 @@ def kept(workdir: pathlib.Path, signals: stopping.Signals) -> Iterator[Account]:
   account = Account(workdir, time_use.begin())
   error: BaseException | None = None
   try:
-    with retry.every(EVERY_S, account.note), stopping.last_words(lambda n: account.note(n == 128 + signal.SIGINT)):
+    noting = retry.every(EVERY_S, 'noting the time', account.note)
+    with noting, stopping.last_words(lambda n: account.note(n == 128 + signal.SIGINT)):
       yield account
   except BaseException as e:
     error = e

@@ -48,7 +48,7 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
 
   beat()
   try:
-    with retry.every(BEAT_S, beat_if_ours):
+    with retry.every(BEAT_S, 'a sign of life', beat_if_ours):
       yield
   finally:
     with contextlib.suppress(OSError):

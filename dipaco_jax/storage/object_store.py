@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dipaco_jax.core import errors
+from dipaco_jax.core import errors, json_text
 from dipaco_jax.core.errors import InputError, disk_is_full
 from dipaco_jax.storage import files, lock, publishing, retry, time_use
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
@@ -183,7 +183,7 @@ class Storage:
     name = f'{prefix}.index.json'
     data = self.read(name, sha256) if sha256 else self.fetch(name)
     try:
-      index = json.loads(bytes(data))
+      index = json_text.parse(bytes(data))
     except ValueError as e:
       raise Corrupt(f'{self.url_of(name)} is corrupt: {e}') from e
     if not isinstance(index, dict) or not all(isinstance(digest, str) for digest in index.values()):

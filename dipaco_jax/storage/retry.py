@@ -37,8 +37,8 @@ def call(
 
 
 @contextlib.contextmanager
-def every(seconds: float, action: Callable[[], object]) -> Iterator[None]:
-  """Calls `action` in a thread, every so many seconds, while the block runs; its errors are told, and it goes on."""
+def every(seconds: float, name: str, action: Callable[[], object]) -> Iterator[None]:
+  """Calls `action` in a thread, every so many seconds, while the block runs; its errors are logged, and it goes on."""
   over = threading.Event()
 
   def repeat():
@@ -46,8 +46,7 @@ def every(seconds: float, action: Callable[[], object]) -> Iterator[None]:
       try:
         action()
       except Exception as e:
-        words = f'{type(e).__name__}: {first_line(e)}'
-        logging.warning('what is done every %g s has failed: %s', seconds, words)
+        logging.warning('%s: %s: %s; it is tried again in %g s', name, type(e).__name__, first_line(e), seconds)
 
   thread = threading.Thread(target=repeat, daemon=True)
   thread.start()

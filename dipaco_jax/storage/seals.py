@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import files, remedies
 
@@ -75,8 +76,8 @@ def read_json(file: Path, *needed: str) -> dict[str, Any]:
 def loads(data: bytes, *needed: str) -> dict[str, Any] | None:
   """Parses what `dumps` makes of an object; None where it is not as it was written, or lacks a name of `needed`."""
   try:
-    found = json.loads(data)
-  except (ValueError, RecursionError):
+    found = json_text.parse(data)
+  except ValueError:
     return None
   is_whole = isinstance(found, dict) and (SEAL not in found or found.pop(SEAL) == _seal(found))
   return found if is_whole and found.keys() >= {*needed} else None

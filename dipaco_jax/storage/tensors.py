@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
+from dipaco_jax.core import json_text
 from dipaco_jax.storage import files, seals
 
 SHA256 = 32  # bytes of a digest
@@ -38,7 +39,7 @@ def to_bytes(arrays: Mapping[str, np.ndarray]) -> memoryview:
 def from_bytes(data: memoryview) -> dict[str, np.ndarray]:
   """Returns the arrays of a safetensors object as views of its bytes; `safetensors.numpy.load` copies them."""
   start = 8 + int.from_bytes(data[:8], 'little')
-  header = json.loads(bytes(data[8:start]))
+  header = json_text.parse(bytes(data[8:start]))
   return {
     name: np.ndarray(x['shape'], DTYPES[x['dtype']], data, start + x['data_offsets'][0])
     for name, x in header.items()

@@ -1,5 +1,6 @@
 """The registry, on SQLite and on PostgreSQL: claims, leases, fences, wakes, facts."""
 
+import errno
 import time
 
 import pytest
@@ -272,6 +273,11 @@ def test_tables_of_another_version_are_refused(url, connect):
 def test_other_databases_are_refused(wrong):
   with pytest.raises(ValueError, match='sqlite:////'):
     Registry(wrong)
+
+
+def test_an_error_of_this_machine_is_not_waited_out():
+  assert database.is_transient(ConnectionResetError(errno.ECONNRESET, 'gone'))
+  assert not database.is_transient(PermissionError(errno.EACCES, 'not allowed'))
 
 
 def test_a_call_raises_when_its_patience_is_over(tmp_path):

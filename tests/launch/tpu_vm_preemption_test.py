@@ -91,7 +91,7 @@ def test_gcloud_that_does_not_answer(cloud):
   assert 'one is UNKNOWN; waiting' in cloud(*RUN, status=1)[1]
 
 
-@pytest.mark.parametrize('status, times', slow.but([(2, 1), (1, 3)], (1, 3)))
+@pytest.mark.parametrize('status, times', slow.but([(2, 1), (75, 3), (1, 3)], (1, 3)))
 def test_a_run_that_fails(cloud, status, times):
   cloud.env['FAKE_HOSTS'] = '1'
   cloud.installed()

@@ -7,7 +7,6 @@ import json
 import os
 import random
 import sys
-import types
 
 import corpora
 import line
@@ -97,8 +96,8 @@ def test_records_in_a_bucket_or_on_the_hub_are_those_on_disk(tmp_path, bucket, m
   assert found[0] == found[1] == found[2] and len(found[0][0]) > 500
 
 
-@pytest.mark.parametrize('fault', ['reset', 'unavailable'])
-def test_a_line_that_breaks_while_text_is_read_is_waited_out(fault, bucket, monkeypatch, caplog):
+@pytest.mark.parametrize('fault', ['reset', 'unavailable', 'forbidden'])
+def test_a_line_that_breaks_while_text_is_read_is_waited_out_unless_we_are_refused(fault, bucket, monkeypatch, caplog):
   data = random.Random(0).randbytes(3 * PART_BYTES)
   bucket.write('long.txt', data)
   with line.Line(int(os.environ['AWS_ENDPOINT_URL'].rpartition(':')[2])) as wire:
@@ -109,21 +108,12 @@ def test_a_line_that_breaks_while_text_is_read_is_waited_out(fault, bucket, monk
       found = f.read(5)
       wire.faults = [fault] * 10  # obstore by itself tries four times
       wire.hang_up()
-      assert found + f.read(len(data)) == data
-    assert not wire.faults and 'the next attempt is in' in caplog.text
-
-
-def test_a_reader_that_is_refused_does_not_wait(bucket, monkeypatch, caplog):
-  bucket.write('secret.txt', b'secret')
-  stream = remote_files._Stream(f'{bucket.url}/secret.txt')
-
-  def refused(size: int):
-    raise OSError('Generic S3 error: Server returned non-2xx status code: 403 Forbidden')
-
-  monkeypatch.setattr(stream, '_reader', types.SimpleNamespace(read=refused, tell=lambda: 0))
-  with pytest.raises(OSError, match=r'secret\.txt: .*403'):
-    stream.read(1)
-  assert not caplog.text
+      if fault == 'forbidden':
+        with pytest.raises(OSError, match=r'long\.txt: .*403'):
+          f.read(len(data))
+      else:
+        assert found + f.read(len(data)) == data and not wire.faults
+    assert ('the next attempt is in' in caplog.text) == (fault != 'forbidden')
 
 
 def test_what_the_hub_needs_is_named(monkeypatch):

@@ -71,7 +71,7 @@ def test_an_action_is_called_again_and_again_until_the_block_ends():
     if len(calls) == 2:
       twice.set()
 
-  with retry.every(0.01, action):
+  with retry.every(0.01, 'asking', action):
     assert twice.wait(10)
   count = len(calls)
   time.sleep(0.1)
@@ -87,6 +87,6 @@ def test_an_action_that_fails_is_told_and_called_again(caplog):
       raise ConnectionError('the database is away\nand more')
     again.set()
 
-  with retry.every(0.01, action):
+  with retry.every(0.01, 'asking', action):
     assert again.wait(10)
-  assert caplog.messages == ['what is done every 0.01 s has failed: ConnectionError: the database is away']
+  assert caplog.messages == ['asking: ConnectionError: the database is away; it is tried again in 0.01 s']
