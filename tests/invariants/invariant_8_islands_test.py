@@ -35,6 +35,7 @@ ROUNDS = {
 }
 SAMPLED = {'train': dict(phases=4, paths_per_phase=2)}
 CLOSED = {'checkpoint': dict(state_every_phases=2)}
+THIN = {'outer': dict(wire='thin', mix=0.25), 'train': dict(phases=4)} | CLOSED
 CONFIGS = {
   'plain': (None, {}),
   'own modules, sampled': (OWN_LEVELS, SAMPLED),
@@ -43,7 +44,8 @@ CONFIGS = {
   'a round of re-sharding': (None, ROUNDS),
   'int8': (None, {'outer': dict(compress='int8', whole_every=2), 'train': dict(phases=4)}),
   'streaming': (None, {'outer': dict(stream='on', overlap_steps=2), 'train': dict(phases=3)} | CLOSED),
-  'thin, own modules': (OWN_LEVELS, {'outer': dict(wire='thin', mix=0.25), 'train': dict(phases=4)} | CLOSED),
+  'thin, own modules': (OWN_LEVELS, THIN),
+  'thin, own modules, a round of re-sharding': (OWN_LEVELS, ROUNDS | THIN),
   'int4, own modules, sampled': (OWN_LEVELS, SAMPLED | {'outer': dict(compress='int4', whole_every=3)}),
 }
 
@@ -54,9 +56,7 @@ one_device, machine, prepared = island_fixtures.one_device, island_fixtures.mach
 @pytest.mark.on('sqlite,s3')
 @pytest.mark.parametrize(
   'name',
-  slow.but(
-    CONFIGS, *(name for name in CONFIGS if name not in ('own modules, a round of re-sharding', 'thin, own modules'))
-  ),
+  slow.but(CONFIGS, *(name for name in CONFIGS if name != 'thin, own modules, a round of re-sharding')),
 )
 def test_agrees_with_main(name, machine, backend, prepared, tmp_path):
   levels, sections = CONFIGS[name]

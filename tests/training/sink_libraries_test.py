@@ -16,6 +16,8 @@ import repository
 
 from dipaco_jax.training import curves, metrics_log, sink_mlflow, sinks
 
+pytestmark = pytest.mark.slow  # sinks_test.py has what is ours of it
+
 # Two paths take turns; in its first life, the process is killed after the first's turn of the second phase.
 PROGRAM = """
 import json, os, pathlib, signal, sys, time
@@ -74,7 +76,6 @@ def points(folder) -> dict[tuple[str, int], float]:
   return {(name, step): value for step, values in found for name, value in values.items()}
 
 
-@pytest.mark.slow
 def test_mlflow_has_one_run_with_each_point_once(folder, monkeypatch):
   for name, value in environment(folder).items():
     monkeypatch.setenv(name, value)
