@@ -51,7 +51,7 @@ def point(record: common.Record) -> tuple[float, float, float, float]:
   """N, P, D, loss."""
   own = (record['train_tokens'] - record['pretrain_tokens']) / record['paths'] + record['pretrain_tokens']
   c = config.get_config(record['variant'])
-  embedding = c.tokenizer.vocab_size * record['changes']['model.width']
+  embedding = c.tokenizer.vocab_size * record['changes'].get('model.width', c.model.width)
   return record['parameters_path'] - embedding, record['paths'], own, record['validation_loss']
 
 

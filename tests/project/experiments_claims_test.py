@@ -87,7 +87,8 @@ def test_laws_of_the_tables():
   for row in readme.sizes.rows('micro'):
     width, n, steps = map(int, row.name.split('_'))
     figures = {'parameters_path': (width + 1024) * width, 'paths': n * n, 'train_tokens': steps * n * n}
-    figures |= {'pretrain_tokens': 0, 'variant': f'micro,{row.method}', 'changes': row.changes}
+    figures |= {'pretrain_tokens': 0, 'variant': f'micro,{row.method}'}
+    figures['changes'] = {} if width == 32 else row.changes  # as a run has it that another table has trained
     loss = 9 * (width**2) ** -0.05 * (n * n) ** -0.02 * steps**-0.1
     found[row.name, 0] = figures | {'validation_loss': loss}
   assert claims.render(['law', 'micro'], found) == (
