@@ -2,7 +2,7 @@
 
 Trains a DiPaCo from text to report. The same command again goes on from where it stopped, whatever stopped it.
 Exit status: 0 done; 2 wrong config or input, before any work; 65 training diverged; 69 another of several processes is
-gone (start all of them again); 75 the disk, the bucket or the registry is full or gone (run it again when it is back);
+gone (start all of them again); 75 the disk is full or gone, or the text or the bucket is away (run it again when it is back);
 130 stopped by Ctrl-C, 143 by SIGTERM and 129 by its terminal's end, with everything saved. If its output is closed, it
 goes on silently.
 """
@@ -32,7 +32,7 @@ FLAGS = flags.FLAGS
 flags.DEFINE_string('config', None, 'A config: a file, or one that comes with this; tiny:dense is a variant of tiny.')
 flags.DEFINE_string('workdir', None, 'Where everything is kept: a folder, made if it is not there, or s3:// or gs://.')
 flags.DEFINE_string('scratch', None, 'With a bucket: where on this machine it works; by default in ~/.cache.')
-flags.DEFINE_string('reuse', None, 'A run whose base and shards are taken, as far as its settings are these.')
+flags.DEFINE_string('reuse', None, 'A run whose tokenizer, base and shards are taken where its settings are the same.')
 flags.DEFINE_bool('compile_only', False, 'Says what the run will cost on --topology, which need not be there.')
 flags.DEFINE_string('profile', None, 'START:STEPS: a trace of so many inner steps from a global step on.')
 flags.DEFINE_integer('metrics_port', None, 'Tells Prometheus, on this machine, how far and fast it is; 0: a free one.')

@@ -22,6 +22,7 @@ Trains on a Cloud TPU slice, or on several, from this machine, which needs gclou
   install  waits for them, copies this clone to all their hosts, and installs it there
   run      runs `python -m dipaco_jax.main --distributed` with the options behind -- on all hosts, and shows its
            output. Preempted slices are created and installed again, and the same command goes on from where it was.
+           A run that fails is started again, up to three times in a row.
            A run survives the connection to it: the same command joins it again. Ctrl-C stops it, with its state saved
   stop     stops a run, with its state saved
   logs     prints the end of every host's output

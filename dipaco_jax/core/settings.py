@@ -37,7 +37,7 @@ class Data:
   max_documents: int = field(0, '0: all; the first so many, of training and validation together', zero=True)
   parts: int = field(1, 'of the text, tokenized by as many processes as there are; the result depends on it')
   text_key: str = field('text', "of a document, in a record; 'a.b' is b inside a")
-  domain_key: str = field('domain', 'in a record, if it is there: perplexity is told by domain')
+  domain_key: str = field('domain', 'in a record, if it is there: perplexity is reported by domain')
   plain_suffixes: tuple[str, ...] = field((), 'of further files of plain text', example="('.py', '.log')", added=True)
   holdout_fraction: float = field(0.01, 'of documents, held back for early stopping [2.7]', zero=True, below=1)
 
@@ -100,7 +100,7 @@ class Model:
   query_scale: float = field(0.0, 'products of queries and keys are over its root; 0: head_dim', zero=True, added=True)
   attention_cap: float = field(0.0, 'c, of c tanh(x / c), of these products; 0: none', zero=True, added=True)
   window: int = field(0, 'tokens that a token sees, itself included; 0: all before it', zero=True, added=True)
-  full_every: int = field(0, 'every so manieth block sees all tokens all the same; 0: none', zero=True, added=True)
+  full_every: int = field(0, 'every n-th block sees all tokens all the same; 0: none', zero=True, added=True)
   rope_scaling: str = field('none', 'of rotary embedding', choices='none linear llama3 yarn', added=True)
   rope_factor: float = field(1.0, 'by which it makes texts longer', added=True)
   rope_original_len: int = field(0, 'of texts before that; for llama3 and yarn', zero=True, added=True)
@@ -108,7 +108,7 @@ class Model:
   rope_high: float = field(4.0, 'and from which it is not scaled', added=True)
   rope_attention: float = field(0.0, "yarn's, of queries and keys; 0: 0.1 ln(factor) + 1", zero=True, added=True)
   rope_local_base: float = field(0.0, 'of blocks with a window, unscaled; 0: as of others', zero=True, added=True)
-  no_rope_every: int = field(0, 'every so manieth block has no rotary embedding; 0: none', zero=True, added=True)
+  no_rope_every: int = field(0, 'every n-th block has no rotary embedding; 0: none', zero=True, added=True)
   block: str = field('', "your own, as 'package.module:name', see docs/extend.md", extensible=True, added=True)
 
 

@@ -20,7 +20,8 @@ def lines(island: Island) -> list[str]:
   paths = math.ceil(island.active_paths(newest).sum() / len(workers))
   needed = wire_needs.speed(wire_needs.line_bytes_per_s(traffic, step_s, paths) * 8 / 1e6)
   each = f'{paths} path{"s" * (paths > 1)} each, {step_s:.3g} s a step, latency not counted'
-  return [f'line of each worker for {wire_needs.TARGET:.0%} in inner steps: {needed} each way ({each}){done(workers)}']
+  what = f'bandwidth that each worker needs to spend {wire_needs.TARGET:.0%} of its time in inner steps'
+  return [f'{what}: {needed} each way ({each}){done(workers)}']
 
 
 def measured_step_s(island: Island, newest: int) -> float:

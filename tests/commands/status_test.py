@@ -248,6 +248,6 @@ def test_an_islands_run_says_which_line_it_takes(tmp_path):
   tasks.put([registry.Fact('checkpoint', '0', 0, '', '', {'timed_s': 5.0, 'timed_steps': 10})])
   tasks.beat('worker-0', 'worker', {'bytes_in': 10**6, 'reading_s': 1.0, 'bytes_out': 10**6, 'writing_s': 2.0})
   asked = ask(f'--workdir={tmp_path}')
-  assert asked.stdout.splitlines()[-1].startswith('line of each worker for 95% in inner steps: '), asked.stderr
+  assert asked.stdout.splitlines()[-1].startswith('bandwidth that each worker needs to spend 95% '), asked.stderr
   assert '(16 paths each, 0.5 s a step' in asked.stdout
   assert asked.stdout.endswith('so far theirs did 8 Mbit/s reading and 4 Mbit/s writing\n')
