@@ -7,6 +7,7 @@ python -m dipaco_jax.export --workdir=DIR --all --out=DIR2          every path, 
 python -m dipaco_jax.export --workdir=DIR --base --out=DIR2         the base that the paths started from
 """
 
+import os
 import pathlib
 
 from absl import flags
@@ -97,6 +98,8 @@ def main():
   if '://' in options.out:
     raise InputError(f'--out={options.out}: name a folder of this machine, and copy it from there')
   command.quiet()
+  os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # nothing is computed: a device that a server holds is not needed
+  command.check_devices()
   from dipaco_jax.inference.trained_run import TrainedRun
 
   run, out = TrainedRun(options.workdir), pathlib.Path(options.out)

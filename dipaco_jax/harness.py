@@ -34,10 +34,11 @@ def main():
   manager = TaskManager(include_path=f.include_path)
   if unknown := [name for name in f.tasks if not manager.match_tasks([name])]:
     raise InputError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')
+  tasks = manager.match_tasks(f.tasks)  # of patterns, too
   path = None if f.path is None else command.path_named(f.path)
   model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size)
   options = {'num_fewshot': f.num_fewshot, 'limit': f.limit, 'task_manager': manager, 'log_samples': False}
-  found = lm_eval.simple_evaluate(model=model, tasks=f.tasks, **options)
+  found = lm_eval.simple_evaluate(model=model, tasks=tasks, **options)
   print(make_table(found))
   if f.out:
     files.write_file(pathlib.Path(f.out), json.dumps(found['results'], indent=1, default=str) + '\n')

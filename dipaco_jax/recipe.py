@@ -17,7 +17,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -34,7 +34,8 @@ SHORTER = (4, 16)  # times shorter than the config's phases
 PLAIN = {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': False, 'outer.row_weights': False}
 BY_ROW = {'outer.row_weights': True}
 ALONE = PLAIN | {'grid': {}, 'levels': (('all', '.*', ()),), 'routing.method': 'single', 'routing.top_n': 1}
-ALONE |= {'train.paths_per_phase': 0, 'train.learning_rate': 0.0}
+ALONE |= {'train.paths_per_phase': 0, 'train.learning_rate': 0.0, 'outer.lost': 0.0}
+ALONE |= {'routing.arrange': 'none', 'routing.capacity': 0.0}
 # Nothing but training, and one validation at the end, which cannot be left out.
 BARE: dict[str, Any] = {'evaluate.control': False, 'evaluate.matrix': False, 'evaluate.reroute_every': ()}
 BARE |= {'evaluate.every_phases': 0, 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
@@ -54,7 +55,8 @@ def copy_changes(s: settings.Settings, steps: int) -> dict[str, Any]:
   """Returns the fields that all copies change: a shorter schedule, and no rounds of re-sharding."""
   share = steps / (s.train.phases * s.train.steps_per_phase)
   base = math.ceil(s.pretrain.steps * share)
-  first = {'routing.method': s.routing.first} if s.routing.method == 'discriminative' else {}
+  first: dict[str, Any] = {'routing.method': s.routing.first} if s.routing.method == 'discriminative' else {}
+  first |= {'routing.capacity': 0.0} if first and s.routing.first == 'random' else {}
   schedule = {'pretrain.steps': base, 'inner.decay_steps': base + steps}
   warmups = ('warmup_steps', 'rewarm_steps')
   schedule |= {f'inner.{name}': math.ceil(getattr(s.inner, name) * share) for name in warmups}
@@ -87,9 +89,11 @@ def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -
 
   s = stage_records.read_settings(workdir)
   rows = [row for row in metrics_log.read_rows(workdir) if (row['kind'], row['stage']) == ('phase', 'train')]
-  meta = seals.read_json(workdir / 'shards' / '0' / 'meta.json', 'shard_tokens', 'holdout_rows')
   complete = bool(rows) and rows[-1]['phase'] == s.train.phases
-  pairs = zip(rows[-1]['holdout_loss_by_path'], meta['shard_tokens'], meta['holdout_rows'], strict=True) if rows else ()
+  pairs: Iterable[tuple[float | None, int, int]] = ()  # where the base has diverged, there are no shards
+  if complete:
+    meta = seals.read_json(workdir / 'shards' / '0' / 'meta.json', 'shard_tokens', 'holdout_rows')
+    pairs = zip(rows[-1]['holdout_loss_by_path'], meta['shard_tokens'], meta['holdout_rows'], strict=True)
   known = [(math.inf if loss is None else loss, tokens) for loss, tokens, held in pairs if held]
   loss = math.fsum(loss * n for loss, n in known) / max(1, sum(n for _, n in known)) if complete else math.inf
   seconds = stage_records.read_stages(workdir).get('train', {'wall_s': math.nan})['wall_s']
@@ -170,12 +174,14 @@ def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], 
   """Runs candidates; returns the best, all of them, and the dense path."""
   tau, steps = s.train.steps_per_phase, runs.steps
   rate = {'train.learning_rate': (s.train.learning_rate or s.inner.learning_rate) / 3}
+  if extension.is_reference(s.inner.schedule):  # whose rates are its own
+    rate = {}
   is_plain = all(getattr(s.outer, field.split('.')[1]) == value for field, value in PLAIN.items())
   by_row = BY_ROW if s.inner.optimizer == 'adamw' and not s.outer.row_weights else {}
   planned: list[Mapping[str, Any]] = [{}, PLAIN, PLAIN | by_row, rate, ALONE, *(lasting(steps, t) for t in taus(tau))]
   for changes in planned:
     runs.settings_with(changes)  # before any work
-  runs.num_runs = 3 + (not is_plain) + bool(by_row) + len(taus(tau))
+  runs.num_runs = 2 + (not is_plain) + bool(by_row) + bool(rate) + len(taus(tau))
   share = runs.num_runs * steps / (s.train.phases * tau)
   words = f'{runs.num_runs} short runs, with {share:.0%} of the steps of the run itself; fewer with --steps'
   print(words, file=sys.stderr)
@@ -192,7 +198,8 @@ def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], 
   if by_row:
     best = min(best, run_candidate('averages by row', PLAIN | by_row), key=lambda one: one.loss)
   best = longest_good([best, *(run_candidate(f'tau {t}', lasting(steps, t)) for t in taus(tau))])
-  best = min(best, run_candidate('a third of the rate', rate), key=lambda one: one.loss)
+  if rate:
+    best = min(best, run_candidate('a third of the rate', rate), key=lambda one: one.loss)
   return best, found, runs.run('dense', ALONE)
 
 
@@ -202,7 +209,9 @@ def advice(s: settings.Settings, best: Outcome) -> dict[str, Any]:
   if best.tau == tau:
     return dict(best.changes)
   times = tau // best.tau
-  counted = {'evaluate.every_phases': s.evaluate.every_phases * times} if s.evaluate.every_phases else {}
+  every = {'evaluate.every_phases': s.evaluate.every_phases}
+  every |= {'checkpoint.state_every_phases': s.checkpoint.state_every_phases}
+  counted = {name: phases * times for name, phases in every.items() if phases}
   if s.routing.method == 'discriminative':
     counted |= {'routing.phases_per_round': s.routing.phases_per_round * times}
   return best.changes | lasting(s.train.phases * tau, best.tau) | counted
@@ -215,6 +224,8 @@ def check_settings(s: settings.Settings, steps: int):
     raise InputError('config.grid has one path, which exchanges nothing: there is nothing to find')
   if not s.train.early_stopping:
     raise InputError('config.train.early_stopping=False holds no rows back, by which candidates are judged')
+  if not s.data.holdout_fraction:
+    raise InputError('config.data.holdout_fraction=0 holds no text back, by which candidates are judged')
   if s.train.schedule:
     raise InputError('config.train.schedule counts phases, which candidates have more of: leave it out')
   if steps % tau:

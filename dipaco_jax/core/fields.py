@@ -114,7 +114,8 @@ def _mixture(value: Any, name: str) -> tuple[Source, ...]:
     if not isinstance(entry, (tuple, list)) or len(entry) < 2:
       raise InputError(f'config.{name}={value!r} {words}')
     source, globs, *weight = entry
-    if isinstance(value, Mapping) and isinstance(globs, (tuple, list)) and isinstance(globs[-1:][0], (int, float)):
+    is_list = isinstance(value, Mapping) and isinstance(globs, (tuple, list))
+    if is_list and globs and isinstance(globs[-1], (int, float)):
       globs, *weight = globs[0] if len(globs) == 2 else globs[:-1], globs[-1]
     globs = tuple(globs.split(',')) if isinstance(globs, str) else globs
     globs = _convert(globs, tuple[str, ...], f'{name}[{source!r}]', "('books/*.txt',)")

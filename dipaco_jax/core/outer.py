@@ -240,7 +240,7 @@ def exchanged_bytes(
     compress: how, both ways [compression.py].
   """
   shared = [shapes[name].shape for name, level in layout.owner.items() if layout.grid.paths_through(level) > 1]
-  rows = sum(shape[0] for shape in shared) if row_weights else 0
+  rows = sum(shape[0] if shape else 1 for shape in shared) if row_weights else 0
   return round(active * (2 * sum(compression.sent_bytes(shape, compress) for shape in shared) + 4 * rows))
 
 

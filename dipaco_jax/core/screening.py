@@ -37,8 +37,12 @@ def first_usual(num_parameters: int, optimizer: str) -> float:
 
 
 def sum_of_rates(rate: Callable[[Any], Any], first_step: ArrayLike, num_steps: ArrayLike) -> jax.Array:
-  """Returns sum_s eta_s over `num_steps` steps from `first_step` on; at least 1e-30, as it is a divisor."""
-  return jnp.maximum(jax.lax.fori_loop(0, num_steps, lambda i, total: total + rate(first_step + i), 0.0), 1e-30)
+  """Returns sum_s eta_s over `num_steps` steps from `first_step` on, to divide by: inf instead of 0.
+
+  At a rate of 0 nothing moves, and what a path sends all the same is left of compression: its r is 0.
+  """
+  total = jax.lax.fori_loop(0, num_steps, lambda i, total: total + rate(first_step + i), 0.0)
+  return jnp.where(total > 0, total, jnp.inf)
 
 
 def is_plausible(moved: jax.Array, usual: jax.Array, exclude_above: jax.Array) -> jax.Array:

@@ -291,7 +291,9 @@ class Metrics:
 class Settings:
   """A run. `grid` maps axis names to sizes; `levels` are (name, pattern, axes): every parameter matches exactly one."""
 
-  seed: int = field(0, 'of all that is drawn: the same one gives the same modules, to the bit', zero=True)
+  seed: int = field(
+    0, 'of all that is drawn: the same one gives the same modules, to the bit', zero=True, most=2**63 - 1
+  )
   extensions: tuple[tuple[str, str], ...] = field(
     (),
     'modules that fields name as package.module:name, and digests of their source; filled in',

@@ -72,11 +72,12 @@ def draw_documents(
 
 def held_out(
   documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float, pieces: Pieces = None
-) -> np.ndarray:
-  """Returns whether the document of each sequence is held back: bool [N].
+) -> tuple[np.ndarray, list[int]]:
+  """Returns whether the document of each sequence is held back, bool [N], and the paths that no draw hit.
 
   A `fraction` of the documents is drawn by a hash of (seed, its number), a piece of a longer text by its own draw. A
-  path of MIN_DOCUMENTS or more that no draw hit gets the document of its lowest draw.
+  path of MIN_DOCUMENTS or more that no draw hit gets the document of its lowest draw, which others, such as a base, may
+  have been trained on: what they keep back doesn't depend on routes.
 
   Args:
     documents, first: [N] document and first path of each sequence; -1: it is neither used nor held back.
@@ -90,6 +91,7 @@ def held_out(
     return np.concatenate([column[block][first[block] == path] for block in blocks(len(documents))])
 
   chosen: list[int] = []  # documents
+  undrawn: list[int] = []  # their paths
   together: list[float] = []  # draws of those that are pieces
   for path in np.flatnonzero(~hit).tolist() if fraction else ():
     mine = of_path(documents, path)
@@ -97,12 +99,13 @@ def held_out(
       draws = np.full(len(mine), -1.0) if pieces is None else of_path(pieces.draws, path)
       at = np.where(draws < 0, seeded_hash.of_integers(seed, mine) / 2.0**64, draws).argmin()
       chosen.append(int(mine[at]))
+      undrawn.append(path)
       together += [draws[at]] if draws[at] >= 0 else []
   for block in blocks(len(documents)) if chosen else ():
     held[block] |= np.isin(documents[block], chosen) & (first[block] >= 0)
     if pieces is not None:  # all pieces of a text that is held back whole
       held[block] |= np.isin(pieces.draws[block], together) & (first[block] >= 0)
-  return held
+  return held, undrawn
 
 
 def _below(key: tuple[int, ...], documents: np.ndarray, fraction: float, pieces: Pieces, block: slice) -> np.ndarray:

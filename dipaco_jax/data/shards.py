@@ -20,6 +20,7 @@ class Dealt(NamedTuple):
   assignment: np.ndarray  # [N, top_n] paths, the best first; -1: it is not used
   held: np.ndarray  # bool: whether its document is held back
   domains: np.ndarray  # uint8
+  undrawn: list[int]  # paths with a hold-out that is not drawn, see `holdouts.held_out`
 
 
 def deal(
@@ -36,8 +37,8 @@ def deal(
   """
   (documents, domains), draws = sequences.columns(), sequences.draws()
   pieces = None if draws is None else holdouts.draw_pieces(documents, draws, holdout_fraction, after)
-  held = holdouts.held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction, pieces)
-  return Dealt(seed, documents, assignment, held, domains)
+  held, undrawn = holdouts.held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction, pieces)
+  return Dealt(seed, documents, assignment, held, domains, undrawn)
 
 
 def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq_len: int) -> dict[str, Any]:

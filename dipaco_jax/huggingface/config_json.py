@@ -135,12 +135,13 @@ def canonical(model: settings.Model) -> dict[str, Any]:
 def misfits(theirs: Config, model: settings.Model) -> dict[str, Any]:
   """Returns the fields of settings.Model, with their values, in which a model differs from a config.json.
 
-  Keys and values may have more heads here, each a copy. Raises InputError as `read_config`.
+  Keys and values may have more heads here, each a copy, where they have no biases or norms of all heads. Raises
+  InputError as `read_config`.
   """
   wanted = canonical(dataclasses.replace(model, **{name: DEFAULT[name] for name in READ} | read_config(theirs)))
   ours = canonical(model)
   differ = {name: x for name, x in wanted.items() if ours[name] != x}
   heads = model.num_kv_heads or model.num_heads
-  if 'num_kv_heads' in differ and differ.keys() == {'num_kv_heads'} and heads % differ['num_kv_heads'] == 0:
-    return {}
+  if differ.keys() == {'num_kv_heads'} and heads % differ['num_kv_heads'] == 0:
+    return differ if model.qkv_bias or model.qk_norm == 'all' else {}
   return differ

@@ -31,17 +31,26 @@ class BatchedRouter:
     return await future
 
   async def _until_empty(self):
-    while self._waiting:
-      batch, self._waiting = self._waiting[: SIZES[-1]], self._waiting[SIZES[-1] :]
-      found = await asyncio.to_thread(self._scores_or_errors, [text for text, _ in batch])
-      for (_, future), one in zip(batch, found, strict=True):
-        if future.cancelled():  # the client has gone
-          continue
-        if isinstance(one, Exception):
-          future.set_exception(one)
-        else:
-          future.set_result(one)
-    self._work = None
+    batch: list[tuple[Text, asyncio.Future[np.ndarray]]] = []
+    try:
+      while self._waiting:
+        batch, self._waiting = self._waiting[: SIZES[-1]], self._waiting[SIZES[-1] :]
+        found = await asyncio.to_thread(self._scores_or_errors, [text for text, _ in batch])
+        for (_, future), one in zip(batch, found, strict=True):
+          if future.cancelled():  # the client has gone
+            continue
+          if isinstance(one, Exception):
+            future.set_exception(one)
+          else:
+            future.set_result(one)
+    except BaseException as e:  # of threads that cannot start, or of a library: nobody waits for what does not come
+      waiting, self._waiting = [*batch, *self._waiting], []
+      for _, future in waiting:
+        if not future.done():
+          future.set_exception(RuntimeError(f'no text could be routed: {type(e).__name__}: {e}'))
+      raise
+    finally:
+      self._work = None
 
   def _scores_or_errors(self, texts: list[Text]) -> list[np.ndarray | Exception]:
     """Returns what each text gets; a text's own error is no other's."""
@@ -51,8 +60,12 @@ class BatchedRouter:
       return prefixes
     size = next(size for size in SIZES if size >= len(good))
     scores = _or_error(self.router.batch_scores, good + good[:1] * (size - len(good)))
-    rows = iter([scores] * len(good) if isinstance(scores, Exception) else scores)
+    rows = iter([self._alone(prefix) for prefix in good] if isinstance(scores, Exception) else scores)
     return [next(rows) if isinstance(prefix, np.ndarray) else prefix for prefix in prefixes]
+
+  def _alone(self, prefix: np.ndarray) -> np.ndarray | Exception:
+    found = _or_error(self.router.batch_scores, [prefix])
+    return found if isinstance(found, Exception) else found[0]
 
 
 def _or_error(function, argument) -> np.ndarray | Exception:

@@ -30,6 +30,8 @@ def of_text(run: TrainedRun, text: str, W: int, path: int | None, version: int |
   reader = Reader(model, base, lambda path: run.path(path, version).params, fitted, chooser, run.tokenizer, prefix)
   longest = run.settings.model.seq_len
   tokens = reader.tokenizer.encode(text, eos=False)
+  if not len(tokens):
+    raise InputError('the text has no tokens: give it a word')
   name = 'from token {}' if len(tokens) > longest else ''
   texts = [Text(name.format(i), tokens[i : i + longest], i > 0, len(tokens)) for i in range(0, len(tokens), longest)]
   needed = max(min(len(tokens), longest), reader.prefix_tokens)

@@ -5,7 +5,6 @@ import contextlib
 import dataclasses
 import logging
 import os
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -44,7 +43,7 @@ class Lifecycle:
   async def listening(self, num_connections: prometheus.Gauge) -> AsyncIterator[None]:
     """Handles signals, and watches over connections, while the block runs in the event loop."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in stopping.heard():
       loop.add_signal_handler(number, self._stop, number)  # uvicorn's own are there by now
     clients = self.uvicorn.server_state.connections
     num_connections.set_function(lambda: len(clients))

@@ -5,6 +5,7 @@ What has not yielded a byte is asked of another engine when one fails. A client 
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -73,7 +74,7 @@ def open_session(timeout_s: float) -> aiohttp.ClientSession:
 class Relay:
   def __init__(self, pool: EnginePool, metrics: Metrics):
     self.pool, self.metrics = pool, metrics
-    self.open: set[asyncio.Task] = set()
+    self.open: dict[asyncio.Task, int] = {}  # with how many engines each asks
     self.ended: ApiError | None = None  # why what is open was ended
 
   def end(self, error: ApiError):
@@ -88,7 +89,7 @@ class Relay:
     loop = asyncio.get_running_loop()
     work = loop.create_task(self._answer(endpoint, parts, headers, response))
     gone = loop.create_task(http_messages.watch(receive))
-    self.open.add(work)
+    self.open[work] = len(parts)
     try:
       await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
       if work.done():
@@ -98,7 +99,7 @@ class Relay:
     finally:
       gone.cancel()
       work.cancel()
-      self.open.discard(work)
+      del self.open[work]
 
   async def _result(self, work: asyncio.Task, response: '_Response'):
     """Tells the client what ended the work, if it did not end well."""
@@ -192,6 +193,8 @@ class Relay:
       self.pool.take_out(remote, explain(e))
       raise ApiError(504, 'the engine did not answer in time') from e
     except ERRORS as e:
+      if getattr(e, 'errno', None) in (errno.EMFILE, errno.ENFILE):  # of ours, not of the engine
+        raise ApiError(429, 'the router has no file left for a connection: try again') from e
       self.pool.take_out(remote, explain(e))
       raise Failed(0) from e
     self.pool.answered(remote, response.status)

@@ -38,7 +38,8 @@ class RouteServer:
 
   def __post_init__(self):
     self.metrics = Metrics()
-    self.lifecycle = Lifecycle(lambda: len(self.relay.open), lambda why: self.relay.end(why), self.grace_s)
+    self.lifecycle = Lifecycle(self.num_open, lambda why: self.relay.end(why), self.grace_s)
+    self._read_or_routed = 0  # requests, before the relay has them
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status."""
@@ -73,14 +74,27 @@ class RouteServer:
   async def _relayed(self, request: Request, endpoint: str, parse: Callable[[bytes], Asked]) -> ASGIApp:
     if self.lifecycle.signal:
       raise ApiError(503, 'the server stops')
-    if len(self.relay.open) >= self.most_open:
-      raise ApiError(429, f'{self.most_open} requests are open already: try again')
-    body = await http_messages.read_body(request)
-    with self.metrics.route_s.time():
-      asked = await http_messages.parse(parse, body)
-      ranks = await asyncio.gather(*(self._ranked(asked, text) for text in asked.texts))
-      parts = route_api.deal(asked, ranks)
+    self._check_room(1)
+    self._read_or_routed += 1
+    try:
+      body = await http_messages.read_body(request)
+      with self.metrics.route_s.time():
+        asked = await http_messages.parse(parse, body)
+        ranks = await asyncio.gather(*(self._ranked(asked, text) for text in asked.texts))
+        parts = route_api.deal(asked, ranks)
+    finally:
+      self._read_or_routed -= 1
+    self._check_room(len(parts))
     return functools.partial(self.relay, endpoint, parts)
+
+  def num_open(self) -> int:
+    """Returns how many requests are open; one of several prompts is as many as there are engines that are asked."""
+    return self._read_or_routed + sum(self.relay.open.values())
+
+  def _check_room(self, count: int):
+    """Raises ApiError where so many requests more would be too many, unless they are the only ones."""
+    if (num_open := self.num_open()) and num_open + count > self.most_open:
+      raise ApiError(429, f'{num_open} requests are open already, of {self.most_open}: try again')
 
   async def _ranked(self, asked: Asked, text: str | Sequence[int]) -> tuple[int, ...]:
     """Returns the paths whose engines may get a text, the best first; raises ApiError."""

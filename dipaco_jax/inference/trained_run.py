@@ -158,7 +158,17 @@ class TrainedRun:
   def path(self, path: int | Sequence[int], version: int | None = None) -> Path:
     """Loads a path; see `load`."""
     number = self.number(path)
-    version = self.best_versions[number] if version is None else version
+    if version is not None:
+      return self._path(number, version)
+    while True:
+      chosen = self.best_versions[number]
+      try:
+        return self._path(number, chosen)
+      except InputError:
+        if self.best_versions[number] == chosen:  # else it was removed meanwhile, as a run that trains does
+          raise
+
+  def _path(self, number: int, version: int) -> Path:
     coordinates = self.layout.grid.coordinates(number)
     found = {level: self._module(*place) for level, place in self.module_files(number, version).items()}
     vocab_size = next(m['embed/tokens'].shape[0] for m in found.values() if 'embed/tokens' in m)
@@ -254,7 +264,8 @@ class TrainedRun:
         digests |= self.files.read_json(f'modules/{version}/index-{process}.json')
       except Missing as e:
         if not digests:
-          there = sorted({int(name.split('/')[1]) for name in self.files.storage.names('modules')})
+          parts = {name.split('/')[1] for name in self.files.storage.names('modules')}
+          there = sorted(int(part) for part in parts if part.isdigit())
           words = f'there are {", ".join(map(str, there))}' if there else NOT_YET
           raise InputError(f'--workdir={self.workdir}: there is no version {version}; {words}') from e
         break
@@ -262,7 +273,8 @@ class TrainedRun:
 
   def _module(self, name: str, sha256: str) -> Module:
     if (module := self._loaded.get(sha256)) is None:
-      arrays = self.files.read_arrays(name, sha256)
+      with self.files.required(name):
+        arrays = self.files.read_arrays(name, sha256)
       module = Module(_on_device(arrays, transformer.make_model(self.settings.model, 1)))
       module.sha256 = sha256
       self._loaded[sha256] = module

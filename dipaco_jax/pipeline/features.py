@@ -55,7 +55,7 @@ def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.
     chosen = indices[start : start + rows]
     tokens = np.zeros((rows, prefix), np.int32)  # of one shape, for one program
     tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in found.read(chosen)]
-    yield np.asarray(_features_program(run.model)(base, tokens))[: len(chosen)]
+    yield np.asarray(program(run.model)(base, tokens))[: len(chosen)]
     progress.update(start + len(chosen))
   progress.close()
 
@@ -75,7 +75,7 @@ def texts(run: run_lib.Run, split: str, chunks: Iterable[np.ndarray]) -> Iterato
 
 
 @functools.cache
-def _features_program(network: transformer.Transformer):
+def program(network: transformer.Transformer):
   return jax.jit(lambda params, tokens: transformer.features(network, params, tokens))
 
 

@@ -139,11 +139,20 @@ def _routed(run: run_lib.Run, fitted: own_router.AnyRouter, split: str, top_n: i
 def _assign_within(run: run_lib.Run, fitted: own_router.AnyRouter, capacity: float) -> np.ndarray:
   """Returns the paths [N, 1] of training text, none of which gets more than `capacity` times the mean."""
   num_paths, scores_NP = run.layout.grid.num_paths, scores(run, fitted, 'train')
-  room_P = np.full(num_paths, math.ceil(capacity * len(scores_NP) / num_paths))
-  # Greedy assignment (arXiv 2410.03529) by scores alone loses part of the likelihood; with the duals added it loses
-  # almost none.
-  bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), jax.numpy.asarray(room_P)))
-  return balanced_assignment.assign(scores_NP + bias_P, room_P)[:, None]
+  return within(scores_NP, math.ceil(capacity * len(scores_NP) / num_paths))[:, None]
+
+
+def within(scores_NP: np.ndarray, room: int) -> np.ndarray:
+  """Returns the paths [N] with the highest scores, where that gives each `room` at most; else some get another."""
+  P = scores_NP.shape[1]
+  free_N, room_P = scores_NP.argmax(axis=1).astype(np.int32), np.full(P, room)
+  if not np.isnan(scores_NP).any() and np.bincount(free_N).max() <= room:
+    return free_N
+  # Greedy assignment (arXiv 2410.03529) by scores alone loses part of the likelihood; with the duals of the shares that
+  # it comes to added, it loses almost none. A share is above 0, as `calibration` needs it.
+  share_P = np.bincount(balanced_assignment.assign(scores_NP, room_P), minlength=P) + 1e-3
+  bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), share_P))
+  return balanced_assignment.assign(scores_NP + bias_P, room_P)
 
 
 def scores(run: run_lib.Run, fitted: own_router.AnyRouter, split: str, indices: np.ndarray | None = None) -> np.ndarray:
@@ -216,7 +225,12 @@ def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Cal
   if not (missing := publishing.missing(folders, share)):
     return
   s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
-  progress = display.Progress(f'shards/{folders[0].parent.name.removesuffix("-parts")}', len(missing), 'shards')
+  name = folders[0].parent.name.removesuffix('-parts')
+  if dealt.undrawn and name != 'base' and share[0] == 0:
+    few = f'of config.data.holdout_fraction={s.data.holdout_fraction} no document was drawn for paths {dealt.undrawn}'
+    so = 'one is held back that the base has read, and perhaps paths of an earlier round: early stopping may choose too'
+    logging.warning('%s: %s early a version. Give more text, a larger fraction, or fewer paths', few, so)
+  progress = display.Progress(f'shards/{name}', len(missing), 'shards')
   for count, i in enumerate(missing, 1):
     with publishing.publish_directory(folders[i]) as aside:
       shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)

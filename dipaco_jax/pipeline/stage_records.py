@@ -107,10 +107,10 @@ def write_record(workdir: pathlib.Path, s: settings.Settings, name: str, wall_s:
 
 
 def reopen(workdir: pathlib.Path, name: str):
-  """Removes the records of a stage that is to do more and of those after it; its seconds so far are kept."""
-  if record := read_record(workdir, name):
-    files.write_file(seconds_file(workdir, name), str(record['wall_s']))
+  """Removes the records of a stage that is to do more and of those after it; their seconds so far are kept."""
   for later in reversed(stage.since(name)):
+    if record := read_record(workdir, later.name):
+      files.write_file(seconds_file(workdir, later.name), str(record['wall_s']))
     record_file(workdir, later.name).unlink(missing_ok=True)
 
 

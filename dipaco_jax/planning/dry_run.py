@@ -183,25 +183,34 @@ def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, A
   # 'accumulate' is given AdamW's second moments as an argument: they are counted with the program.
   taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()
   waiting = 0 if made.settings.train.offload else (turns - 1) * bytes_on_chip(a.state)
+  masters, residuals = bytes_on_chip(a.masters), bytes_on_chip(a.residuals)
+  own = bytes_on_chip(a.params) if made.timetable.stream or made.settings.outer.lost else 0  # of a turn, between pieces
+  left = turns * bytes_on_chip({name: a.params[name] for name in made.left_names(made.levels)})
+  exchange = masters + turns * residuals + left  # what compression and streaming keep, see `train_state.State`
   held = {
-    'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting,
-    'accumulate': bytes_on_chip((a.outer, a.state)) - bytes_on_chip(taken) + waiting,
-    'outer': bytes_on_chip(a.state) + waiting,
-    'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting,
+    'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting + exchange + (turns - 1) * own,
+    'accumulate': bytes_on_chip((a.outer, a.state))
+    - bytes_on_chip(taken)
+    + waiting
+    + exchange
+    - residuals
+    + (turns - 1) * own,
+    'outer': bytes_on_chip(a.state) + waiting + exchange - masters + turns * own,
+    'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting + exchange + turns * own,
   }
   needed = {name: held[name] + program_bytes(program) for name, program in compiled.items()}
   found = compiled['steps'].memory_analysis()
-  own = found.temp_size_in_bytes + bytes_on_chip((a.params, a.state))  # counted under other names
+  counted = found.temp_size_in_bytes + bytes_on_chip((a.params, a.state))  # under other names
   return {
     'hbm_bytes_per_chip': max(needed.values()),
     'hbm_bytes_by_program': {KEYS.get(name, name): size for name, size in needed.items()},
     'hbm_bytes_by_kind': {
       'parameters': bytes_on_chip((a.params, a.modules)),
       'inner states': bytes_on_chip(a.state) + waiting,
-      'outer states and sums': bytes_on_chip((a.outer, a.gathered)),
+      'outer states and sums': bytes_on_chip((a.outer, a.gathered)) + exchange + (turns - 1) * own,
       'gradients': bytes_on_chip(a.params),
       'activations and temporaries': max(0, found.temp_size_in_bytes - bytes_on_chip(a.params)),
-      'rows and programs': program_bytes(compiled['steps']) - own,
+      'rows and programs': program_bytes(compiled['steps']) - counted,
     },
   }
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import grid as grid_lib, inner, outer, settings as settings_lib
+from dipaco_jax.core import inner, outer, settings as settings_lib
 from dipaco_jax.models import attention, layers, loss, transformer
 from dipaco_jax.planning import hlo
 from dipaco_jax.planning.topology import DCN_BYTES_PER_S, Topology
@@ -72,8 +72,7 @@ def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent
   flops = flops_of_step(s) / data
   m = steps.memory_analysis()
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
-  k = grid_lib.largest_divisor(s.train.steps_per_phase, s.train.steps_per_dispatch)
-  upper = hlo.Traffic(steps.as_text()).computation_bytes() / k
+  upper = hlo.Traffic(steps.as_text()).computation_bytes() / made.timetable.unit  # as `dry_run` compiles them
   nothing = {'data': 0.0, 'grid': 0.0, 'dcn': 0.0}  # without an outer step
   moved = (sent.get(f'{name}_collective_bytes', nothing) for name in ('steps', 'outer'))  # half of a chip's links send
   sent_s, outer_s = (2 * (x['data'] + x['grid']) / chip.ici_bytes_per_s + x['dcn'] / DCN_BYTES_PER_S for x in moved)

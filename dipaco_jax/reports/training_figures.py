@@ -141,16 +141,17 @@ def time_by_cause(run: Run) -> Picture | None:
 
 
 def bytes_sent(run: Run) -> Picture | None:
-  """Draws bytes between paths, and those of synchronous training; None where nothing was exchanged."""
+  """Draws bytes between paths, and those of data-parallel training; None where nothing was exchanged."""
   train = run.results.get('train', {})
   sent, synchronous = (train.get(k) for k in ('outer_bytes_per_phase', 'synchronous_bytes_per_phase'))
   if not sent or not synchronous:
     return None
   phases = train['phases']
-  both = (('this run', sent, BLUE), ('synchronous', synchronous, ORANGE))
+  both = (('this run', sent, BLUE), ('data-parallel', synchronous, ORANGE))
   rows = [(name, [(each * phases, colour)], size(each * phases)) for name, each, colour in both]
   words = (
-    f'Paths exchanged parameters once in {run.settings.train.steps_per_phase} steps. Training the same modules '
-    f'synchronously, exchanging gradients at every step, would have sent {synchronous / sent:,.0f} times as much.'
+    f'Paths exchanged parameters once in {run.settings.train.steps_per_phase} steps. Data-parallel training of a path '
+    'on as many workers, which exchange all gradients at every step, would have sent '
+    f'{synchronous / sent:,.0f} times as much.'
   )
   return Picture(category_plots.bars('Bytes between paths', rows), words)

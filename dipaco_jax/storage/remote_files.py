@@ -56,11 +56,13 @@ def read(path: str) -> bytes:
 
 
 def can_open(path: str) -> bool:
-  """Tells whether a file is there and can be read."""
+  """Tells whether a file is there and can be read. Raises Unavailable where its disk, bucket or Hub is away."""
   try:
     open_file(path).close()
     return True
-  except OSError:
+  except OSError as e:
+    if is_away(path, e):
+      raise Unavailable(f'{path}: {e.strerror or e}; run the same command again when it can be read') from e
     return False
 
 

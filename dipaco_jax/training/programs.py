@@ -232,8 +232,10 @@ class Programs:
         masses[level] = {name: gathered.masses[level][name].at[0, *at].add(m) for name, m in mass.items()}
     of_path = of_path | {level: of_path[level].at[turn].set(r) for level, r in moved.items()}
     excluded = gathered.excluded.at[turn].set(~ok)
-    # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins anew.
-    residuals |= {n: jnp.where(counts, e, jnp.where(ok, residuals[n], 0)) for n, e in kept.items()}
+    # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins anew, with
+    # what levels that left earlier in the phase have kept too.
+    residuals = {n: jnp.where(ok, e, 0) for n, e in residuals.items()}
+    residuals |= {n: jnp.where(counts, e, residuals[n]) for n, e in kept.items()}
     return specs_lib.Gathered(sums, squares, of_path, excluded, masses), self.expand(residuals)
 
   def _message(self, delta: dict[str, jax.Array], residuals: dict[str, jax.Array]) -> tuple[dict, dict]:

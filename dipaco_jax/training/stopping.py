@@ -229,11 +229,15 @@ def interrupting(words: str = '') -> Iterator[Signals]:
       raise SystemExit(128 + signals.received) from None
 
 
+def heard() -> list[int]:
+  """Returns the signals that end a command: of a terminal's end only where that is not to be outlived (nohup)."""
+  return [n for n in NUMBERS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
+
+
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-  """Sets a handler of signals while the block runs. What is to outlive its terminal (nohup) does."""
-  heard = [n for n in NUMBERS if n != signal.SIGHUP or signal.getsignal(n) != signal.SIG_IGN]
-  before = {number: signal.signal(number, handler) for number in heard}
+  """Sets a handler of signals while the block runs."""
+  before = {number: signal.signal(number, handler) for number in heard()}
   try:
     yield
   finally:

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 
+import own_modules
 import pytest
 import quick_xla
 import repository
@@ -14,6 +15,7 @@ import tiny_run
 import dipaco_jax
 from dipaco_jax.command_line import config_file, from_python
 from dipaco_jax.core import extension
+from dipaco_jax.models import block
 
 CHANGES = {'checkpoint.every_steps': 24}  # as `undisturbed` has it
 PROGRAM = """
@@ -175,6 +177,19 @@ def test_a_part_whose_file_has_changed_is_imported_again(tmp_path, monkeypatch):
   (first, before), (second, after) = made('1'), made('2')
   assert (first, second) == (1, 2) and before != after
   del sys.modules['part_of_a_notebook']
+
+
+def test_a_block_whose_file_has_changed_is_made_again(tmp_path, monkeypatch):
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.setattr(sys, 'dont_write_bytecode', True)
+  own, kinds = own_modules.examples()['my_block.py'], []
+  for name in ('Block', 'Other'):
+    (tmp_path / 'block_of_a_notebook.py').write_text(own.replace('Block', name))
+    settings = from_python._settings('tiny', '', {'model.block': 'block_of_a_notebook:make'})
+    from_python._import_again(settings)
+    kinds.append([type(one).__name__ for one in block.blocks(settings.model)])
+  assert [*map(set, kinds)] == [{'Block'}, {'Other'}]
+  del sys.modules['block_of_a_notebook']
 
 
 def test_the_names_are_there():

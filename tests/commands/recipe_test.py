@@ -68,10 +68,41 @@ def test_what_was_better_is_kept_by_what_comes_after():
   by_row, third = recipe.PLAIN | recipe.BY_ROW, {'train.learning_rate': s.inner.learning_rate / 3}
   assert best.name == 'tau 10' and dense.loss == 3.6 and len(runs.ran) == runs.num_runs == len(candidates) + 1
   assert dict(runs.ran)['a third of the rate'] == by_row | recipe.lasting(100, 10) | third
-  assert recipe.advice(s, best) == by_row | recipe.lasting(2000, 10) | {'evaluate.every_phases': 10}
+  counted = {'evaluate.every_phases': 10, 'checkpoint.state_every_phases': 80}
+  assert recipe.advice(s, best) == by_row | recipe.lasting(2000, 10) | counted
   losses |= {'plain averages': 4.2, 'averages by row': 4.1, 'tau 10': 4.1, 'tau 2': 4.0, 'a third of the rate': 3.9}
   best, *_ = recipe.search(s, Planned(losses))
   assert recipe.advice(s, best) == third
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {'routing': {'arrange': 'alike'}},
+    {'routing': {'capacity': 1.5}},
+    {'routing': {'method': 'discriminative', 'first': 'random', 'router_fraction': 0.1, 'capacity': 1.5}},
+    {'inner': {'schedule': 'os.path:join'}, 'outer': {'lost': 0.1}},
+  ],
+)
+def test_every_valid_config_has_candidates(changes):
+  levels = (('all', '.*', ('a',)),)
+  train = {'steps_per_phase': 50, 'phases': 40}
+  s = settings.from_dict({'grid': {'a': 2}, 'levels': levels, 'train': train} | changes)
+  common = recipe.copy_changes(s, 200)
+
+  class Checked(Planned):
+    def settings_with(self, changes):
+      values = s.to_dict()
+      for name, x in (common | dict(changes)).items():
+        section, _, field = name.partition('.')
+        values |= {section: values[section] | {field: x}} if field else {section: x}
+      made = settings.from_dict(values)
+      assert made.num_paths > 1 or not made.outer.lost
+
+  names = ('the config', 'plain averages', 'averages by row', 'tau 10', 'tau 2', 'a third of the rate', 'dense')
+  recipe.search(s, runs := Checked(dict.fromkeys(names, 3.0)))
+  assert len(runs.ran) == runs.num_runs
+  assert ('a third of the rate' in dict(runs.ran)) == ('inner' not in changes)
 
 
 def test_a_copy_has_the_shape_of_the_whole_run():
@@ -96,6 +127,7 @@ def start(*options: str) -> subprocess.CompletedProcess:
     (['--config=tiny:dense', '--workdir=x'], 'one path'),
     (['--config=tiny', '--workdir=x', '--steps=17'], '--steps=17 should be a multiple'),
     (['--config=tiny', '--workdir=x', '--config.train.early_stopping=False'], 'early_stopping=False'),
+    (['--config=tiny', '--workdir=x', '--config.data.holdout_fraction=0'], 'holdout_fraction=0 holds no text back'),
     (['--config=tiny', '--workdir=x', '--steps=160'], 'more than the 96'),
     (['--config=tiny', '--workdir=x', '--config.train.schedule=((0,(0,1)),)'], 'schedule counts phases'),
     (['--config=tiny', '--workdir=x', '--config.outer.rate=1'], '--config.outer.rate'),

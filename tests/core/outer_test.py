@@ -162,3 +162,8 @@ def test_exchanged_bytes_are_fewer_where_they_are_compressed():
 def test_every_optimizer_goes_down(optimizer):
   new, _, _ = step(np.ones((2, 3), 'f'), {name: np.ones((2, 3)) for name in 'xyz'}, optimizer=optimizer)
   assert all((x < 0).all() for x in jax.tree.leaves(new))
+
+
+def test_exchanged_bytes_of_a_parameter_without_axes():
+  found = outer.exchanged_bytes(LAYOUT, {'x': jnp.zeros(()), 'y': jnp.zeros((2, 3)), 'z': jnp.zeros(1)}, 2, True)
+  assert found == 2 * (2 * 4 * (1 + 6) + 4 * (1 + 2)), 'it is one row'

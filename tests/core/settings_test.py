@@ -161,7 +161,8 @@ def test_ranges(name):
   if ABOUT[name].below:
     assert error(nest(name, 1.0)) == f'config.{name}=1.0 should be below 1'
   if most := ABOUT[name].most:
-    assert error(nest(name, most + 1.0)) == f'config.{name}={most + 1.0} should be {most} or below'
+    above = most + type(DEFAULTS[name])(1)
+    assert error(nest(name, above)) == f'config.{name}={above} should be {most} or below'
 
 
 def test_every_field_has_a_description_and_a_default_that_it_allows():
@@ -211,6 +212,7 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
     (GRID | {'routing': {'method': 'single'}}, "config.routing.method='single' is for one path; config.grid has 4"),
     (GRID | {'train': {'paths_per_phase': 5}}, 'config.train.paths_per_phase=5 is more than the 4 paths'),
     ({'data': {'source': 'files'}}, 'config.data.train is empty: name the text'),
+    ({'data': {'source': 'files', 'train': {'books': ()}}}, 'config.data.train: '),
     ({'data': TFDS | {'name': ''}}, 'config.data.name is empty: name what to read, for instance --config.data.name=c4'),
     ({'data': TFDS | {'name': 'c4/en'}}, "config.data.name='c4/en' names no version: add it, as in 'c4/en:3.0.1'"),
     ({'data': TFDS | {'data_dir': ''}}, 'config.data.data_dir is empty: name the folder, or gs://, where tfds has'),

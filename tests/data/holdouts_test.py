@@ -11,28 +11,29 @@ from dipaco_jax.data import holdouts
 
 def test_hold_outs_follow_the_fraction_and_the_seed():
   documents = np.arange(100_000) // 2
-  held = holdouts.held_out(documents, documents % 7, 7, 0, 0.05)
+  held, _ = holdouts.held_out(documents, documents % 7, 7, 0, 0.05)
   assert 0.045 < held.mean() < 0.055
   assert (held[::2] == held[1::2]).all()
-  assert (held != holdouts.held_out(documents, documents % 7, 7, 1, 0.05)).any()
-  assert (held == holdouts.held_out(documents, documents % 7, 7, 0, 0.05)).all()
-  assert not holdouts.held_out(documents, documents % 7, 7, 0, 0.0).any()
+  assert (held != holdouts.held_out(documents, documents % 7, 7, 1, 0.05)[0]).any()
+  assert (held == holdouts.held_out(documents, documents % 7, 7, 0, 0.05)[0]).all()
+  assert not holdouts.held_out(documents, documents % 7, 7, 0, 0.0)[0].any()
 
 
 def test_small_paths_have_a_hold_out_and_tiny_ones_do_not():
   documents = np.concatenate([np.arange(1000), np.arange(1000, 1000 + holdouts.MIN_DOCUMENTS), [5000, 5001]])
   first = np.repeat([0, 1, 2], [1000, holdouts.MIN_DOCUMENTS, 2])
-  held = holdouts.held_out(documents, first, 3, 0, 1e-9)
+  held, undrawn = holdouts.held_out(documents, first, 3, 0, 1e-9)
+  assert undrawn == [0, 1]
   assert [held[first == p].sum() for p in range(3)] == [1, 1, 0]
 
 
 def test_what_is_not_used_is_not_held_back():
   """Nor does a draw that hits it count as a path's."""
   everything = np.arange(5000)
-  hit = holdouts.held_out(everything, np.zeros(5000, int), 1, 0, 0.01)
+  hit, _ = holdouts.held_out(everything, np.zeros(5000, int), 1, 0, 0.01)
   documents = np.concatenate([everything[hit], everything[~hit][: holdouts.MIN_DOCUMENTS]])
   first = np.repeat([-1, 1], [hit.sum(), holdouts.MIN_DOCUMENTS])
-  held = holdouts.held_out(documents, first, 2, 0, 0.01)
+  held, _ = holdouts.held_out(documents, first, 2, 0, 0.01)
   assert [held[first == p].sum() for p in (-1, 1)] == [0, 1]
 
 
@@ -42,7 +43,7 @@ def test_dealing_out_takes_few_bytes_a_sequence():
   first = (documents % 5).astype(np.int32)
   first[-100:] = 5  # a path that no draw hits
   tracemalloc.start()
-  held = holdouts.held_out(documents, first, 6, 0, 1e-3)
+  held, _ = holdouts.held_out(documents, first, 6, 0, 1e-3)
   peak = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert held[-100:].sum() == 1
@@ -72,10 +73,10 @@ def texts(count, pieces):
 
 def test_of_longer_texts_the_ends_are_held_back():
   documents, draws = texts(4, 500)
-  held = holdouts.held_out(documents, documents % 5, 5, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
+  held, _ = holdouts.held_out(documents, documents % 5, 5, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held[::3]).tolist() == [500 * i + n for i in range(4) for n in range(495, 500)]
   router = holdouts.draw_pieces(documents, draws, 0.02)
-  after = holdouts.held_out(
+  after, _ = holdouts.held_out(
     documents, documents % 5, 5, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01, router.end)
   )
   assert np.flatnonzero(holdouts.draw_documents(documents, 0, 0.02, 'x', router)[:1500:3]).tolist() == [
@@ -96,10 +97,10 @@ def test_of_little_text_more_is_held_back_up_to_a_bound():
 
 def test_of_texts_that_are_drawn_whole_all_pieces_are_held_back():
   documents, draws = np.arange(2000), np.repeat(np.arange(20) / 20, 100).astype(np.float32)
-  held = holdouts.held_out(documents, documents % 3, 3, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
+  held, _ = holdouts.held_out(documents, documents % 3, 3, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held).tolist() == list(range(100))
   first = np.where(documents < 100, 0, 1 + documents % 2)  # no piece of it is another path's
-  held = holdouts.held_out(documents, first, 3, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
+  held, _ = holdouts.held_out(documents, first, 3, 0, 0.01, holdouts.draw_pieces(documents, draws, 0.01))
   assert np.flatnonzero(held).tolist() == list(range(200)), 'those paths get the next text, whole'
 
 
@@ -108,5 +109,5 @@ def test_documents_and_pieces_are_drawn_side_by_side():
   documents = np.concatenate([documents, np.arange(10_000, 60_000)])
   draws = np.concatenate([draws, np.full(50_000, -1, np.float32)])
   first = np.zeros(len(documents), int)
-  held = holdouts.held_out(documents, first, 1, 0, 0.05, holdouts.draw_pieces(documents, draws, 0.05))
+  held, _ = holdouts.held_out(documents, first, 1, 0, 0.05, holdouts.draw_pieces(documents, draws, 0.05))
   assert held[:2850].sum() == 0 and held[2850:3000].all() and 0.045 < held[3000:].mean() < 0.055

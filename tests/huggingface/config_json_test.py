@@ -259,3 +259,5 @@ def test_keys_of_fewer_heads_may_be_copied():
   model = dataclasses.replace(settings.Model(), **config_json.read_config(published('SmolLM2-135M')))
   assert config_json.misfits(published('SmolLM2-135M'), dataclasses.replace(model, num_kv_heads=0)) == {}
   assert config_json.misfits(published('SmolLM2-135M'), dataclasses.replace(model, num_kv_heads=1))
+  biased = settings.Model(**config_json.read_config(published('Qwen2.5-0.5B')))
+  assert config_json.misfits(published('Qwen2.5-0.5B'), dataclasses.replace(biased, num_kv_heads=0))

@@ -67,3 +67,41 @@ def test_a_client_that_has_gone_is_nobody_elses_trouble(router):
 
   first, gone, last = asyncio.run(route())
   assert isinstance(gone, asyncio.CancelledError) and np.array_equal(first, last)
+
+
+def test_an_error_of_one_text_is_nobody_elses(router, monkeypatch):
+  batched, scores = BatchedRouter(router), router.batch_scores
+  bad = router.prefix('fox')
+
+  def picky(tokens, *others):
+    if any(np.array_equal(one, bad) for one in tokens):
+      raise InputError('not this one')
+    return scores(tokens, *others)
+
+  object.__setattr__(router, 'batch_scores', picky)
+  try:
+    found = asyncio.run(gathered(batched, 'lazy dog', 'fox', '12345'))
+  finally:
+    object.__setattr__(router, 'batch_scores', scores)
+  assert isinstance(found[1], InputError)
+  for text, got in (('lazy dog', found[0]), ('12345', found[2])):
+    np.testing.assert_allclose(got, router.scores(text), rtol=1e-4, atol=1e-5)
+
+
+def test_what_fails_otherwise_leaves_nobody_waiting(router, monkeypatch):
+  batched = BatchedRouter(router)
+
+  async def no_thread(*args):
+    raise RuntimeError("can't start new thread")
+
+  monkeypatch.setattr(asyncio, 'to_thread', no_thread)
+  for error in asyncio.run(gathered(batched, 'fox', 'lazy dog')):
+    assert isinstance(error, RuntimeError) and 'new thread' in str(error)
+  monkeypatch.undo()
+  [found] = asyncio.run(gathered(batched, 'fox'))
+  np.testing.assert_allclose(found, router.scores('fox'), rtol=1e-4, atol=1e-5)
+
+
+async def gathered(batched, *texts):
+  async with asyncio.timeout(30):
+    return await asyncio.gather(*map(batched.scores, texts), return_exceptions=True)

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
 import json
+import socket
 import time
 
 import pytest
@@ -379,3 +381,30 @@ def test_the_model_of_an_engine_is_the_only_one_that_it_lists(listed, expected):
   else:
     with pytest.raises(ValueError, match=f'{expected}.*set "model" in engines.json'):
       engine_pool.only_model(data, 1)
+
+
+def test_a_router_without_files_for_connections_leaves_engines_alone(monkeypatch):
+  async def main():
+    release = asyncio.Event()
+
+    async def slow(engine, body, writer):
+      await release.wait()
+      await good(engine, body, writer)
+
+    async with scripted_engine.running(slow) as engines, relayed(*engines_of(engines)) as relay:
+      first = asyncio.create_task(Client(relay).ask())  # takes the connection that is there
+      async with asyncio.timeout(5):
+        while not engines[0].asked:
+          await asyncio.sleep(0.01)
+      monkeypatch.setattr(socket, 'socket', without_files)
+      with pytest.raises(ApiError) as error:
+        await Client(relay).ask()
+      monkeypatch.undo()
+      assert error.value.status == 429 and relay.pool.ready_paths == {0}
+      release.set()
+      assert (await first).status == 200
+
+  def without_files(*args, **options):
+    raise OSError(errno.EMFILE, 'Too many open files')
+
+  asyncio.run(main())

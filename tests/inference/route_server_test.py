@@ -3,6 +3,7 @@
 What is right: what a server of the run writes that chooses the path itself.
 """
 
+import concurrent.futures
 import contextlib
 import json
 import signal
@@ -26,7 +27,7 @@ class Running:
     self.workdir = folder / 'run'
     made_run.write(self.workdir, made_run.settings(model={'seq_len': 1024}))
     self.ports = [ports.free_port(), ports.free_port()]
-    self.options = f'--engines={folder / "engines.json"}', '--grace_s=2'
+    self.options = f'--engines={folder / "engines.json"}', '--grace_s=2', '--max_open=16'
     self.engines = [self.engine(i) for i in range(2)]
     listed = {
       str(path): [
@@ -141,6 +142,14 @@ def test_an_engine_that_is_killed_is_left_out_and_taken_back(running):
   for path in range(4):
     assert ask(running.router, prompt='fox', path=path)[0] == 200
   assert running.router.measured('dipaco_retries_total') > 0
+
+
+def test_no_more_requests_are_open_than_may_be(running):
+  """Of those that come at one time too, as clients that try again do."""
+  with concurrent.futures.ThreadPoolExecutor(40) as pool:
+    several = [pool.submit(ask, running.router, prompt='fox', max_tokens=200) for _ in range(40)]
+  statuses = sorted(one.result()[0] for one in several)
+  assert {*statuses} == {200, 429} and statuses.count(429) >= 8
 
 
 def test_the_first_signal_lets_an_answer_end_and_cuts_off_a_long_one(running):

@@ -10,7 +10,7 @@ import object_server
 import pytest
 
 import dipaco_jax
-from dipaco_jax.inference import trained_run
+from dipaco_jax.inference import run_files, trained_run
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import object_store, publishing
 
@@ -81,6 +81,13 @@ def test_what_is_not_there_is_an_error_that_says_what_there_is(workdir, tmp_path
     dipaco_jax.load(workdir, 0, 7)
   with pytest.raises(ValueError, match=r'there is no version 7; there are 1, 2$'):
     dipaco_jax.load(workdir, 0, 7)
+  half = tmp_path / 'half'
+  shutil.copytree(workdir, half)
+  (half / 'modules' / '.3.old').mkdir()  # as a kill leaves one
+  (half / 'modules' / '.3.old' / 'x').touch()
+  (half / 'modules' / '1.index.json').touch()  # as a bucket has them
+  with pytest.raises(ValueError, match=r'there is no version 7; there are 1, 2$'):
+    dipaco_jax.load(str(half), 0, 7)
   for path in (4, -1, (0,), (0, 2), 'x', ('0', '1'), (0.5, 0)):
     with pytest.raises(ValueError, match='the paths are 0 to 3, of a grid of 2 x 2'):
       dipaco_jax.load(workdir, path)
@@ -134,3 +141,22 @@ def test_damaged_modules_are_noticed(workdir, tmp_path):
   with pytest.raises(OSError, match=r'low/0.safetensors, made by the stage train, is not as it was written'):
     dipaco_jax.load(str(tmp_path / 'copy'), 0)
   assert json.loads((tmp_path / 'copy' / 'paths' / 'best.json').read_text())['version'] == [2, 2, 2, 1]
+
+
+def test_a_version_that_is_removed_while_it_is_read_gives_way_to_the_next(workdir, tmp_path, monkeypatch):
+  shutil.copytree(workdir, tmp_path / 'copy')
+  folder, before = tmp_path / 'copy' / 'modules', json.loads((tmp_path / 'copy' / 'paths' / 'best.json').read_text())
+  read = run_files.RunFiles.read_arrays
+
+  def read_late(self, name, *sha256):
+    if name.startswith('modules/2/') and (folder / '2').exists():
+      (folder / '2').rename(folder / '3')
+      publishing.write_json(tmp_path / 'copy' / 'paths' / 'best.json', before | {'version': [3] * 4})
+    return read(self, name, *sha256)
+
+  publishing.write_json(tmp_path / 'copy' / 'paths' / 'best.json', before | {'version': [2] * 4})
+  monkeypatch.setattr(run_files.RunFiles, 'read_arrays', read_late)
+  assert dipaco_jax.load(str(tmp_path / 'copy'), 0).version == 3
+  shutil.rmtree(folder / '3')
+  with pytest.raises(dipaco_jax.InputError, match='there is no version 3'):
+    dipaco_jax.load(str(tmp_path / 'copy'), 1)

@@ -149,3 +149,16 @@ def test_a_router_of_the_users_own_has_what_ours_have(undisturbed, tmp_path, mon
   np.testing.assert_array_equal(weights.argmax(1), run.routed('validation', 0))
   assert sum(meta['validation_sequences']) == len(weights)
   run.metrics.close()
+
+
+def test_a_capacity_moves_no_more_than_it_has_to():
+  scores_NP = np.random.default_rng(0).normal((1.5, 0, 0, -1.0), size=(400, 4))
+  free = scores_NP.argmax(1)
+  counts = np.bincount(free)
+  np.testing.assert_array_equal(route_stage.within(scores_NP, counts.max()), free)
+  room = 150
+  found = route_stage.within(scores_NP, room)
+  assert counts[0] > 200 and (counts[1:] < 100).all()
+  assert np.bincount(found).max() <= room and np.bincount(found)[3] < 60  # not even shards, of 100
+  moved = (found != free) & (free != 0)
+  assert moved.mean() < 0.02, 'nobody has to leave a path that has room'

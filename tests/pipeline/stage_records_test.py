@@ -50,12 +50,12 @@ def test_reopening_takes_back_later_records_and_keeps_the_seconds(tmp_path):
     stage_records.write_record(tmp_path, S, name, 7.5, {'name': name})
   stage_records.reopen(tmp_path, 'route')
   assert list(stage_records.read_stages(tmp_path)) == ['tokenize', 'pretrain']
-  assert stage_records.read_seconds(tmp_path) == {'route': 7.5}
+  assert stage_records.read_seconds(tmp_path) == {'route': 7.5, 'train': 7.5, 'evaluate': 7.5}
   with stage_records.stopwatch(tmp_path, 'route') as elapsed:
     time.sleep(0.02)
     assert 7.5 < elapsed() < 8.5
   stage_records.write_record(tmp_path, S, 'route', 8.0, {})
-  assert stage_records.read_seconds(tmp_path) == {}
+  assert stage_records.read_seconds(tmp_path) == {'train': 7.5, 'evaluate': 7.5}
 
 
 def test_a_damaged_record_is_named(tmp_path):

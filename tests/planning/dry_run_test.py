@@ -41,6 +41,24 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert found['island_sent_bytes_per_phase'] == parameters - own and len(found['island_line_mbits']) == 2
 
 
+def test_memory_counts_what_compression_and_streaming_keep():
+  found = {}
+  for name, outer in {'lan': {}, 'int4': dict(compress='int4'), 'thin': dict(wire='thin', overlap='keep')}.items():
+    made = small.make_programs(small.on_2x2(outer=outer), 1)
+    compiled = dry_run.compile_all(made, ('steps',))
+    found[name] = dry_run.memory_use(made, compiled)['hbm_bytes_by_program']['steps']
+  shapes = made.shapes
+  shared = sum(made.layout.shared_sizes(shapes).values()) * 4
+  modules = sum(
+    4 * math.prod(shapes[n].shape) * made.layout.grid.num_modules(of) for n, of in made.layout.owner.items()
+    if made.layout.grid.paths_through(of) > 1
+  )  # fmt: skip
+  # Masters, and residuals, bfloat16, of the paths, which take turns.
+  assert found['int4'] - found['lan'] == modules + 4 * shared // 2
+  every = sum(4 * math.prod(x.shape) for x in shapes.values())
+  assert found['thin'] - found['int4'] == pytest.approx(3 * every + 4 * shared, rel=0.02)  # own, and what is on its way
+
+
 def test_between_slices_go_inner_and_outer_steps_of_all_chips():
   s = small.on_2x2()
   inner, outer = {'dcn': 2.0}, {'dcn': 100.0}

@@ -33,7 +33,7 @@ def words(picture) -> list[str]:
   return [text.get_text() for text in picture.figure.axes[0].texts]
 
 
-def test_bytes_are_those_of_all_phases_beside_synchronous_ones(run):
+def test_bytes_are_those_of_all_phases_beside_data_parallel_ones(run):
   train = run.results['train'] | {'phases': 3, 'outer_bytes_per_phase': 10**6, 'synchronous_bytes_per_phase': 10**8}
   picture = training_figures.bytes_sent(run._replace(results=run.results | {'train': train}))
   assert words(picture) == ['300 MB', '3 MB'] and 'would have sent 100 times as much' in picture.caption

@@ -1,5 +1,6 @@
 """Text and tokenizers in a bucket, of a real server, are those on disk; globs match as on disk."""
 
+import errno
 import glob
 import gzip
 import importlib
@@ -16,6 +17,7 @@ from backports import zstd
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.data import corpus, tokenizer_files
 from dipaco_jax.data.sentencepiece_tokenizer import train
 from dipaco_jax.storage import object_store, remote_files
@@ -131,3 +133,15 @@ def test_what_is_missing_is_named(bucket):
     tokenizer_files.open_file(f'{root}/no.model')
   with pytest.raises(ValueError, match=r's3://none-such/\*\.txt'):
     corpus.check_readable(settings.Data(source='files', train=('s3://none-such/*.txt',)))
+
+
+def test_what_is_away_is_not_taken_for_missing(tmp_path, monkeypatch):
+  (tmp_path / 'tokenizer.json').touch()
+  assert remote_files.can_open(f'{tmp_path}/tokenizer.json') and not remote_files.can_open(f'{tmp_path}/none')
+
+  def stale(path):
+    raise OSError(errno.ESTALE, 'Stale file handle', path)
+
+  monkeypatch.setattr(remote_files, 'open_file', stale)
+  with pytest.raises(Unavailable, match=r'tokenizer\.json: Stale file handle; run the same command again'):
+    remote_files.can_open(f'{tmp_path}/tokenizer.json')

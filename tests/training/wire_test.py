@@ -100,6 +100,29 @@ def test_blocks_do_not_depend_on_how_a_slice_shares_a_path():
   jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
+def test_a_path_that_turns_bad_keeps_nothing_of_a_level_that_had_left_before():
+  made = make_job(outer=dict(compress='int4')).programs
+  modules, _, state, gathered = made.start(base := small.base(made.model))
+  late = {*made.layout.names(next(level for level in made.layout.levels if level.name == 'high'))}
+  turn, weights = np.zeros(2, np.int32), np.ones((2, 2), 'f')
+  kept = {}
+  for bad in (0.0, np.nan):
+    params = {
+      name: made.placement.assemble(
+        x.shape, made.specs.params[name], lambda _, x=x, name=name, bad=bad: x + (bad if name in late else 0)
+      )
+      for name, x in base.items()
+    }
+    residuals = jax.tree.map(lambda x: x + 0.001, made.fresh_residuals())
+    _, residuals = made.accumulate(('high',))(
+      gathered, residuals, modules, programs.usual(state), params, made.fresh_state(params), weights, 10 * weights,
+      np.int32(4), {'high': np.int32(4)}, turn,
+    )  # fmt: skip
+    gathered = made.start(base)[3]
+    kept[str(bad)] = {name for name, x in small.fetched(residuals).items() if x.any()}
+  assert kept['nan'] == set() and kept['0.0'] >= {*made.specs.residuals} - late
+
+
 @pytest.mark.parametrize('outer', [THIN, pytest.param(dict(compress='int8'), marks=pytest.mark.slow)])
 def test_a_bad_path_is_left_out_and_begins_anew(outer, tmp_path):
   """Path 2 turns bad in phases 1 and 3: it is named, takes no part until the next phase, and is well again then."""
