@@ -34,8 +34,8 @@ from dipaco_jax.training import display
 
 MODULES = {
   '../README.md': (),
-  'README.md': (methods, paths, sizes, pretrained),
-  'TABLES.md': (tau, router, sharing, downstream, wire, muon, upcycle, beginnings),
+  'README.md': (methods, paths, pretrained),
+  'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings),
   'LEDGER.md': (tune,),
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
