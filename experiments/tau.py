@@ -52,7 +52,7 @@ def rows(size: str) -> list[Row]:
     for t in (seldom, *longer[:1])
   ]
   if usual == 'sgd':
-    title = f'DiPaCo, tau = {seldom}, {NAMES["nesterov"]}, {words}, rescaled as in the paper'
+    title = f"DiPaCo, tau = {seldom}, {NAMES['nesterov']}, {words}, the paper's rescaling, no row weights"
     found += [grid('paper', title, seldom, paper)]
   found += [diloco('diloco', seldom, 'nesterov')]
   found += [diloco('diloco_quarter', t, 'nesterov', f', {words}', quarter) for t in (seldom, *longer[:1])]
