@@ -7,8 +7,10 @@ python -m dipaco_jax.export --workdir=DIR --all --out=DIR2          every path, 
 python -m dipaco_jax.export --workdir=DIR --base --out=DIR2         the base that the paths started from
 """
 
+import functools
 import os
 import pathlib
+from typing import Any
 
 from absl import flags
 
@@ -36,14 +38,20 @@ def check_out(out: pathlib.Path):
     raise InputError(f'--out={out} is not empty and not an export: name another folder, or remove what is there')
 
 
-def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
-  """Writes a path's folder, whole or not at all, in place of an export that is there. Raises InputError."""
+def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int:
+  """Writes a path's folder, whole or not at all, in place of an export that is there; returns the version.
+
+  Raises InputError.
+  """
   from dipaco_jax.data import tokenizer_files
   from dipaco_jax.huggingface import config_json, model_folder
   from dipaco_jax.reports import model_card
 
   found = run.module_files(number, version)
-  params = {name: x for file in found.values() for name, x in run.files.read_arrays(*file).items()}
+  params: dict[str, Any] = {}
+  for name, sha256 in found.values():
+    with run.files.required(name):
+      params |= run.files.read_arrays(name, sha256)
   modules = {level: name.removesuffix('.safetensors') for level, (name, _) in found.items()}
   facts = model_card.Facts(
     settings=run.settings,
@@ -65,6 +73,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str):
   files = model_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about, run.max_positions)
   files['README.md'] = model_card.render(facts).encode()
   write(out, files)
+  return version
 
 
 def export_base(run, out: pathlib.Path, dtype: str):
@@ -118,9 +127,10 @@ def main():
   for folder in folders.values():
     check_out(folder)
   for number, folder in folders.items():
-    version = run.best_versions[number] if options.version is None else options.version
+    to = folder.resolve()  # a link stays a link
+    of = functools.partial(export, run, number, out=to, dtype=options.dtype)
     with display.doing(f'writing path {number}', tells=False):
-      export(run, number, version, folder.resolve(), options.dtype)  # a link stays a link
+      version = run.at_best(number, of) if options.version is None else of(options.version)
     print(f'{folder}: path {number} at version {version}')
 
 

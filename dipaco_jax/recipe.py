@@ -68,6 +68,12 @@ def lasting(steps: int, tau: int) -> dict[str, int]:
   return {'train.steps_per_phase': tau, 'train.phases': steps // tau}
 
 
+def shorter(s: settings.Settings, steps: int, tau: int) -> dict[str, int]:
+  """Returns the fields of phases of tau steps; what overlaps with a phase's steps is as much of them as before."""
+  overlap = s.outer.overlap_steps * tau // s.train.steps_per_phase
+  return lasting(steps, tau) | ({'outer.overlap_steps': overlap} if s.outer.overlap_steps > 0 else {})
+
+
 def taus(tau: int) -> list[int]:
   """Returns the lengths of shorter phases, divisors of the config's, longest first."""
   divisors = [d for d in range(1, tau) if tau % d == 0]
@@ -178,8 +184,8 @@ def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], 
     rate = {}
   is_plain = all(getattr(s.outer, field.split('.')[1]) == value for field, value in PLAIN.items())
   by_row = BY_ROW if s.inner.optimizer == 'adamw' and not s.outer.row_weights else {}
-  planned: list[Mapping[str, Any]] = [{}, PLAIN, PLAIN | by_row, rate, ALONE, *(lasting(steps, t) for t in taus(tau))]
-  for changes in planned:
+  planned: list[Mapping[str, Any]] = [{}, PLAIN, PLAIN | by_row, rate, ALONE]
+  for changes in (*planned, *(shorter(s, steps, t) for t in taus(tau))):
     runs.settings_with(changes)  # before any work
   runs.num_runs = 2 + (not is_plain) + bool(by_row) + bool(rate) + len(taus(tau))
   share = runs.num_runs * steps / (s.train.phases * tau)
@@ -197,7 +203,7 @@ def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], 
     best = min(best, run_candidate('plain averages', PLAIN), key=lambda one: one.loss)
   if by_row:
     best = min(best, run_candidate('averages by row', PLAIN | by_row), key=lambda one: one.loss)
-  best = longest_good([best, *(run_candidate(f'tau {t}', lasting(steps, t)) for t in taus(tau))])
+  best = longest_good([best, *(run_candidate(f'tau {t}', shorter(s, steps, t)) for t in taus(tau))])
   if rate:
     best = min(best, run_candidate('a third of the rate', rate), key=lambda one: one.loss)
   return best, found, runs.run('dense', ALONE)

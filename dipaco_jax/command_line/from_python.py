@@ -99,11 +99,11 @@ def _import_again(settings: settings_lib.Settings):
   for name in changed:
     del sys.modules[name]
   if changed:
-    from dipaco_jax.models import block
+    from dipaco_jax.models import block, decoding
     from dipaco_jax.pipeline import features
 
-    for cached in (extension.load, block.blocks, features.program):  # by names and configs, which are the same
-      cached.cache_clear()
+    for by_config in (extension.load, block.blocks, decoding.position_axes, features.program):
+      by_config.cache_clear()
     sys.modules['jax'].clear_caches()
   _imported.update(settings.extensions)
 

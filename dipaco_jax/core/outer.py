@@ -207,7 +207,8 @@ def update_usual(
     total = per_module(layout, level, jnp.where(weights > 0, moved[level.name], 0))
     size = sum(math.prod(x.shape[len(level.axes) :]) for x in modules[level.name].values())
     first, old = screening.first_usual(size, optimizer), state[level.name]
-    usual = screening.next_usual(old.usual, total, num_active(layout, level, weights), first)
+    told = jnp.where(moved[level.name] > 0, weights, 0)  # not those that had a rate of 0
+    usual = screening.next_usual(old.usual, total, num_active(layout, level, told), first)
     found[level.name] = old._replace(usual=usual)
   return found
 

@@ -95,7 +95,9 @@ def held_out(
   together: list[float] = []  # draws of those that are pieces
   for path in np.flatnonzero(~hit).tolist() if fraction else ():
     mine = of_path(documents, path)
-    if not np.isin(mine, chosen).any() and len(np.unique(mine)) >= MIN_DOCUMENTS:
+    if np.isin(mine, chosen).any():
+      undrawn.append(path)
+    elif len(np.unique(mine)) >= MIN_DOCUMENTS:
       draws = np.full(len(mine), -1.0) if pieces is None else of_path(pieces.draws, path)
       at = np.where(draws < 0, seeded_hash.of_integers(seed, mine) / 2.0**64, draws).argmin()
       chosen.append(int(mine[at]))

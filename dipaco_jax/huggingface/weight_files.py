@@ -50,7 +50,7 @@ def _shards(folder: str, index: str) -> list[str]:
 def shapes(folder: str, name: str) -> Shapes:
   """Returns names and shapes of a file's weights, by its header; raises InputError where we cannot take one's type."""
   try:
-    with remote_files.open_file(f'{folder}/{name}') as file:
+    with remote_files.waiting_for(path := f'{folder}/{name}'), remote_files.open_file(path) as file:
       return _torch_shapes(folder, name, file) if name.endswith('.bin') else _shapes(folder, name, file)
   except OSError as e:
     raise unreadable(folder, name, e) from e

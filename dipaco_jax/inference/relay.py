@@ -8,6 +8,7 @@ import contextlib
 import errno
 import json
 import logging
+import os
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ PASSED = {name.lower(): name.lower().encode() for name in ('Content-Type', 'Cach
 TO_ENGINES = (b'x-request-id', b'traceparent', b'tracestate')
 BROKEN = 'the engine failed amid its answer'
 ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
+NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Failed(Exception):
@@ -193,7 +195,7 @@ class Relay:
       self.pool.take_out(remote, explain(e))
       raise ApiError(504, 'the engine did not answer in time') from e
     except ERRORS as e:
-      if getattr(e, 'errno', None) in (errno.EMFILE, errno.ENFILE):  # of ours, not of the engine
+      if _lacks_files(e):  # of ours, not of the engine
         raise ApiError(429, 'the router has no file left for a connection: try again') from e
       self.pool.take_out(remote, explain(e))
       raise Failed(0) from e
@@ -211,6 +213,17 @@ class Relay:
       if not reuse.is_so:
         raise
       return await self.pool.session.post(url, **ask)
+
+
+def _lacks_files(error: BaseException) -> bool:
+  """Whether this process, or machine, can open no more files; of a name that is looked up, the error may say else."""
+  try:
+    if getattr(error, 'errno', None) not in NO_FILES:
+      os.close(os.open(os.devnull, os.O_RDONLY))
+      return False
+    return True
+  except OSError as e:
+    return e.errno in NO_FILES
 
 
 class _Response:

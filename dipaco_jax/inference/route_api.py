@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.inference import openai_api
 from dipaco_jax.inference.openai_api import ApiError
@@ -88,7 +89,7 @@ def deal(asked: Asked, ranks: Sequence[tuple[int, ...]]) -> list[Part]:
 
 def merge(parts: Sequence[Part], answers: Sequence[bytes]) -> bytes:
   """Joins the answers to the parts of a request, in the order of its prompts; raises ValueError where one is odd."""
-  found = [json.loads(answer) for answer in answers]
+  found = [json_text.parse(answer) for answer in answers]
   n = parts[0].values.get('n', 1)
   choices, usage = [], dict.fromkeys(USAGE, 0)
   try:

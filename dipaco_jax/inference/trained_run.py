@@ -15,8 +15,8 @@ import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,7 @@ from dipaco_jax.storage.object_store import Missing
 
 NOT_YET = 'let the run train on; python -m dipaco_jax.status shows how far it is'
 ModuleMarks = Mapping[str, tuple[str, int]]
+T = TypeVar('T')
 
 
 def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None) -> 'Path':
@@ -160,12 +161,16 @@ class TrainedRun:
     number = self.number(path)
     if version is not None:
       return self._path(number, version)
+    return self.at_best(number, lambda version: self._path(number, version))
+
+  def at_best(self, number: int, read: Callable[[int], T]) -> T:
+    """Returns what `read` does with a path's best version; with the next where a run that trains has removed it."""
     while True:
-      chosen = self.best_versions[number]
+      version = self.best_versions[number]
       try:
-        return self._path(number, chosen)
+        return read(version)
       except InputError:
-        if self.best_versions[number] == chosen:  # else it was removed meanwhile, as a run that trains does
+        if self.best_versions[number] == version:
           raise
 
   def _path(self, number: int, version: int) -> Path:

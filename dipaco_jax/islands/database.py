@@ -4,6 +4,7 @@ Both take the same statements; what differs is compiled for each dialect here.
 """
 
 import contextlib
+import errno
 import fcntl
 import pathlib
 import re
@@ -23,6 +24,8 @@ T = TypeVar('T')
 Row = dict[str, Any]
 
 SQLITE_TRANSIENT = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
+# The same of the files beside it: a share that is not mounted, one without its locks, a full disk.
+TRANSIENT = backends.TRANSIENT | {errno.ENOENT, errno.ENOLCK, errno.ENOSPC, errno.EDQUOT}
 # PostgreSQL ends a transaction whose client is silent for this long, so that nobody waits for a stopped process.
 IDLE_S = 5
 READ_ONLY = '25006'  # PostgreSQL's code for a change that a standby refuses
@@ -203,7 +206,7 @@ def is_transient(error: Exception) -> bool:
   Or it has become a standby, or this process's other threads hold all connections that it may have.
   """
   if not isinstance(error, sa.exc.DBAPIError) or is_refused(error):
-    return isinstance(error, sa.exc.TimeoutError) or (isinstance(error, OSError) and error.errno in backends.TRANSIENT)
+    return isinstance(error, sa.exc.TimeoutError) or (isinstance(error, OSError) and error.errno in TRANSIENT)
   code = getattr(error.orig, 'sqlite_errorcode', None)
   if code is not None:
     return code & 0xFF in SQLITE_TRANSIENT

@@ -87,9 +87,9 @@ class Role:
         self.claims.work_s = time.monotonic() - lease.began
       if not publish:
         self.claims.drop(lease)
-    self.settle(WAITING - 1)  # its errors are those of tasks before
     if publish:
       self.publications.append(self.publisher.submit(self.conclude, lease, publish))
+    self.settle(WAITING)  # after this: it raises errors of tasks before
     self.lease = None
 
   def read_metrics(self) -> metrics_server.Reading:
@@ -121,7 +121,7 @@ class Role:
   def failing(self, lease: Lease) -> Iterator[None]:
     """Gives a task back with its error, for others to try; after FAILURES in a row, or a ValueError, raises it.
 
-    Raises Unavailable at once: it was waited for, and no task is to blame. `handing_over` gives the tasks back.
+    Raises Unavailable at once: it was waited for, and no task is to blame.
     """
     try:
       yield
@@ -140,7 +140,10 @@ class Role:
       lease.release()
       self.claims.drop(lease)
       raise
-    except Unavailable:
+    except Unavailable as e:
+      if isinstance(e, OSError):  # of storage: the registry can be told
+        lease.release()
+        self.claims.drop(lease)
       raise
     except Exception as e:
       words = f'{type(e).__name__}: {e}'.split('\n')[0]

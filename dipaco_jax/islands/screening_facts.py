@@ -65,7 +65,8 @@ def first_usual(island: Island, module: str) -> float:
 def next_usual(island: Island, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
   """Returns the metadata that notes h of the next version, from h of this one and r of the paths that took part."""
   first = first_usual(island, module)
-  found = float(_next_usual(as_float32(usual), as_float32(math.fsum(moved)), np.int32(len(moved)), first))
+  told = sum(r > 0 for r in moved)  # not those that had a rate of 0
+  found = float(_next_usual(as_float32(usual), as_float32(math.fsum(moved)), np.int32(told), first))
   return {'usual': found} if math.isfinite(found) else {}  # JSON has no infinity
 
 

@@ -143,14 +143,19 @@ def _assign_within(run: run_lib.Run, fitted: own_router.AnyRouter, capacity: flo
 
 
 def within(scores_NP: np.ndarray, room: int) -> np.ndarray:
-  """Returns the paths [N] with the highest scores, where that gives each `room` at most; else some get another."""
+  """Returns the paths [N] with the highest scores if that gives each `room` at most; else some text gets another.
+
+  Where a path would get none, all get equal shares.
+  """
   P = scores_NP.shape[1]
   free_N, room_P = scores_NP.argmax(axis=1).astype(np.int32), np.full(P, room)
-  if not np.isnan(scores_NP).any() and np.bincount(free_N).max() <= room:
+  counts_P = np.bincount(free_N, minlength=P)
+  if not np.isnan(scores_NP).any() and 0 < counts_P.min() <= counts_P.max() <= room:
     return free_N
   # Greedy assignment (arXiv 2410.03529) by scores alone loses part of the likelihood; with the duals of the shares that
-  # it comes to added, it loses almost none. A share is above 0, as `calibration` needs it.
-  share_P = np.bincount(balanced_assignment.assign(scores_NP, room_P), minlength=P) + 1e-3
+  # it comes to added, it loses almost none.
+  share_P = np.bincount(balanced_assignment.assign(scores_NP, room_P), minlength=P)
+  share_P = share_P if share_P.all() else room_P
   bias_P = np.asarray(classifier.calibration(jax.numpy.asarray(scores_NP), share_P))
   return balanced_assignment.assign(scores_NP + bias_P, room_P)
 
@@ -226,7 +231,8 @@ def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Cal
     return
   s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
   name = folders[0].parent.name.removesuffix('-parts')
-  if dealt.undrawn and name != 'base' and share[0] == 0:
+  is_read = name not in ('0', 'base') or (name == '0' and s.pretrain.steps and len(folders) > 1)
+  if dealt.undrawn and is_read and share[0] == 0:
     few = f'of config.data.holdout_fraction={s.data.holdout_fraction} no document was drawn for paths {dealt.undrawn}'
     so = 'one is held back that the base has read, and perhaps paths of an earlier round: early stopping may choose too'
     logging.warning('%s: %s early a version. Give more text, a larger fraction, or fewer paths', few, so)

@@ -4,10 +4,12 @@ They are found by globs, and read as streams. Files of the Hub, as `hf://dataset
 through fsspec, by the file system that huggingface_hub has.
 """
 
+import contextlib
 import errno
 import functools
 import io
 import re
+from collections.abc import Iterator
 from typing import Any, BinaryIO, cast
 
 from dipaco_jax.core.errors import InputError, Unavailable
@@ -49,20 +51,30 @@ def open_file(path: str) -> BinaryIO:
   return cast(BinaryIO, io.BufferedReader(_Stream(path), BUFFER_BYTES)) if is_remote(path) else open(path, 'rb')
 
 
+@contextlib.contextmanager
+def waiting_for(path: str) -> Iterator[None]:
+  """Raises Unavailable, which is no OSError, where the disk, bucket or Hub of a file is away in the block."""
+  try:
+    yield
+  except OSError as e:
+    if is_away(path, e):
+      raise Unavailable(f'{path}: {e.strerror or e}; run the same command again when it can be read') from e
+    raise
+
+
 def read(path: str) -> bytes:
-  """Returns the bytes of a file, in a bucket or on this machine; raises OSError."""
-  with open_file(path) as f:
+  """Returns the bytes of a file, in a bucket or on this machine; raises OSError, Unavailable where it is away."""
+  with waiting_for(path), open_file(path) as f:
     return f.read()
 
 
 def can_open(path: str) -> bool:
   """Tells whether a file is there and can be read. Raises Unavailable where its disk, bucket or Hub is away."""
   try:
-    open_file(path).close()
+    with waiting_for(path):
+      open_file(path).close()
     return True
-  except OSError as e:
-    if is_away(path, e):
-      raise Unavailable(f'{path}: {e.strerror or e}; run the same command again when it can be read') from e
+  except OSError:
     return False
 
 

@@ -80,6 +80,8 @@ def test_what_was_better_is_kept_by_what_comes_after():
   [
     {'routing': {'arrange': 'alike'}},
     {'routing': {'capacity': 1.5}},
+    {'outer': {'stream': 'on', 'overlap_steps': 20}},
+    {'outer': {'wire': 'thin'}},
     {'routing': {'method': 'discriminative', 'first': 'random', 'router_fraction': 0.1, 'capacity': 1.5}},
     {'inner': {'schedule': 'os.path:join'}, 'outer': {'lost': 0.1}},
   ],

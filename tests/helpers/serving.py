@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,8 @@ class Serving:
   def __init__(self, workdir: pathlib.Path, log: pathlib.Path, *options: str, command: str = 'serve'):
     env = os.environ | {'PYTHONPATH': str(ROOT), 'DIPACO_API_KEY': KEY}
     line = [sys.executable, '-m', f'dipaco_jax.{command}', f'--workdir={workdir}', '--port=0', *options]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:  # under nohup
+      line = ['env', '--default-signal=HUP', *line]
     self.log, self.greeting_lines = log, {'serve': 2, 'route': 1}[command]
     with open(log, 'w') as err:
       self.process = subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=err, text=True)

@@ -325,7 +325,7 @@ def test_a_second_signal_ends_at_once(workdir, tmp_path):
     other.process.communicate()
 
 
-def test_the_end_of_its_terminal_lets_short_answers_end_and_cuts_long_ones(server):
+def test_ctrl_c_lets_short_answers_end_and_cuts_long_ones(server):
   """The last test: the server ends with it."""
   short = {'model': 'run/path-0', 'prompt': 'fox', 'max_tokens': 60, 'stream': True, 'n': 8}
   with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -333,13 +333,13 @@ def test_the_end_of_its_terminal_lets_short_answers_end_and_cuts_long_ones(serve
     serving.wait_for(lambda: server.measured('dipaco_active_texts') == 8)
     answers = [pool.submit(server.ask, short)]
     serving.wait_for(lambda: server.measured('dipaco_active_texts') > 8)
-    server.process.send_signal(signal.SIGHUP)
+    server.process.send_signal(signal.SIGINT)
     serving.wait_for(lambda: server.get('/health')[0] == 503)
     status, said = server.ask({'model': 'run', 'prompt': 'fox'})
     assert status == 503 and 'stops' in said['error']['message']
     assert all(why for _, why, _ in serving.gathered(answers[0].result()[1]))
     status, found = long.result()
     assert status == 200 and found[-1]['error']['message'] == 'the server stops'
-  assert server.process.wait(10) == 129
+  assert server.process.wait(10) == 130
   log = server.log.read_text()
   assert 'stopping: 2 answers' in log and log.count('a request failed') == 2 and 'Exception in ASGI' not in log

@@ -162,3 +162,5 @@ def test_a_capacity_moves_no_more_than_it_has_to():
   assert np.bincount(found).max() <= room and np.bincount(found)[3] < 60  # not even shards, of 100
   moved = (found != free) & (free != 0)
   assert moved.mean() < 0.02, 'nobody has to leave a path that has room'
+  scores_NP[:, 3] -= 9
+  assert (np.bincount(route_stage.within(scores_NP, room), minlength=4) > 0).all(), 'a path that nobody likes best'
