@@ -21,7 +21,8 @@ def get_config(variant: str = 'grid') -> ConfigDict:
   c.model.update(width=128, num_layers=6, num_heads=4, head_dim=32, mlp_dim=344, seq_len=256)
   c.pretrain.update(steps=400, batch_size=16)
   c.train.update(phases=16, steps_per_phase=24, batch_size=8, steps_per_dispatch=4)
-  c.inner.update(learning_rate=3e-3, warmup_steps=30)
+  c.inner.update(learning_rate=1e-2, warmup_steps=30)
+  c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)  # plain averages; see docs/averaging.md
   c.routing.sample = 10_000
   c.checkpoint.every_steps = 200
   if variant == 'grid':
@@ -36,7 +37,6 @@ def get_config(variant: str = 'grid') -> ConfigDict:
     )
   elif variant == 'dense':
     c.routing.method = 'single'
-    c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False)
   else:
     raise ValueError(f"variant {variant!r}: there are 'grid' and 'dense'")
   return c
