@@ -39,7 +39,7 @@ def undisturbed(tmp_path_factory):
   return of
 
 
-@pytest.mark.parametrize('devices, every', slow.but([(1, 13), (4, 3)], (1, 13)))
+@pytest.mark.parametrize('devices, every', slow.but([(1, 13), (4, 3)], (1, 13), (4, 3)))
 def test_stopped_again_and_again(devices, every, undisturbed, tmp_path):
   """After some dispatches; what is logged is that of the undisturbed run, once."""
   job, expected, whole = undisturbed(devices)
