@@ -10,7 +10,6 @@ python -m dipaco_jax.export --workdir=DIR --base --out=DIR2         the base tha
 import functools
 import os
 import pathlib
-from typing import Any
 
 from absl import flags
 
@@ -48,10 +47,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int
   from dipaco_jax.reports import model_card
 
   found = run.module_files(number, version)
-  params: dict[str, Any] = {}
-  for name, sha256 in found.values():
-    with run.files.required(name):
-      params |= run.files.read_arrays(name, sha256)
+  params = {name: x for file in found.values() for name, x in run.files.required_arrays(*file).items()}
   modules = {level: name.removesuffix('.safetensors') for level, (name, _) in found.items()}
   facts = model_card.Facts(
     settings=run.settings,
@@ -130,7 +126,7 @@ def main():
     to = folder.resolve()  # a link stays a link
     of = functools.partial(export, run, number, out=to, dtype=options.dtype)
     with display.doing(f'writing path {number}', tells=False):
-      version = run.at_best(number, of) if options.version is None else of(options.version)
+      version = run.at_version(number, options.version, of)
     print(f'{folder}: path {number} at version {version}')
 
 

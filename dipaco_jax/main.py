@@ -126,13 +126,11 @@ def guarded(argv: list[str], signals: stopping.Signals):
   except KeyboardInterrupt:
     signals.leave()
   except Exception as e:
-    if isinstance(e, errors.Unavailable):
-      command.fail(errors.parting(e), command.TRY_AGAIN)
     if isinstance(e, errors.Diverged):
       command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
-    if not isinstance(e, InputError):
-      raise
-    command.fail(' '.join(str(e).split()))
+    if isinstance(e, (InputError, errors.Unavailable)) and (found := command.ending(e)):
+      command.fail(*found)
+    raise
 
 
 def tell(argv: list[str]) -> bool:

@@ -179,9 +179,8 @@ def train(options: Sequence[str], env: Mapping[str, str], stdout: int | None = N
 def search(s: settings.Settings, runs: Search) -> tuple[Outcome, list[Outcome], Outcome]:
   """Runs candidates; returns the best, all of them, and the dense path."""
   tau, steps = s.train.steps_per_phase, runs.steps
-  rate = {'train.learning_rate': (s.train.learning_rate or s.inner.learning_rate) / 3}
-  if extension.is_reference(s.inner.schedule):  # whose rates are its own
-    rate = {}
+  third = (s.train.learning_rate or s.inner.learning_rate) / 3
+  rate = {} if extension.is_reference(s.inner.schedule) else {'train.learning_rate': third}  # whose rates are its own
   is_plain = all(getattr(s.outer, field.split('.')[1]) == value for field, value in PLAIN.items())
   by_row = BY_ROW if s.inner.optimizer == 'adamw' and not s.outer.row_weights else {}
   planned: list[Mapping[str, Any]] = [{}, PLAIN, PLAIN | by_row, rate, ALONE]

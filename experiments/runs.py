@@ -152,7 +152,7 @@ def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
       file = other / 'stages' / f'{stage}.json'
       if not file.exists() or json.loads(file.read_text())['digest'] != stage_lib.digest(mine, stage):
         return count
-      if count and not stage_lib.same_base(stage_records.read_settings(other), mine):
+      if count == 1 and not stage_lib.same_base(stage_records.read_settings(other), mine):
         return count
     return len(SHARED)
 

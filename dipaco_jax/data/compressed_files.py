@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 from typing import IO, Any
 
-from dipaco_jax.core.errors import InputError, Unavailable
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import remote_files
 
 CHUNK_BYTES = 1 << 20
@@ -69,10 +69,9 @@ def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
   `errors` are those of further formats that mean damage.
   """
   try:
-    yield
+    with remote_files.waiting_for(path):
+      yield
   except OSError as e:
-    if remote_files.is_away(path, e):
-      raise Unavailable(f'{path}: {e.strerror or e}; run the same command again when it can be read') from e
     raise InputError(f'{path}: {e.strerror or e}; fix it, or leave it out') from e
   except Exception as e:
     if not isinstance(e, (*DAMAGED, *errors)) and type(e).__name__ != 'ZstdError':

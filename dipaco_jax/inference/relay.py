@@ -217,13 +217,13 @@ class Relay:
 
 def _lacks_files(error: BaseException) -> bool:
   """Whether this process, or machine, can open no more files; of a name that is looked up, the error may say else."""
-  try:
-    if getattr(error, 'errno', None) not in NO_FILES:
-      os.close(os.open(os.devnull, os.O_RDONLY))
-      return False
+  if getattr(error, 'errno', None) in NO_FILES:
     return True
+  try:
+    os.close(os.open(os.devnull, os.O_RDONLY))
   except OSError as e:
     return e.errno in NO_FILES
+  return False
 
 
 class _Response:

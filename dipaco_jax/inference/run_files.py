@@ -48,6 +48,10 @@ class RunFiles:
     except safetensors.SafetensorError as e:
       raise self.damaged(name) from e
 
+  def required_arrays(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
+    with self.required(name):
+      return self.read_arrays(name, sha256)
+
   def damaged(self, name: str) -> seals.Damaged:
     """Returns the error that says what is wrong with a file, and the fix where there is one."""
     file = self.storage.local_path(name)

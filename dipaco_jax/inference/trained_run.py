@@ -159,12 +159,12 @@ class TrainedRun:
   def path(self, path: int | Sequence[int], version: int | None = None) -> Path:
     """Loads a path; see `load`."""
     number = self.number(path)
-    if version is not None:
-      return self._path(number, version)
-    return self.at_best(number, lambda version: self._path(number, version))
+    return self.at_version(number, version, functools.partial(self._path, number))
 
-  def at_best(self, number: int, read: Callable[[int], T]) -> T:
-    """Returns what `read` does with a path's best version; with the next where a run that trains has removed it."""
+  def at_version(self, number: int, version: int | None, read: Callable[[int], T]) -> T:
+    """Returns read(version); of None with the path's best one, and the next where a run that trains has removed it."""
+    if version is not None:
+      return read(version)
     while True:
       version = self.best_versions[number]
       try:
@@ -217,9 +217,7 @@ class TrainedRun:
   def _router(self) -> TextRouter | None:
     s = self.settings
     if s.evaluate.refit_router and self._is_refitted():
-      name = 'evaluation/router.safetensors'
-      with self.files.required(name):
-        return self._text_router(self.files.read_arrays(name))
+      return self._text_router(self.files.required_arrays('evaluation/router.safetensors'))
     for number in range(s.rounds, -1, -1):
       with contextlib.suppress(Missing):
         return self._text_router(self.files.read_arrays(f'routing/{number}/router.safetensors'))
@@ -240,8 +238,7 @@ class TrainedRun:
 
   @property
   def base(self) -> dict[str, np.ndarray]:
-    with self.files.required('base/params.safetensors'):
-      return self.files.read_arrays('base/params.safetensors')
+    return self.files.required_arrays('base/params.safetensors')
 
   @property
   def max_positions(self) -> int:
@@ -278,8 +275,7 @@ class TrainedRun:
 
   def _module(self, name: str, sha256: str) -> Module:
     if (module := self._loaded.get(sha256)) is None:
-      with self.files.required(name):
-        arrays = self.files.read_arrays(name, sha256)
+      arrays = self.files.required_arrays(name, sha256)
       module = Module(_on_device(arrays, transformer.make_model(self.settings.model, 1)))
       module.sha256 = sha256
       self._loaded[sha256] = module

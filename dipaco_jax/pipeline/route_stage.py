@@ -231,8 +231,8 @@ def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Cal
     return
   s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
   name = folders[0].parent.name.removesuffix('-parts')
-  is_read = name not in ('0', 'base') or (name == '0' and s.pretrain.steps and len(folders) > 1)
-  if dealt.undrawn and is_read and share[0] == 0:
+  is_trained_on = name != 'base' and (name != '0' or (s.pretrain.steps > 0 and len(folders) > 1))
+  if dealt.undrawn and is_trained_on and share[0] == 0:
     few = f'of config.data.holdout_fraction={s.data.holdout_fraction} no document was drawn for paths {dealt.undrawn}'
     so = 'one is held back that the base has read, and perhaps paths of an earlier round: early stopping may choose too'
     logging.warning('%s: %s early a version. Give more text, a larger fraction, or fewer paths', few, so)

@@ -92,8 +92,7 @@ def fit_to_losses(
     ValueError: if no loss is finite, or a feature isn't.
   """
   router_lib.check_features(z_ND)
-  least_N1, excess_NP = _least_and_excess(nll_NP)
-  nll_NP = np.where(np.isfinite(nll_NP), nll_NP, least_N1 + excess_NP)  # as finite_losses does
+  nll_NP, excess_NP = _finite_and_excess(nll_NP)
   costs_NP = jnp.asarray(excess_NP / max(excess_NP.mean(), 1e-9), jnp.float32)
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND = (jnp.asarray(z_ND) - mean_D) / scale_D
@@ -117,12 +116,11 @@ def fit_to_losses(
 
 def finite_losses(nll_NP: np.ndarray) -> np.ndarray:
   """Returns nats with those that aren't finite as `fit_to_losses` counts them. Raises ValueError if none is finite."""
-  least_N1, excess_NP = _least_and_excess(nll_NP)
-  return np.where(np.isfinite(nll_NP), nll_NP, least_N1 + excess_NP)
+  return _finite_and_excess(nll_NP)[0]
 
 
-def _least_and_excess(nll_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """Returns each sequence's least loss, [N, 1], 0 where none is finite, and what paths lose above it, capped."""
+def _finite_and_excess(nll_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the losses, all finite, and what paths lose above the least of their sequence, capped; both [N, P]."""
   if not np.isfinite(nll_NP).any():
     raise ValueError('no loss of any path is finite')
   nll_NP = np.where(np.isfinite(nll_NP), nll_NP, np.inf)
@@ -132,7 +130,8 @@ def _least_and_excess(nll_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   losing = [of_path[np.isfinite(of_path) & (of_path > 0)] for of_path in excess_NP.T]
   usual = sorted(float(np.median(some)) for some in losing if len(some))  # of a path: lost ones are the last
   most = MOST_EXCESS * usual[(len(usual) - 1) // 2] if usual else 1.0
-  return least_N1, np.minimum(excess_NP, most)
+  excess_NP = np.minimum(excess_NP, most)
+  return np.where(np.isfinite(nll_NP), nll_NP, least_N1 + excess_NP), excess_NP
 
 
 @jax.jit
