@@ -32,7 +32,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
   """
   shares = SHARES.get(size, {}) if shares is None else shares
   nesterov = NESTEROV.get(size, ('diloco', 'kmeans_25')) if nesterov is None else nesterov
-  num_paths = math.prod(config.SIZES[size].grid)
+  num_paths, batch = math.prod(config.SIZES[size].grid), config.SIZES[size].config['train']['batch_size']
 
   def row(name: str, title: str, method: str, changes=None):
     steps = outer_step(size, method, changes or {}) if name in nesterov else {}
@@ -59,6 +59,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
     row('flat', f'flat MoE, {num_paths} paths, k-means', 'flat'),
     after('diloco_own', 'path-specific upper blocks', 'own'),
     row('dense_px', f'equal FLOPs: dense, {num_paths}x steps', f'dense,{num_paths}'),
+    row('dense_batch', f'equal FLOPs: dense, {num_paths}x batch', 'dense', {'train.batch_size': num_paths * batch}),
     row('larger', f'equal FLOPs: dense, {num_paths}x parameters', 'larger'),
   ]
 

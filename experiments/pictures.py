@@ -39,6 +39,8 @@ def differences(column: Column, panels: Mapping[str, str]):
 
   @plot_style.styled
   def picture(table: Table, rows: Sequence[Row], results: Results):
+    run = {in_panel(row) for row in rows if figures(results, row.name, column)}
+    rows = [row for row in rows if in_panel(row) in run]
     made, axes = plot_style.axes(
       plot_style.WIDE, 1.2 + 0.32 * len(rows) / len(panels), len(panels), sharex=True, sharey=True
     )
@@ -49,7 +51,7 @@ def differences(column: Column, panels: Mapping[str, str]):
       if len(own) > 1:
         ax.axvspan(-statistics.stdev(own), statistics.stdev(own), color=palette.RULE, zorder=0)
       draw_differences(ax, column, mine, results)
-      ax.set_yticks(range(len(mine)), [row.title.partition(', ')[2] for row in mine])
+      ax.set_yticks(range(len(mine)), [in_panel(row) for row in mine])
       ax.set_ylim(len(mine) - 0.5, -0.5)
       ax.locator_params(axis='x', nbins=5)
       ax.set_title(title)
@@ -57,6 +59,11 @@ def differences(column: Column, panels: Mapping[str, str]):
     return made
 
   return picture
+
+
+def in_panel(row: Row) -> str:
+  """What a row is called where its panel has the rest of its title."""
+  return row.title.partition(', ')[2]
 
 
 def draw_differences(ax, column: Column, rows: Sequence[Row], results: Results):
@@ -120,8 +127,11 @@ def against_number(title: str, series: Callable[[Row], Sequence[str]]):
   return against(None, title, series)
 
 
-def against(field: str | None, title: str, series: Callable[[Row], Sequence[str]]):
-  """A picture of the first column against a field of the results, on a log scale; `series(row)`: the lines it is on."""
+def against(field: str | None, title: str, series: Callable[[Row], Sequence[str]], level: str = ''):
+  """A picture of the first column against a field of the results, on a log scale; `series(row)`: the lines it is on.
+
+  A row called `level`, which is on none, is a line across.
+  """
 
   @plot_style.styled
   def picture(table: Table, rows: Sequence[Row], results: Results):
@@ -134,8 +144,11 @@ def against(field: str | None, title: str, series: Callable[[Row], Sequence[str]
       for name in series(row) if found else ():
         lines[name].append((x, statistics.fmean(found)))
         ax.plot([x] * len(found), found, 'o', color=colours[name], markersize=4, alpha=0.5)
-    draw_lines(ax, lines)
     xs = sorted({x for points in lines.values() for x, _ in points})
+    if xs and (found := figures(results, level, table.columns[0])):
+      mean = statistics.fmean(found)
+      lines[next(row.title for row in rows if row.name == level)] = [(x, mean) for x in (xs[0], xs[-1])]
+    draw_lines(ax, lines)
     ax.set_xscale('log')
     ax.set_xticks(xs, [f'{x:,.0f}' for x in xs])
     ax.minorticks_off()

@@ -79,10 +79,11 @@ COLUMNS = (
 
 def series(row: Row) -> list[str]:
   """Rows that differ in tau alone, of two or more."""
+  quarter = 'a quarter of the rate'
   lines = {
-    'tau': 'DiPaCo, the rate of the base', 'quarter': 'DiPaCo, a quarter of it',
-    'nesterov_quarter': 'DiPaCo, Nesterov, a quarter of it',
-    'diloco_quarter': 'DiLoCo, Nesterov, a quarter of the rate', 'averaged': 'DiLoCo, averages',
+    'tau': 'DiPaCo, averages', 'quarter': f'DiPaCo, averages, {quarter}',
+    'nesterov_quarter': f'DiPaCo, Nesterov, {quarter}',
+    'diloco_quarter': f'DiLoCo, Nesterov, {quarter}', 'averaged': 'DiLoCo, averages',
   }  # fmt: skip
   kind, _, tau = row.name.rpartition('_')
   return [lines[kind]] if kind in lines and tau.isdecimal() else []
@@ -93,7 +94,7 @@ TABLE = common.Table(
   'Steps between exchanges, rates and outer steps, at a fixed number of steps',
   rows,
   COLUMNS,
-  pictures.against('steps_per_phase', 'tau: steps between exchanges', series),
+  pictures.against('steps_per_phase', 'tau: steps between exchanges', series, level='dense'),
 )
 
 if __name__ == '__main__':
