@@ -50,6 +50,15 @@ def unclear(results: Results, row: str, other: str, field: str = 'perplexity') -
   return said(mean, error, '+')
 
 
+def versus(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
+  """A cell of a table: ROW less OTHER, bold where ROW is lower, in brackets where they are not told apart."""
+  mean, error, sure = difference(results, row, other, field)
+  if math.isinf(sure):
+    raise InputError(f'{row} and {other} have one seed: a cell needs two')
+  words = said(mean, error, '+')
+  return f'({words})' if abs(mean) <= sure else f'**{words}**' if mean < 0 else words
+
+
 def within(results: Results, row: str, other: str, field: str = 'loss') -> str:
   """The mean difference, if it is no larger than OTHER's standard deviation over seeds."""
   mean, error, _ = difference(results, row, other, field)
@@ -150,7 +159,22 @@ def predicted(results: Results, size: str, row: str) -> str:
 
 KINDS = {
   f.__name__: f
-  for f in (lower, higher, unclear, within, figure, first, overhead, percent, under, over, exponent, law, predicted)
+  for f in (
+    lower,
+    higher,
+    unclear,
+    versus,
+    within,
+    figure,
+    first,
+    overhead,
+    percent,
+    under,
+    over,
+    exponent,
+    law,
+    predicted,
+  )
 }
 
 

@@ -30,6 +30,9 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
   assert claims.render(['higher', 'grid', 'grid', 'perplexity:again'], both) == '2.05 ± 0.05'
   unsure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 12.5, 10.9)
   assert claims.render(['unclear', 'grid', 'dense'], unsure) == '-0.20 ± 0.44'
+  assert claims.render(['versus', 'grid', 'dense'], sure) == '**-1.10 ± 0.06**'
+  assert claims.render(['versus', 'dense', 'grid'], sure) == '+1.10 ± 0.06'
+  assert claims.render(['versus', 'grid', 'dense'], unsure) == '(-0.20 ± 0.44)'
   for words, results in (
     (['lower', 'dense', 'grid'], sure),
     (['unclear', 'grid', 'dense'], sure),
@@ -43,6 +46,7 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
     (['lower', 'grid', 'dense'], of('dense', 10.0) | of('grid', 1.0)),
     (['unclear', 'grid', 'gone'], sure),
     (['unclear', 'grid', 'dense'], of('dense', 10.0) | of('grid', 10.0)),
+    (['versus', 'grid', 'dense'], of('dense', 10.0) | of('grid', 10.0)),
     (['nicer', 'grid', 'dense'], sure),
   ):
     with pytest.raises(ValueError):
