@@ -1,4 +1,4 @@
-"""Text to tune on, which no table reports and no table's run trains on.
+"""Text to tune on, which no table's run trains on, and of tables (12) alone reports.
 
     python experiments/split.py --data=TRAIN.jsonl.gz --validation=VALIDATION.jsonl.gz --out=DIR
 

@@ -1,6 +1,6 @@
 """Learning rates, before all else: the best are stated in config.py.
 
-With text that no table reports, see split.py. A base is trained at the same rate as what follows it; as many steps as
+With text of its own, see split.py. A base is trained at the same rate as what follows it; as many steps as
 in table (4), and for the small model as in table (1). Methods of table (1) are tried at its steps too, each at three
 rates or four after the base of the best, and those of tables (2) and (5) at two or three after theirs.
 """
