@@ -16,7 +16,9 @@ import dipaco_jax
 PAGE = 'report.html'
 EVERY_S = 30.0  # at most: there are runs whose phases take a second
 SHARE = 0.05  # of a processor's time, that drawing may take
-PROGRAM = 'import sys; from dipaco_jax.reports import live_report; live_report.write_page(sys.argv[1])'
+PROGRAM = (
+  'import sys; from dipaco_jax.reports import live_report; live_report.write_page(sys.argv[1], int(sys.argv[2]))'
+)
 
 
 class LiveReport:
@@ -74,14 +76,17 @@ def start_child(workdir: pathlib.Path) -> subprocess.Popen:
   path = os.pathsep.join(filter(None, [root, os.environ.get('PYTHONPATH')]))
   env = os.environ | {'PYTHONPATH': path, 'JAX_PLATFORMS': 'cpu'}
   silent: Any = dict.fromkeys(('stdin', 'stdout', 'stderr'), subprocess.DEVNULL)
-  return subprocess.Popen([sys.executable, '-c', PROGRAM, str(workdir)], env=env, start_new_session=True, **silent)
+  command = [sys.executable, '-c', PROGRAM, str(workdir), str(os.getpid())]
+  return subprocess.Popen(command, env=env, start_new_session=True, **silent)
 
 
-def write_page(workdir: str):
-  """Writes the page at a low priority: the program of the child."""
+def write_page(workdir: str, parent: int):
+  """Writes the page at a low priority, unless the run's process, its parent, is gone meanwhile: the program of the child."""
   os.nice(19)
   from dipaco_jax.reports import run_report
   from dipaco_jax.storage import files
 
   place = pathlib.Path(workdir)
-  files.write_file(place / PAGE, run_report.page_so_far(place))
+  page = run_report.page_so_far(place)
+  if os.getppid() == parent:  # else it was killed: its workdir may be removed already, or be another process's
+    files.write_file(place / PAGE, page)

@@ -2,6 +2,9 @@
 
 import contextlib
 import os
+import pathlib
+import subprocess
+import sys
 import time
 
 import pytest
@@ -48,6 +51,21 @@ def test_the_child_finds_the_package_from_any_folder(tmp_path, monkeypatch):
   monkeypatch.setattr(live_report, 'PROGRAM', 'import os, sys; open(sys.argv[1], "w").write(os.environ["PYTHONPATH"])')
   assert live_report.start_child(tmp_path / 'seen').wait(PATIENCE_S) == 0
   assert (tmp_path / 'seen').read_text().split(os.pathsep)[0] == str(repository.ROOT)
+
+
+def test_a_child_whose_run_was_killed_writes_nothing(tmp_path):
+  """The folder may be gone by then, and must not come back, or belong to a process that has been started since."""
+  place = tmp_path / 'run'
+  synthetic.make(place, (('a', 2), ('b', 2)), phases=4, stages=3)
+  run = (
+    'import os, sys; from dipaco_jax.reports import live_report as r; print(r.start_child(sys.argv[1]).pid, flush=True)'
+  )
+  done = subprocess.run([sys.executable, '-c', f'{run}; os._exit(1)', place], capture_output=True, text=True)
+  deadline = time.monotonic() + PATIENCE_S
+  while pathlib.Path('/proc', done.stdout.strip()).exists():
+    assert time.monotonic() < deadline
+    time.sleep(0.05)
+  assert not (place / 'report.html').exists()
 
 
 def test_nothing_is_written_just_after_the_start(workdir):
