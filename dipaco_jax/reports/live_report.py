@@ -16,9 +16,7 @@ import dipaco_jax
 PAGE = 'report.html'
 EVERY_S = 30.0  # at most: there are runs whose phases take a second
 SHARE = 0.05  # of a processor's time, that drawing may take
-PROGRAM = (
-  'import sys; from dipaco_jax.reports import live_report; live_report.write_page(sys.argv[1], int(sys.argv[2]))'
-)
+PROGRAM = 'import sys; from dipaco_jax.reports import live_report; live_report.write_page(*sys.argv[1:])'
 
 
 class LiveReport:
@@ -80,13 +78,13 @@ def start_child(workdir: pathlib.Path) -> subprocess.Popen:
   return subprocess.Popen(command, env=env, start_new_session=True, **silent)
 
 
-def write_page(workdir: str, parent: int):
-  """Writes the page at a low priority, unless the run's process, its parent, is gone meanwhile: the program of the child."""
+def write_page(workdir: str, parent: str):
+  """Writes the page at a low priority, unless the process that trains is gone: the program of its child."""
   os.nice(19)
   from dipaco_jax.reports import run_report
   from dipaco_jax.storage import files
 
   place = pathlib.Path(workdir)
   page = run_report.page_so_far(place)
-  if os.getppid() == parent:  # else it was killed: its workdir may be removed already, or be another process's
+  if os.getppid() == int(parent):  # else it was killed: its workdir may be removed already, or be another process's
     files.write_file(place / PAGE, page)
