@@ -20,6 +20,10 @@ LONGEST = (
   'resharding_round two_processes invariant_6_resume chaos benchmarks invariant_8_islands reuse stopped_islands '
   'worker_hosts bandwidth experiments local'
 ).split()
+LONGEST_SLOW = (  # with --slow before those: one of them alone at the end would be most of ten minutes
+  'damaged_files pretrained invariant_6_file_kinds extend bucket_run lineage recipe wire lost_disks '
+  'stopped_anywhere sources_agree skypilot invariant_11_poisoned experiments_scripts'
+).split()
 
 
 MAPS = pathlib.Path('/proc/self/maps')  # on Linux, which lets a process have 65,530, and ends one that wants more
@@ -53,7 +57,8 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
       if item.get_closest_marker('slow'):
         item.add_marker(slow)
-  items.sort(key=lambda item: item.path.stem.removesuffix('_test') not in LONGEST)
+  first = [*(LONGEST_SLOW if config.getoption('--slow') else []), *LONGEST]
+  items.sort(key=lambda item: item.path.stem.removesuffix('_test') not in first)
 
 
 @pytest.fixture(autouse=True, scope='module')
