@@ -42,19 +42,20 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequenc
   peak = config.SIZES[size].config['inner']['learning_rate']
   averaged = '' if 'diloco' in nesterov else ', averaged'
   numbers = 'x'.join(map(str, config.SIZES[size].grid))
-  paths = math.prod(config.SIZES[size].grid)
+  paths, batch = math.prod(config.SIZES[size].grid), config.SIZES[size].config['train']['batch_size']
 
-  def row(name: str, title: str, method: str, times: int = 1):
+  def row(name: str, title: str, method: str, times: int = 1, changes: Mapping[str, int] | None = None):
     tau, outer = exchange(size, method, name in nesterov)
     phases = STEPS[size] * times // tau
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau} | outer
     if name in shares:
       lasting['inner.learning_rate'] = peak * shares[name]
-    return Row(name, title, method, lasting | config.LAST | bases.start(size, base_row(size)))
+    return Row(name, title, method, lasting | config.LAST | bases.start(size, base_row(size)) | (changes or {}))
 
   return [
     row('dense', 'dense, trained on', 'dense'),
     row('long', f'dense, trained on, {paths}x steps', 'dense', paths),
+    row('batch', f'dense, trained on, {paths}x batch', 'dense', changes={'train.batch_size': paths * batch}),
     row('diloco', f'DiLoCo, {paths} workers{averaged}', 'diloco'),
     row('grid', f'DiPaCo {numbers}', 'dipaco'),
     row('own', f'DiPaCo {numbers}, path-specific upper blocks', 'own'),

@@ -34,7 +34,7 @@ TRIED = {
     ('Nesterov', ('diloco', 'own')): (0.25, 0.5, 1),
   }),
   'pretrained': (5, pretrained, '', {
-    ('', ('dense', 'long')): (0.03, 0.1, 0.3, 1),
+    ('', ('dense', 'long', 'batch')): (0.03, 0.1, 0.3, 1),
     ('averages', ('diloco', 'grid', 'own', 'flat')): (0.03, 0.1, 0.3, 1),
     ('Nesterov', ('diloco', 'own', 'flat')): (0.03, 0.1, 0.3),
   }),
