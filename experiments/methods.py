@@ -19,6 +19,7 @@ SHARES = {
   'micro': {
     'dense': 0.5, 'diloco': 0.125, 'kmeans_25': 0.125, 'flat': 0.125, 'own': 0.125, 'ends': 0.125, 'diloco_own': 0.5,
     'dense_px': 0.5,  # as the dense row
+    'dense_batch': 0.5,
   }
 }  # fmt: skip
 # Rows of paths that take DiLoCo's outer step after phases of its length; the others average paths after short phases.
