@@ -36,8 +36,9 @@ from dipaco_jax.inference.trained_run import TrainedRun
 from dipaco_jax.models import loss, transformer
 from dipaco_jax.pipeline import rerouted_perplexity, route_stage, router_refit, run as run_lib
 
-METHODS = ('dense', 'diloco', 'kmeans', 'product', 'own', 'discriminative', 'flat', 'dense_px')
-OTHERS = ('dense', 'long', 'diloco', 'grid', 'own', 'flat')
+METHODS = ('dense', 'diloco', 'kmeans', 'product', 'own', 'discriminative', 'flat', 'dense_px', 'dense_batch')
+OTHERS = {'paths': ('dense', 'long', 'diloco', 'grid', 'own', 'flat')}
+OTHERS['pretrained'] = (*OTHERS['paths'], 'batch')
 BATCH = 64
 
 
@@ -50,7 +51,7 @@ def rows(size: str) -> list[Row]:
   of_methods = by_table['methods']
   found = [of_methods[name]._replace(title=f'(1) {of_methods[name].title}') for name in METHODS]
   for table, number, suffix in (('paths', 2, f'_{most}'), ('pretrained', 5, '')):
-    for name in OTHERS:
+    for name in OTHERS[table]:
       row = by_table[table][f'{name}{suffix}']
       found.append(row._replace(name=f'{table}_{row.name}', title=f'({number}) {row.title}'))
   return found
