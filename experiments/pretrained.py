@@ -24,7 +24,7 @@ from dipaco_jax.core.errors import InputError
 
 # Peak rates as a share of the base's, the best of tune.py, by size; `long` has that of `dense`.
 SHARES: dict[str, dict[str, float]] = {
-  'micro': {'dense': 0.1, 'long': 0.1, 'diloco': 0.3, 'grid': 0.3, 'own': 0.3, 'flat': 0.3}
+  'micro': {'dense': 0.1, 'long': 0.1, 'batch': 0.3, 'diloco': 0.3, 'grid': 0.3, 'own': 0.3, 'flat': 0.3}
 }
 # Rows that take DiLoCo's outer step, of longer phases; the others average every few steps.
 NESTEROV: dict[str, Sequence[str]] = {'micro': ()}
