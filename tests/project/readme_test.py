@@ -53,7 +53,7 @@ def test_the_readme_states_the_results_of_the_experiments():
     ]
     for of in by_row.values()
   ]
-  assert len(stated) == 7 and not [row for row in stated if row not in measured]
+  assert len(stated) == 9 and not [row for row in stated if row not in measured]
   (flops,) = re.findall(r'take ([\d.e+]+) FLOPs', table)
   assert {f'{run["train_flops"]:.2g}' for row, of in by_row.items() for run in of if row != 'dense'} == {flops}
 
@@ -70,7 +70,7 @@ def test_every_command_and_option_is_there():
   text = ''.join(words for name, words in TEXT.items() if name not in FOREIGN)
   options = set(re.findall(r'(?<![\w-])--([a-z_]+)', text)) - {'help', 'config'}
   assert {'workdir', 'distributed', 'coordinator'} <= options
-  elsewhere = {'xla_force_host_platform_device_count', 'seeds'}  # of XLA, of experiments/
+  elsewhere = {'xla_force_host_platform_device_count', 'xla_tpu_scoped_vmem_limit_kib', 'seeds'}  # of XLA, experiments/
   assert not [name for name in options - elsewhere if f"'{name}'" not in source]
 
 
