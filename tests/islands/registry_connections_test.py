@@ -65,16 +65,20 @@ def test_leases_are_held_without_connections(server, watcher, tmp_path):
   made[0].registry.add_tasks(train(*((str(i), 0) for i in range(workers))))
   held = [Claims(each, 'worker', ['train']) for each in made]
   leases = [each.next() for each in held]
-  assert all(leases)
-  watcher.none_is_left(3)
-  found = watcher.most(2 * lease_s)
-  print(f'{max(found)} connections at most, {sum(found) / len(found):.1f} on average')
-  assert max(found) > 0, 'nobody has renewed anything'
-  assert max(found) <= workers / 3 and sum(found) / len(found) < workers / 10
-  for each, lease in zip(held, leases, strict=True):
-    lease.check()
-    each.drop(lease)
-    each.island.registry.close()
+  try:
+    assert all(leases)
+    watcher.none_is_left(3)
+    found = sorted(watcher.most(2 * lease_s))
+    print(f'{found[-1]} connections at most, {sum(found) / len(found):.1f} on average')
+    assert found[-1] > 0, 'nobody has renewed anything'
+    # After the machine has stood still for a moment many renew at once, for a moment.
+    assert found[len(found) * 9 // 10] <= workers / 10 and sum(found) / len(found) < workers / 10
+    for lease in leases:
+      lease.check()
+  finally:  # or they would ask the server of later tests, and of none
+    for each, lease in zip(held, leases, strict=True):
+      each.drop(lease)
+      each.island.registry.close()
   assert all(row['attempts'] == 1 and row['lease_left_s'] > 0 for row in Registry(url).tasks('running'))
 
 
