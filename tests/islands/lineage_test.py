@@ -12,7 +12,6 @@ import numpy as np
 import one_process
 import poison
 import pytest
-import slow
 import tiny_run
 from island_fixtures import machine, one_device, prepared  # noqa: F401
 from one_process import OWN_LEVELS, Faults, changed, with_settings
@@ -307,7 +306,8 @@ def counting_answers():
 
 @pytest.mark.usefixtures('one_device')
 @pytest.mark.filterwarnings('ignore::ResourceWarning')
-@pytest.mark.parametrize('name', slow.but(RUNS, *(name for name in RUNS if name != 'thin')))
+@pytest.mark.slow
+@pytest.mark.parametrize('name', RUNS)
 def test_whose_disk_is_lost_after_every_task_makes_the_same_bits(name, machine, prepared, tmp_path):  # noqa: F811
   """A monitor collects beside it, and nothing that it has deleted is missed. What is compared with was traced."""
   alone = begin(name, machine, prepared, tmp_path / 'one')
