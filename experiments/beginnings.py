@@ -37,8 +37,7 @@ from dipaco_jax.models import loss, transformer
 from dipaco_jax.pipeline import rerouted_perplexity, route_stage, router_refit, run as run_lib
 
 METHODS = ('dense', 'diloco', 'kmeans', 'product', 'own', 'discriminative', 'flat', 'dense_px', 'dense_batch')
-OTHERS = {'paths': ('dense', 'long', 'diloco', 'grid', 'own', 'flat')}
-OTHERS['pretrained'] = (*OTHERS['paths'], 'batch')
+OTHERS = ('dense', 'long', 'diloco', 'grid', 'own', 'flat')
 BATCH = 64
 
 
@@ -50,8 +49,11 @@ def rows(size: str) -> list[Row]:
   most = max(int(name.rpartition('_')[2]) for name in by_table['paths'])
   of_methods = by_table['methods']
   found = [of_methods[name]._replace(title=f'(1) {of_methods[name].title}') for name in METHODS]
-  for table, number, suffix in (('paths', 2, f'_{most}'), ('pretrained', 5, '')):
-    for name in OTHERS[table]:
+  for table, number, suffix, names in (
+    ('paths', 2, f'_{most}', OTHERS),
+    ('pretrained', 5, '', (*OTHERS, 'batch')),
+  ):
+    for name in names:
       row = by_table[table][f'{name}{suffix}']
       found.append(row._replace(name=f'{table}_{row.name}', title=f'({number}) {row.title}'))
   return found

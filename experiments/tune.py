@@ -21,9 +21,8 @@ from tau import STEPS, TAUS
 
 RATES = {'medium': (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3)}
 OTHERS = (2.5e-3, 5e-3, 1e-2, 2e-2, 4e-2, 8e-2)
-SHARES = (0.0625, 0.125, 0.25, 0.5, 1, 2)  # of the base's peak rate, the paths'
+SHARES = (0.0625, 0.125, 0.25, 0.5, 1)  # of the base's peak rate, the paths'
 LOW = 0.125  # so low a share and lower ones are for Nesterov alone
-HIGH = 2  # so high a share is for the larger batch alone
 STOPPED = {'train.early_stopping': True}  # hold-outs are withheld: another base, other shards than rows without it
 PATHS = ('dense', 'kmeans', 'own', 'ends', 'flat')  # tried with DiLoCo's outer step too
 # Of tables (2) and (5): number, module, end of a row's name; shares of the base's peak rate by outer step and rows.
@@ -78,7 +77,7 @@ def longer(size: str, rates: Sequence[float]) -> list[Row]:
     by_share = {x: {row.name: row for row in methods.rows(size, dict.fromkeys(METHODS, x), nesterov)} for x in SHARES}
     for name, (share, of_share) in itertools.product(names, by_share.items()):
       row, rate = of_share[name], peak * share
-      if (share <= LOW and name not in nesterov) or (share >= HIGH and name != 'dense_batch'):
+      if share <= LOW and name not in nesterov:
         continue
       title = f'{row.title}{words}: {steps:,} steps, {rate:g} after {peak:g}'
       found.append(row._replace(name=f'{kind}_{name}_{rate:g}', title=title, changes=row.changes | changes))

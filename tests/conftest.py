@@ -20,7 +20,7 @@ LONGEST = (
   'resharding_round two_processes invariant_6_resume chaos benchmarks invariant_8_islands reuse stopped_islands '
   'worker_hosts bandwidth experiments local'
 ).split()
-LONGEST_SLOW = (  # with --slow before those: one of them alone at the end would be most of ten minutes
+LONGEST_SLOW = (  # with --slow, these too: one of them alone at the end would be most of ten minutes
   'damaged_files pretrained invariant_6_file_kinds extend bucket_run lineage recipe wire lost_disks '
   'stopped_anywhere sources_agree skypilot invariant_11_poisoned experiments_scripts'
 ).split()

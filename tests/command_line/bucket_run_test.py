@@ -47,14 +47,15 @@ def workdir_of(tmp_path: pathlib.Path, number: int) -> pathlib.Path:
 
 def half_uploaded(place: object_store.Storage, folder: str):
   """Whether a tree in this folder has some of its files in the bucket, and no index; or one more is whole, unseen."""
-  before: list[set[str]] = []
+  before: set[str] | None = None  # whole ones, when it was looked first
 
   def look() -> bool:
+    nonlocal before
     names = place.names('')
     trees = {TREE.fullmatch(name)[1] for name in names if name.startswith(f'{folder}/')}
     whole = {tree for tree in trees if f'{tree}{INDEX}' in names}
-    before.append(whole)
-    return trees != whole or whole != before[0]
+    before = whole if before is None else before
+    return trees != whole or whole != before
 
   return look
 

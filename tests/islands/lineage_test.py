@@ -270,7 +270,8 @@ def check_bytes(made):
   states = len(published) / len(facts)
   sent = sum(fact.meta['bytes_out'] for fact in facts) / len(facts) / sum(sizes.values())
   assert 0 < states < 0.5
-  left = (4 + 8) / len(facts)  # after a task, of a state too: the next task of its path notes it
+  # What is sent after a task, parameters and perhaps a state, the next task notes: of the last one nobody does.
+  left = (4 + 8) / len(facts)
   assert 0.99 * (4 + 8 * states - left) <= sent < 1.1 * (4 + 8 * states)
   names = {level.name: made.layout.names(level) for level in made.layout.levels}
   once = 4 * sum(sizes[name] for module in made.all_modules() for name in names[module.partition('/')[0]])

@@ -11,6 +11,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import object_server
 import pytest
 import repository
 import shapes_of_families
@@ -85,6 +86,19 @@ def test_accelerator(tmp_path):
   assert [line['part'] for line in lines] == ['attention', 'outer', 'outer']  # what failed is tried again
   assert 0 < lines[0]['xla_error'] < 1e-2 and lines[0]['versions']['jax'] and "'none'" in lines[1]['failed']
   assert 'attention (' in first and 'attention: done before' in second
+
+
+@pytest.mark.slow
+def test_bucket(monkeypatch):
+  changes = 'data.max_documents=120,pretrain.steps=4,train.phases=3,train.steps_per_phase=4,evaluate.every_phases=0'
+  with object_server.s3_server() as endpoint:
+    for name, value in object_server.environment(endpoint).items():
+      monkeypatch.setenv(name, value)
+    url = f's3://{object_server.BUCKET}/bench'
+    config = f'--config={repository.ROOT / "configs" / "tiny.py"}'
+    found = run('bucket.py', f'--url={url}', config, '--turns=1', f'--changes={changes}', sizes=())
+  assert found['phases'] == {'disk': 2, 'bucket': 2} and min(found['phase_s'].values()) > 0
+  assert found['ratio'] == found['phase_s']['bucket'] / found['phase_s']['disk'] == found['ratios'][0]
 
 
 @pytest.mark.slow

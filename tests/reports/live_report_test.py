@@ -57,10 +57,9 @@ def test_a_child_whose_run_was_killed_writes_nothing(tmp_path):
   """The folder may be gone by then, and must not come back, or belong to a process that has been started since."""
   place = tmp_path / 'run'
   synthetic.make(place, (('a', 2), ('b', 2)), phases=4, stages=3)
-  run = (
-    'import os, sys; from dipaco_jax.reports import live_report as r; print(r.start_child(sys.argv[1]).pid, flush=True)'
-  )
-  done = subprocess.run([sys.executable, '-c', f'{run}; os._exit(1)', place], capture_output=True, text=True)
+  run = 'import os, sys; from dipaco_jax.reports import live_report; pid = live_report.start_child(sys.argv[1]).pid'
+  killed = f'{run}; print(pid, flush=True); os._exit(1)'
+  done = subprocess.run([sys.executable, '-c', killed, place], capture_output=True, text=True)
   deadline = time.monotonic() + PATIENCE_S
   while pathlib.Path('/proc', done.stdout.strip()).exists():
     assert time.monotonic() < deadline
