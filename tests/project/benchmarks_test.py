@@ -139,7 +139,7 @@ def test_paths():
 
 
 def test_text(tmp_path):
-  (tmp_path / 'a.txt').write_text(pathlib.Path(__file__).read_text() * 200)
+  (tmp_path / 'a.txt').write_text(pathlib.Path(__file__).read_text() * 20)
   flags = [f'--text={tmp_path}/*.txt', '--mb=2', '--parts=2', '--vocab_size=400', '--paths=2', '--seq_len=64']
   found = run('text.py', *flags, sizes=())
   assert (tmp_path / 'a.txt').stat().st_size < found['tokens'] < 2e6  # more than its bytes: it is repeated
