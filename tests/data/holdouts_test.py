@@ -27,6 +27,17 @@ def test_small_paths_have_a_hold_out_and_tiny_ones_do_not():
   assert [held[first == p].sum() for p in range(3)] == [1, 1, 0]
 
 
+def test_a_document_of_two_paths_is_enough_for_both():
+  documents = np.tile(np.arange(holdouts.MIN_DOCUMENTS), 2)
+  held, undrawn = holdouts.held_out(documents, np.repeat([0, 1], holdouts.MIN_DOCUMENTS), 2, 0, 1e-9)
+  assert undrawn == [0, 1] and len(np.unique(documents[held])) == 1
+  least = documents[held][0]
+  documents[holdouts.MIN_DOCUMENTS :] += holdouts.MIN_DOCUMENTS
+  documents[-1] = least  # which this path may not have drawn itself
+  held, _ = holdouts.held_out(documents, np.repeat([0, 1], holdouts.MIN_DOCUMENTS), 2, 0, 1e-9)
+  assert np.unique(documents[held]).tolist() == [least]
+
+
 def test_what_is_not_used_is_not_held_back():
   """Nor does a draw that hits it count as a path's."""
   everything = np.arange(5000)

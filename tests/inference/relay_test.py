@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import resource
 import socket
 import time
 
@@ -408,3 +409,15 @@ def test_a_router_without_files_for_connections_leaves_engines_alone(monkeypatch
     raise OSError(errno.EMFILE, 'Too many open files')
 
   asyncio.run(main())
+
+
+def test_an_error_that_hides_the_lack_of_files_is_seen_through():
+  """A resolver says of it that there is no such name."""
+  hidden = socket.gaierror(socket.EAI_NONAME, 'Name or service not known')
+  assert not relay_lib._lacks_files(hidden)
+  before = resource.getrlimit(resource.RLIMIT_NOFILE)
+  resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
+  try:
+    assert relay_lib._lacks_files(hidden)
+  finally:
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)

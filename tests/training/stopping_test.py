@@ -37,6 +37,17 @@ def ended(body: str, *arguments, status: int) -> tuple[str, str]:
   return done.stdout, done.stderr
 
 
+def test_under_nohup_the_terminal_may_go():
+  body = """
+  send(signal.SIGHUP)
+  time.sleep(0.2)
+  print(signals.requested())
+"""
+  command = ['nohup', sys.executable, '-c', HEARD.replace('signal.signal(signal.SIGHUP', '#') + body]
+  done = subprocess.run(command, capture_output=True, text=True, timeout=25)
+  assert (done.returncode, done.stdout) == (0, 'False\n'), done.stderr
+
+
 @pytest.mark.parametrize('number, status', STATUS.items(), ids=str)
 def test_a_signal_in_a_callback_that_swallows_exceptions(number, status):
   assert ended('  made = Swallows()\n  del made', number, status=status) == ('', 'dipaco_jax: stopped\n')
