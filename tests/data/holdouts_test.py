@@ -28,14 +28,12 @@ def test_small_paths_have_a_hold_out_and_tiny_ones_do_not():
 
 
 def test_a_document_of_two_paths_is_enough_for_both():
-  documents = np.tile(np.arange(holdouts.MIN_DOCUMENTS), 2)
-  held, undrawn = holdouts.held_out(documents, np.repeat([0, 1], holdouts.MIN_DOCUMENTS), 2, 0, 1e-9)
-  assert undrawn == [0, 1] and len(np.unique(documents[held])) == 1
-  least = documents[held][0]
-  documents[holdouts.MIN_DOCUMENTS :] += holdouts.MIN_DOCUMENTS
-  documents[-1] = least  # which this path may not have drawn itself
-  held, _ = holdouts.held_out(documents, np.repeat([0, 1], holdouts.MIN_DOCUMENTS), 2, 0, 1e-9)
-  assert np.unique(documents[held]).tolist() == [least]
+  few = np.arange(holdouts.MIN_DOCUMENTS)
+  alone, _ = holdouts.held_out(few, np.zeros(len(few), int), 1, 0, 1e-9)
+  both = few[alone]  # lower draws than its own are among the others of the second path
+  documents = np.concatenate([few, np.arange(100, 1100), both])
+  held, undrawn = holdouts.held_out(documents, np.repeat([0, 1], [len(few), 1001]), 2, 0, 1e-9)
+  assert undrawn == [0, 1] and documents[held].tolist() == [both[0]] * 2
 
 
 def test_what_is_not_used_is_not_held_back():
