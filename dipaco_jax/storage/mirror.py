@@ -147,11 +147,11 @@ class Mirror:
     """Publishes all that lasts and is not yet in the bucket, between stages, when nothing is being written."""
     self.check()
     if not (self.workdir / 'config.json').exists():  # refused before any text was tokenized
-      if not any(self._published.values()):
+      if not any(list(self._published.values())) and not self._begun:
         self._upload('', [], self._gone(EVERYTHING))
       return
     first = self._changed(run_objects.FIRST)
-    trains = any(name.startswith(('checkpoints/train/', 'modules/')) for name in self._published)
+    trains = any(name.startswith(('checkpoints/train/', 'modules/')) for name in [*self._published, *self._begun])
     if 'config.json' in first and not trains:  # maybe another one, after a refusal: what is gone was of the one before
       self._upload('', [], self._gone(EVERYTHING))
     trees = [n for n in run_objects.trees(self.workdir) if n not in self._published and n not in self._begun]

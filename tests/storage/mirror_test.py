@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import shutil
+import threading
 import time
 
 import line
@@ -162,14 +163,23 @@ def test_nothing_goes_from_the_bucket_before_the_next_checkpoint_is_there(place,
   assert not [name for name in made.names() if name.startswith(('modules/1', 'checkpoints/train/8'))]
 
 
-def test_what_others_have_removed_from_a_scratch_stays_in_the_bucket(place, tmp_path):
-  begin(made := open_mirror(place, tmp_path / 'scratch'))
+@pytest.mark.parametrize('uploads', ['soon', 'late'])
+def test_what_others_have_removed_from_a_scratch_stays_in_the_bucket(uploads, place, tmp_path, monkeypatch):
+  made, writes = open_mirror(place, tmp_path / 'scratch'), threading.Event()
+  write_now = made.storage.write
+  monkeypatch.setattr(made.storage, 'write', lambda *object_: writes.wait() and write_now(*object_))
+  if uploads == 'soon':
+    writes.set()
+  begin(made)
   write(made.workdir, 'modules/1/0')
   checkpoint(made, 8)
   shutil.rmtree(made.workdir / 'sequences')
   checkpoint(made, 16)
+  if uploads == 'soon':
+    made.wait()
   shutil.rmtree(made.workdir)
   made.publish_all()
+  writes.set()
   made.wait()
   assert {'sequences.index.json', 'checkpoints/train/16.index.json', 'config.json'} <= {*made.names()}
 
