@@ -119,9 +119,12 @@ def to_svg(figure, name: str) -> str:
 
 
 def _save(figure, file, **options):
-  """Saves a figure; where its parts are is found once, which takes as long as to draw them."""
+  """Saves a figure; where its parts are is found once, which takes as long as to draw them twice."""
+  import matplotlib
+
   figure.savefig(file, **options)
-  figure.set_layout_engine('none')
+  with matplotlib.rc_context({'figure.constrained_layout.use': False}):
+    figure.set_layout_engine(None)  # 'none' would be an engine for which all is drawn once more, to no effect
 
 
 # -- axes

@@ -12,6 +12,7 @@ from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 from dipaco_jax.inference.trained_run import TrainedRun
 
+pytestmark = pytest.mark.slow
 NAMES = ('my_router', 'my_source', 'my_tokenizer')
 
 

@@ -5,6 +5,7 @@ import shutil
 
 import jax
 import numpy as np
+import pytest
 import small
 import tiny_run
 
@@ -13,6 +14,7 @@ from dipaco_jax.training import evaluation, performance, programs
 OF_WIRE = 'mix', 'leave', 'fresh_residuals'  # programs of streaming and of compression
 
 
+@pytest.mark.slow
 def test_with_streaming_there_is_one_for_each_set_of_levels(tmp_path):
   s = small.settings({'a': 2, 'b': 2}, small.MIXED_LEVELS, outer=dict(wire='thin'), train=dict(phases=4))
   made = small.make_programs(s, 1)

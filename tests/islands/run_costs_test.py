@@ -114,6 +114,7 @@ def test_facts_tile_the_time_of_their_process_and_keep_what_was_not_told(made):
   assert spells[1].begin == pytest.approx(spells[0].end, abs=0.01)
 
 
+@pytest.mark.slow
 def test_a_streaming_run_tells_its_time_its_pieces_and_its_steps(machine, prepared, tmp_path, one_device, monkeypatch):  # noqa: F811
   time_use.end()
   streams = machine.begin(prepared, tmp_path / 'run', changed(machine.settings, outer=dict(stream='on')))

@@ -196,6 +196,7 @@ def test_what_another_machine_makes_otherwise_changes_nothing(machine, prepared,
   close(made)
 
 
+@pytest.mark.slow
 @pytest.mark.on('sqlite,folder')
 def test_the_monitor_removes_nothing_that_is_needed(machine, backend, prepared, tmp_path):
   rate = 7.0  # too high: an early version is the best
@@ -219,8 +220,13 @@ def test_the_monitor_removes_nothing_that_is_needed(machine, backend, prepared, 
 
 # -- cut off, and out of space
 
+FULL = [
+  ('before write objects/paths/0/2-low', 'No space left on device'),
+  ('before complete train 2 0', 'disk is full'),
+]
 
-@pytest.mark.parametrize('lost, attempts', [('request', 2), ('answer', 1)])
+
+@pytest.mark.parametrize('lost, attempts', slow.but([('request', 2), ('answer', 1)], ('answer', 1)))
 @pytest.mark.parametrize('backend', ['postgresql,folder'], indirect=True)
 def test_a_partition_amid_a_commit(lost, attempts, machine, backend, prepared, undisturbed, tmp_path, monkeypatch):
   """One waits for what the database says of its commit while another does all the rest; then it hears of that."""
@@ -246,13 +252,7 @@ def test_a_partition_amid_a_commit(lost, attempts, machine, backend, prepared, u
   facts.close()
 
 
-@pytest.mark.parametrize(
-  'point, words',
-  [
-    ('before write objects/paths/0/2-low', 'No space left on device'),
-    ('before complete train 2 0', 'disk is full'),
-  ],
-)
+@pytest.mark.parametrize('point, words', slow.but(FULL, FULL[1]))
 def test_a_full_disk_is_waited_for(point, words, machine, prepared, undisturbed, tmp_path, caplog):
   """It has room again a second later."""
   with small_disk(tmp_path / 'disk', 64 << 20) as disk:

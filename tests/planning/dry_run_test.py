@@ -68,6 +68,7 @@ def test_between_slices_go_inner_and_outer_steps_of_all_chips():
   assert dry_run.slices_traffic(s, found, here(4)) == {}
 
 
+@pytest.mark.slow  # .ci/run has it compiled for a TPU
 def test_pretraining_is_compiled_too():
   s = small.on_2x2(pretrain=dict(steps=10, batch_size=8))
   found = dry_run.estimate(s, here())

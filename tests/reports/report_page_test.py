@@ -6,6 +6,7 @@ import re
 
 import parsed_page
 import pytest
+import slow
 import synthetic
 
 from dipaco_jax.pipeline import stage
@@ -26,7 +27,7 @@ def reports(runs):
   return write
 
 
-@pytest.mark.parametrize('name', synthetic.RUNS)
+@pytest.mark.parametrize('name', slow.but(synthetic.RUNS, '256_paths'))
 def test_a_page_stands_alone_and_has_every_picture(reports, name):
   workdir, found, text = reports(name)
   assert seals.read_json(workdir / 'report.json') == found
