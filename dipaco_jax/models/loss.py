@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from dipaco_jax.core.grid import largest_divisor
 from dipaco_jax.models import transformer
-from dipaco_jax.models.products import into_float32
+from dipaco_jax.models.products import into_float32, transposed_product
 from dipaco_jax.models.transformer import Params, Transformer
 
 
@@ -79,7 +79,7 @@ def _forward(
     onehot_CV = jax.nn.one_hot(targets_C, head_DV.shape[1], dtype=jnp.float32)
     dlogits_CV = ((jnp.exp(logits_CV - log_z_C[:, None]) - onehot_CV) * weights_C[:, None]).astype(x_CD.dtype)
     dx_CD = into_float32('CV,DV->CD', dlogits_CV, head_DV).astype(x_CD.dtype)
-    dhead_DV += into_float32('CD,CV->DV', x_CD, dlogits_CV)
+    dhead_DV += transposed_product(x_CD, dlogits_CV)
     return (loss + jnp.sum(nll_C * weights_C), dhead_DV), dx_CD
 
   start = (jnp.zeros((), jnp.float32), jnp.zeros(head_DV.shape, jnp.float32))
