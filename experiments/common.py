@@ -46,13 +46,13 @@ class Column(NamedTuple):
 
 
 class Table(NamedTuple):
-  """`rows(size)`, and `picture(table, rows, results) -> figure`."""
+  """`rows(size)`, and `picture(table, rows, results) -> figure`, if it has one."""
 
   name: str
   title: str
   rows: Callable[[str], Sequence[Row]]
   columns: Sequence[Column]
-  picture: Callable[..., Any]
+  picture: Callable[..., Any] | None
   lines: Callable[..., list[list[str]]] | None = None  # its cells, of (rows, results), in a form of its own
 
 
@@ -91,7 +91,7 @@ def publish_table(table: Table, size: str, folder: pathlib.Path, results: Result
   records = [results[at] for at in sorted(results, key=lambda at: (order.index(at[0]), at[1]))]
   contents = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
   publish(folder / size / f'{table.name}.json', json.dumps(contents, indent=1) + '\n')
-  if records:
+  if records and table.picture:
     from dipaco_jax.reports import plot_style
 
     publish(folder / size / f'{table.name}.png', plot_style.to_png(table.picture(table, table.rows(size), results)))

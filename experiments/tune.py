@@ -13,7 +13,6 @@ import common
 import config
 import methods
 import paths
-import pictures
 import pretrained
 from common import Column
 from runs import Row, Run
@@ -152,7 +151,7 @@ def by_rate(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
   return [head, ['---', *['---:'] * len(rates)], *lines]
 
 
-TABLE = common.Table('tune', 'Learning rates', rows, COLUMNS, pictures.dots, by_rate)
+TABLE = common.Table('tune', 'Learning rates', rows, COLUMNS, None, by_rate)
 
 if __name__ == '__main__':
   common.main(TABLE, prepare)

@@ -5,7 +5,6 @@ import json
 import sys
 
 import pytest
-import slow
 from island_fixtures import machine, one_device, prepared  # noqa: F401
 from one_process import changed, close
 
@@ -32,7 +31,8 @@ def without_time(rows):
   return [{name: value for name, value in row.items() if name != 'time'} for row in rows]
 
 
-@pytest.mark.parametrize('stream', slow.but(['off', 'on'], 'off'))
+@pytest.mark.slow
+@pytest.mark.parametrize('stream', ['off', 'on'])
 def test_sinks_get_the_rows_of_the_record(machine, prepared, tmp_path, one_device, monkeypatch, stream):  # noqa: F811
   (tmp_path / 'island_sink.py').write_text(SOURCE)
   monkeypatch.syspath_prepend(tmp_path)  # after the file: what a folder holds is remembered by Python

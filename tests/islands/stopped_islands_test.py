@@ -10,7 +10,6 @@ import island_fixtures
 import line
 import one_process
 import pytest
-import slow
 import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import OWN_LEVELS, Faults, Machine, changed, close
@@ -132,7 +131,8 @@ GONE = (object_store.Storage.delete, 'after claim train 3 1', 1), (flip_a_bit, o
 
 
 @pytest.mark.on('postgresql,folder')
-@pytest.mark.parametrize('damage, moment, newest', slow.but(GONE, GONE[0]))
+@pytest.mark.slow
+@pytest.mark.parametrize('damage, moment, newest', GONE)
 def test_what_is_gone_is_made_again(damage, moment, newest, machine, backend, prepared, undisturbed, tmp_path):
   """And who asks for it is killed before and after he has said so."""
   place, machine = tmp_path / 'run', machine.other(backend=backend)
@@ -170,7 +170,8 @@ SPOILED = (
 )
 
 
-@pytest.mark.parametrize('name, damage, far', slow.but(SPOILED, SPOILED[0], SPOILED[1]))
+@pytest.mark.slow
+@pytest.mark.parametrize('name, damage, far', SPOILED)
 def test_a_tree_that_is_spoiled_is_made_again(name, damage, far, machine, prepared, undisturbed, tmp_path):
   """Of a folder in which all work; or of a place from which it comes to another machine."""
   place, elsewhere = tmp_path / 'run', tmp_path / 'far' if far else None
@@ -220,13 +221,9 @@ def test_the_monitor_removes_nothing_that_is_needed(machine, backend, prepared, 
 
 # -- cut off, and out of space
 
-FULL = [
-  ('before write objects/paths/0/2-low', 'No space left on device'),
-  ('before complete train 2 0', 'disk is full'),
-]
 
-
-@pytest.mark.parametrize('lost, attempts', slow.but([('request', 2), ('answer', 1)], ('answer', 1)))
+@pytest.mark.slow
+@pytest.mark.parametrize('lost, attempts', [('request', 2), ('answer', 1)])
 @pytest.mark.parametrize('backend', ['postgresql,folder'], indirect=True)
 def test_a_partition_amid_a_commit(lost, attempts, machine, backend, prepared, undisturbed, tmp_path, monkeypatch):
   """One waits for what the database says of its commit while another does all the rest; then it hears of that."""
@@ -252,7 +249,14 @@ def test_a_partition_amid_a_commit(lost, attempts, machine, backend, prepared, u
   facts.close()
 
 
-@pytest.mark.parametrize('point, words', slow.but(FULL, FULL[1]))
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'point, words',
+  [
+    ('before write objects/paths/0/2-low', 'No space left on device'),
+    ('before complete train 2 0', 'disk is full'),
+  ],
+)
 def test_a_full_disk_is_waited_for(point, words, machine, prepared, undisturbed, tmp_path, caplog):
   """It has room again a second later."""
   with small_disk(tmp_path / 'disk', 64 << 20) as disk:

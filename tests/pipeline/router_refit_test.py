@@ -40,6 +40,7 @@ def report(workdir):
   return json.loads((workdir / 'report.json').read_text())
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_evaluated_again_and_nothing_else(finished, refitted):
   before, after = finished / 'before', refitted
   for stage in ('tokenize', 'pretrain', 'route', 'train'):
@@ -51,6 +52,7 @@ def test_a_finished_run_is_evaluated_again_and_nothing_else(finished, refitted):
   assert not now['router_refit']['kept_the_last'] and now['router_refit']['nats'] < now['router_refit']['nats_before']
 
 
+@pytest.mark.slow
 def test_perplexity_and_what_is_served_are_of_that_router(refitted):
   run = trained_run.TrainedRun(str(refitted))
   first, found = run.settings.routing.prefix_tokens, Sequences(refitted / 'sequences', 'validation')
@@ -70,6 +72,7 @@ def opened(workdir) -> run_lib.Run:
   return run_lib.unattended(workdir, settings.of_run(json.loads((workdir / 'config.json').read_text())), 1)
 
 
+@pytest.mark.slow
 def test_the_last_router_stays_where_no_other_is_better(refitted):
   run = opened(refitted)
   count = int(features.router_data(run).sum())
@@ -80,6 +83,7 @@ def test_the_last_router_stays_where_no_other_is_better(refitted):
     np.testing.assert_array_equal(x, own_router.arrays(last)[name])
 
 
+@pytest.mark.slow
 def test_text_that_one_path_alone_can_read_is_sent_there(refitted):
   run = opened(refitted)
   nll_NP = np.full((int(features.router_data(run).sum()), 4), 90.0)
@@ -110,6 +114,7 @@ def test_too_little_router_data_leaves_the_router_as_it_is(finished, tmp_path):
   assert 'the router of training stays' in out
 
 
+@pytest.mark.slow
 def test_while_a_run_trains_on_it_routes_by_the_router_of_training(refitted, tmp_path):
   """Until it is evaluated again; and a router that is told of and gone is missed."""
   workdir = tmp_path / 'run'

@@ -199,7 +199,8 @@ def test_every_table_can_be_drawn_and_written(table, tmp_path):
       }  # fmt: skip
       results[row.name, 0] = record
     common.write(table, 'test', tmp_path, results)
-    assert (tmp_path / 'test' / f'{table.name}.png').stat().st_size > 1000
+    picture = tmp_path / 'test' / f'{table.name}.png'
+    assert picture.stat().st_size > 1000 if table.picture else not picture.exists()
     assert common.read(table, 'test', tmp_path).keys() == results.keys()
     lines = common.to_markdown(table, 'test', results).partition('\n\n')[0].splitlines()
     assert len(lines) == most + 2 or (table.lines and len({line.count('|') for line in lines}) == 1)
