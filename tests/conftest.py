@@ -90,6 +90,7 @@ def backend(request):
 
 def pytest_configure(config):
   """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
+  gc.set_threshold(20_000, 20, 20)  # tracing makes many objects that stay: a tenth of the tests' time went into looking
   config.addinivalue_line('markers', 'slow: runs with --slow')
   config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(config.cache.mkdir('xla'))  # for processes that tests start
