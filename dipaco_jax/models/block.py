@@ -52,7 +52,8 @@ class Attention(nn.Module):
     self, x_BLD: jax.Array, positions_BL: jax.Array, segments_BL: jax.Array, cache: Any
   ) -> tuple[jax.Array, attention.Cache]:
     c = self.config
-    q_BLHK, k_BLGK, v_BLGK = self.qkv(x_BLD, rotary.angles(positions_BL, c))
+    angles = rotary.looked_up if cache is None and is_wide(c) else rotary.angles
+    q_BLHK, k_BLGK, v_BLGK = self.qkv(x_BLD, angles(positions_BL, c))
     scores = attention.Scores(self.layer.window, c.query_scale, c.attention_cap)
     attended_BLHK, cache = attention.attend_cached(
       q_BLHK, k_BLGK, v_BLGK, positions_BL, segments_BL, cache, c.attention, scores

@@ -13,8 +13,9 @@ keys by 0.1 ln(s) + 1.
 Dimensions: B batch, L length, H heads, K head size.
 """
 
+import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,19 +25,39 @@ from dipaco_jax.core import settings
 
 
 class Angles(NamedTuple):
-  """What every token's pairs are turned by, float32 [B, L, K/2]; `local` is of blocks that have a base of their own."""
+  """What tokens' pairs are turned by, as `rotate` takes it; `local` is of blocks that have a base of their own."""
 
-  common: jax.Array
-  local: jax.Array
+  common: Any
+  local: Any
 
 
 def angles(positions_BL: jax.Array, c: settings.Model) -> Angles:
-  """Returns the angles of tokens at these positions."""
+  """Returns the angles of tokens at these positions, float32 [B, L, K/2]."""
   if c.rope_scaling == 'none':
     common = turned(positions_BL, c.rope_base, c.head_dim)
   else:
     common = positions_BL[..., None].astype(jnp.float32) * frequencies(c).astype(np.float32)
   return Angles(common, turned(positions_BL, c.rope_local_base, c.head_dim) if c.rope_local_base else common)
+
+
+def looked_up(positions_BL: jax.Array, c: settings.Model) -> Angles:
+  """Returns the sines and cosines of the same angles, from a table; positions are less than L.
+
+  For CPUs, which take long for a sine. XLA would compute those of all tokens in every operation that needs them.
+  """
+  table = _table(c, positions_BL.shape[1])
+  return jax.tree.map(lambda x_LK2: jnp.take(x_LK2, positions_BL, axis=0, mode='clip'), table)
+
+
+@functools.lru_cache(maxsize=16)
+def _table(c: settings.Model, length: int) -> Angles:
+  """Returns (sines, cosines) of positions below `length`, [L, K/2] each, to the bit as a program would compute them."""
+
+  def made() -> Angles:
+    return jax.tree.map(lambda x_1LK2: (jnp.sin(x_1LK2[0]), jnp.cos(x_1LK2[0])), angles(jnp.arange(length)[None], c))
+
+  with jax.ensure_compile_time_eval():
+    return jax.tree.map(np.asarray, jax.jit(made)())
 
 
 def turned(positions_BL: jax.Array, base: float, head_dim: int) -> jax.Array:
@@ -74,9 +95,10 @@ def gain(c: settings.Model) -> float:
   return c.rope_attention or (0.1 * math.log(c.rope_factor) + 1 if c.rope_factor > 1 else 1.0)
 
 
-def rotate(x_BLHK: jax.Array, angles_BLK2: jax.Array, gain: float = 1.0) -> jax.Array:
-  """Turns the pairs of every head."""
-  sin_BL1K2, cos_BL1K2 = jnp.sin(angles_BLK2)[:, :, None], jnp.cos(angles_BLK2)[:, :, None]
+def rotate(x_BLHK: jax.Array, angles: Any, gain: float = 1.0) -> jax.Array:
+  """Turns the pairs of every head by angles, [B, L, K/2], or by their sines and cosines."""
+  sin_BLK2, cos_BLK2 = angles if isinstance(angles, tuple) else (jnp.sin(angles), jnp.cos(angles))
+  sin_BL1K2, cos_BL1K2 = sin_BLK2[:, :, None], cos_BLK2[:, :, None]
   if gain != 1:
     sin_BL1K2, cos_BL1K2 = sin_BL1K2 * gain, cos_BL1K2 * gain
   a_BLHK2, b_BLHK2 = jnp.split(x_BLHK.astype(jnp.float32), 2, axis=-1)
