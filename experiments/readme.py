@@ -51,7 +51,8 @@ def between(table: common.Table, folder: pathlib.Path) -> str:
   for size in reversed(config.SIZES):
     if results := common.read(table, size, folder):
       parts += [about(size, results), common.to_markdown(table, size, results)]
-      parts += [f'![{table.title}](results/{size}/{table.name}.png)'] * (table.picture is not None)
+      if table.picture:
+        parts.append(f'![{table.title}](results/{size}/{table.name}.png)')
   return '\n\n'.join(parts or ['Not run yet.'])
 
 

@@ -54,7 +54,7 @@ def _table(c: settings.Model, length: int) -> Angles:
   """Returns (sines, cosines) of positions below `length`, [L, K/2] each, to the bit as a program would compute them."""
 
   def made() -> Angles:
-    return jax.tree.map(lambda x_1LK2: (jnp.sin(x_1LK2[0]), jnp.cos(x_1LK2[0])), angles(jnp.arange(length)[None], c))
+    return jax.tree.map(lambda x_LK2: (jnp.sin(x_LK2), jnp.cos(x_LK2)), angles(jnp.arange(length), c))
 
   with jax.ensure_compile_time_eval():
     return jax.tree.map(np.asarray, jax.jit(made)())

@@ -31,7 +31,6 @@ CASES = {
   'thin, fresh states': (AB, small.MIXED_LEVELS, dict(wire='thin'), {'inner': dict(keep_state=False)}),
 }
 ALL = [*((case, 1) for case in CASES), ('thin', 4), ('int8', 4), ('int4, sampled', 4)]
-SLOW = [one for one in ALL if one not in [('overlap', 1), ('thin', 1)]]
 
 
 def make(case, devices):
@@ -42,7 +41,7 @@ def make(case, devices):
   return small.make_programs(small.settings(grid, levels, **sections), devices)
 
 
-@pytest.mark.parametrize('case, devices', slow.but(ALL, *SLOW))
+@pytest.mark.parametrize('case, devices', slow.all_but(ALL, ('overlap', 1), ('thin', 1)))
 def test_twin(case, devices, tmp_path):
   made = make(case, devices)
   s, layout = made.settings, made.layout

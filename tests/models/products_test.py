@@ -48,12 +48,9 @@ def test_other_products_are_those_of_einsum(spec):
 
 @pytest.mark.parametrize('dtype', ['bfloat16', 'float32'])
 def test_a_transposed_product_is_summed_in_float32(dtype):
-  x_ND, y_NF = (jax.random.normal(key, shape).astype(dtype) for key, shape in keyed((96, 5), (96, 7)))
+  key_x, key_y = jax.random.split(jax.random.key(1))
+  x_ND, y_NF = jax.random.normal(key_x, (96, 5), dtype), jax.random.normal(key_y, (96, 7), dtype)
   found = products.transposed_product(x_ND, y_NF)
   wanted = np.asarray(x_ND, np.float64).T @ np.asarray(y_NF, np.float64)
   assert found.dtype == 'float32'
   np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
-
-
-def keyed(*shapes):
-  return zip(jax.random.split(jax.random.key(1), len(shapes)), shapes, strict=True)

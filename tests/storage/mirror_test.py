@@ -163,11 +163,16 @@ def test_nothing_goes_from_the_bucket_before_the_next_checkpoint_is_there(place,
   assert not [name for name in made.names() if name.startswith(('modules/1', 'checkpoints/train/8'))]
 
 
+def held_back(made: mirror.Mirror, monkeypatch) -> threading.Event:
+  """Nothing is uploaded before this is set."""
+  writes, write_now = threading.Event(), made.storage.write
+  monkeypatch.setattr(made.storage, 'write', lambda *object_: writes.wait() and write_now(*object_))
+  return writes
+
+
 @pytest.mark.parametrize('uploads', ['soon', 'late'])
 def test_what_others_have_removed_from_a_scratch_stays_in_the_bucket(uploads, place, tmp_path, monkeypatch):
-  made, writes = open_mirror(place, tmp_path / 'scratch'), threading.Event()
-  write_now = made.storage.write
-  monkeypatch.setattr(made.storage, 'write', lambda *object_: writes.wait() and write_now(*object_))
+  writes = held_back(made := open_mirror(place, tmp_path / 'scratch'), monkeypatch)
   if uploads == 'soon':
     writes.set()
   begin(made)
@@ -182,6 +187,18 @@ def test_what_others_have_removed_from_a_scratch_stays_in_the_bucket(uploads, pl
   writes.set()
   made.wait()
   assert {'sequences.index.json', 'checkpoints/train/16.index.json', 'config.json'} <= {*made.names()}
+
+
+def test_nor_does_it_go_where_the_config_changes_before_the_first_checkpoint_is_uploaded(place, tmp_path, monkeypatch):
+  writes = held_back(made := open_mirror(place, tmp_path / 'scratch'), monkeypatch)
+  begin(made)
+  checkpoint(made, 8)
+  shutil.rmtree(made.workdir / 'sequences')
+  write(made.workdir, 'config.json', words='changed')
+  made.publish_all()
+  writes.set()
+  made.wait()
+  assert {'sequences.index.json', 'checkpoints/train/8.index.json', 'config.json'} <= {*made.names()}
 
 
 def test_after_a_refusal_nothing_of_another_config_stays(place, tmp_path):
