@@ -178,12 +178,18 @@ class Traffic:
     size = 0
     for i in body:
       if names.intersection(i.operands):
-        if i.op == 'bitcast':
+        if self.renames(i):
           names.add(i.name)
         else:
           plain = i._replace(shape=in_hbm(i.shape))
           size += max(self.read(computation, plain, k) for k, name in enumerate(i.operands) if name in names)
     return size
+
+  def renames(self, i: Instruction) -> bool:
+    """Returns whether an instruction is its operand under another name: a bitcast, or a fusion of nothing else."""
+    if i.op != 'fusion':
+      return i.op == 'bitcast'
+    return all(x.op == 'parameter' or self.renames(x) for x in self.bodies[called(i, 'calls')])
 
   def written(self, where: str, i: Instruction) -> int:
     """Returns the bytes that an instruction writes: its results, or the update of what is updated in place."""

@@ -69,6 +69,31 @@ def test_traffic_is_counted_by_slices_tiles_and_turns_of_loops():
   assert found.computation_bytes() == pytest.approx(12 * in_loop + copy, rel=0.01)
 
 
+RENAMED = """
+%renaming (p0: bf16[64,8,128]) -> bf16[512,128] {
+  %p0 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  ROOT %out = bf16[512,128]{1,0:T(8,128)(2,1)} bitcast(%p0)
+}
+
+%product (p0: bf16[64,8,128], p1: bf16[256,512]) -> f32[256,128] {
+  %p0 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = bf16[256,512]{1,0:T(8,128)(2,1)} parameter(1)
+  %other = bf16[512,128]{1,0:T(8,128)(2,1)} fusion(%p0), kind=kLoop, calls=%renaming
+  ROOT %out = f32[256,128]{1,0:T(8,128)} convolution(%p1, %other), dim_labels=bf_io->bf
+}
+
+ENTRY %main (p0: bf16[64,8,128], p1: bf16[256,512]) -> f32[256,128] {
+  %p0 = bf16[64,8,128]{2,1,0:T(8,128)(2,1)} parameter(0)
+  %p1 = bf16[256,512]{1,0:T(8,128)(2,1)} parameter(1)
+  ROOT %out = f32[256,128]{1,0:T(8,128)} fusion(%p0, %p1), kind=kOutput, calls=%product
+}
+"""
+
+
+def test_traffic_of_an_operand_that_a_fusion_renames():
+  assert hlo.Traffic(RENAMED).computation_bytes() == 2 * 64 * 8 * 128 + 2 * 256 * 512 + 4 * 256 * 128
+
+
 def test_traffic_of_what_this_machine_compiles():
   x = np.ones((256, 512), np.float32)
 
