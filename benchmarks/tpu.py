@@ -26,12 +26,12 @@ MODELS = flags.DEFINE_list('models', ['150M'], '150M, 1.3B')
 CHANGES = flags.DEFINE_list(
   'changes',
   ['none', 'model.attention=xla', 'model.remat=none', 'model.remat=full', 'train.microbatch=4', 'train.microbatch=16',
-   'train.microbatch=32', 'model.loss_chunk=4096'],
+   'train.microbatch=32', 'model.vocab_chunk=0'],
   'none, or of fields; several are joined by +',
 )  # fmt: skip
 OUT = flags.DEFINE_string('out', '', 'a file of rows, lines of JSON')
 
-BEST = 'model.remat=dots+model.loss_chunk=4096+train.microbatch=4+routing.method=single'
+BEST = 'model.remat=dots+model.loss_chunk=4096+model.vocab_chunk=3200+train.microbatch=4+routing.method=single'
 SIZES = {
   '150M': '',
   '1.3B': 'model.width=2048+model.num_layers=24+model.num_heads=16+model.head_dim=128+model.mlp_dim=5504',

@@ -28,7 +28,7 @@ def get_config(variant: str = 'ends') -> ConfigDict:
   c.levels = (('shared', 'final_norm' if own else 'embed|final_norm', ()), ('low', low, ('a',)), ('high', high, ('b',)))
   if own:
     c.levels += (('own', 'embed|block_([056]|11)/', own),)
-  c.model.update(remat='dots', loss_chunk=4096)
+  c.model.update(remat='dots', loss_chunk=4096, vocab_chunk=3200)
   c.train.microbatch = 4
   c.routing.update(method='discriminative', first='product_kmeans', router_fraction=0.005, top_n=2)
   c.evaluate.update(seq_len=2048, batch_size=256, every_phases=16, reroute_every=(64,), chunk_router_steps=2000)

@@ -32,7 +32,7 @@ def get_config(variant: str = 'ends') -> ConfigDict:
       ('low', 'block_[0-5]/', ('a',)),
       ('high', 'block_([6-9]|1[01])/', ('b',)),
     )
-  c.model.update(remat='dots', loss_chunk=4096)
+  c.model.update(remat='dots', loss_chunk=4096, vocab_chunk=3200)
   c.train.microbatch = 4
   c.routing.update(method='discriminative', first='product_kmeans', router_fraction=0.005)
   c.evaluate.update(seq_len=2048, batch_size=64, every_phases=16)

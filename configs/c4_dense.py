@@ -18,7 +18,7 @@ def get_config(variant: str = '1x') -> ConfigDict:
     raise ValueError(f"variant {variant!r}: there are '1x' and '8x'")
   c = ConfigDict(settings.Settings().to_dict())
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
-  c.model.update(remat='dots', loss_chunk=4096)
+  c.model.update(remat='dots', loss_chunk=4096, vocab_chunk=3200)
   c.train.microbatch = 4
   c.train.phases = {'1x': 427, '8x': 4533}[variant]  # of 150 steps, after 24,000
   c.routing.method = 'single'

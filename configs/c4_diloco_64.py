@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.grid = ConfigDict({'worker': 64})
   c.levels = (('all', '.*', ()),)
-  c.model.update(remat='dots', loss_chunk=4096)
+  c.model.update(remat='dots', loss_chunk=4096, vocab_chunk=3200)
   c.train.microbatch = 4
   c.inner.rewarm_steps = 1000
   c.routing.method = 'random'

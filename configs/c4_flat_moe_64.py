@@ -17,7 +17,7 @@ def get_config() -> ConfigDict:
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.grid = ConfigDict({'expert': 64})
   c.levels = (('all', '.*', ('expert',)),)
-  c.model.update(remat='dots', loss_chunk=4096)
+  c.model.update(remat='dots', loss_chunk=4096, vocab_chunk=3200)
   c.train.microbatch = 4
   c.routing.update(method='discriminative', router_fraction=0.005)
   c.evaluate.update(seq_len=2048, batch_size=64, every_phases=16)

@@ -86,6 +86,7 @@ class Model:
   layers: str = field('auto', "'scanned': one block is compiled for all", choices='auto scanned unrolled')
   remat: str = field('none', "'dots' keeps what matrix products, splash and flash make", choices='none full dots')
   loss_chunk: int = field(1024, 'tokens whose logits exist at one time')
+  vocab_chunk: int = field(0, 'tokens of the vocabulary, likewise, in inner steps; 0: all', zero=True, added=True)
   rope_base: float = field(10_000.0, 'of rotary embedding')
   norm_epsilon: float = field(1e-6, 'of RMSNorm')
   num_kv_heads: int = field(0, 'of keys and values, each for as many of queries; 0: num_heads', zero=True, added=True)

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,27 @@ def is_wide(c: settings.Model) -> bool:
   return c.product_dtype == 'float32'
 
 
+@jax.custom_vjp
+def together(tree: Any) -> Any:
+  """Returns what it gets; of its gradients, all are computed before anything that needs one of them.
+
+  In a scanned block, XLA for TPUs puts products that are the gradients of matrices last, whatever else comes before;
+  their operands leave vector memory until then.
+  """
+  return tree
+
+
+def _forward(tree: Any) -> tuple[Any, None]:
+  return tree, None
+
+
+def _backward(_: None, gradients: Any) -> tuple[Any]:
+  return (jax.lax.optimization_barrier(gradients),)
+
+
+together.defvjp(_forward, _backward)
+
+
 class MLP(nn.Module):
   """SwiGLU: (silu(x gate) * (x up)) down; or with gelu (arXiv 2002.05202)."""
 
@@ -74,5 +95,8 @@ class MLP(nn.Module):
     c, D, F = self.config, self.config.width, self.config.mlp_dim
     gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)) for name in ('gate', 'up'))
     down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D))
+    tied = together if c.layers == 'scanned' else tuple
+    x_BLD, gate_DF, up_DF = tied((x_BLD, gate_DF, up_DF))
     gate_BLF, up_BLF = (product('BLD,DF->BLF', x_BLD, w_DF, is_wide(c)) for w_DF in (gate_DF, up_DF))
+    gate_BLF, up_BLF, down_FD = tied((gate_BLF, up_BLF, down_FD))
     return product('BLF,FD->BLD', GATES[c.activation](gate_BLF) * up_BLF, down_FD, is_wide(c))

@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks of tokens, so that the [B, L, V] logits never exist; and which targets count [2.4].
+"""Cross-entropy in chunks of tokens, and of the vocabulary, so that the [B, L, V] logits never exist; and which targets count [2.4].
 
 Only targets after a sequence's first `prefix_tokens` (the paper: 32) count, for every method: the prefix is for the
 router.
@@ -56,31 +56,34 @@ def token_scores(x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, chun
   return jax.tree.map(jnp.ravel, jax.lax.map(one, (into_chunks(x_ND, chunk), into_chunks(targets_N, chunk))))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4, 5))
 def summed_nll(
-  x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, weights_N: jax.Array, chunk: int
+  x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, weights_N: jax.Array, chunk: int, vocab_chunk: int = 0
 ) -> jax.Array:
   """Returns sum_n weights_n * -log p(target_n).
 
   The gradients are computed chunk by chunk along with the loss, from the same logits:
 
       dx = w (softmax - onehot) head^T        dhead = x^T w (softmax - onehot)
+
+  The head is rounded to the dtype of x; its gradient has its own. With `vocab_chunk` logits of so many tokens of the
+  vocabulary exist at one time, or of as many as the largest divisor of its size below that.
   """
-  return jnp.sum(token_nll(x_ND, head_DV, targets_N, chunk) * weights_N)
+  return jnp.sum(token_nll(x_ND, head_DV.astype(x_ND.dtype), targets_N, chunk) * weights_N)
 
 
 def _forward(
-  x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, weights_N: jax.Array, chunk: int
+  x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, weights_N: jax.Array, chunk: int, vocab_chunk: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  part = largest_divisor(head_DV.shape[1], vocab_chunk) if vocab_chunk else head_DV.shape[1]
+  rounded_DV = head_DV.astype(x_ND.dtype)
+  of_chunk = _of_chunk if part == head_DV.shape[1] else functools.partial(_of_chunk_by_parts, part)
+
   def one(carry: tuple, xs: tuple) -> tuple[tuple, jax.Array]:
     loss, dhead_DV = carry
     x_CD, targets_C, weights_C = xs
-    nll_C, logits_CV, log_z_C = _chunk_nll(x_CD, head_DV, targets_C)
-    onehot_CV = jax.nn.one_hot(targets_C, head_DV.shape[1], dtype=jnp.float32)
-    dlogits_CV = ((jnp.exp(logits_CV - log_z_C[:, None]) - onehot_CV) * weights_C[:, None]).astype(x_CD.dtype)
-    dx_CD = into_float32('CV,DV->CD', dlogits_CV, head_DV).astype(x_CD.dtype)
-    dhead_DV += transposed_product(x_CD, dlogits_CV)
-    return (loss + jnp.sum(nll_C * weights_C), dhead_DV), dx_CD
+    nll_C, dx_CD, more_DV = of_chunk(x_CD, rounded_DV, targets_C, weights_C)
+    return (loss + jnp.sum(nll_C * weights_C), dhead_DV + more_DV), dx_CD.astype(x_CD.dtype)
 
   start = (jnp.zeros((), jnp.float32), jnp.zeros(head_DV.shape, jnp.float32))
   pieces = tuple(into_chunks(a, chunk) for a in (x_ND, targets_N, weights_N))
@@ -88,7 +91,59 @@ def _forward(
   return loss, (dx.reshape(x_ND.shape), dhead_DV.astype(head_DV.dtype))
 
 
-def _backward(chunk: int, gradients: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
+def _of_chunk(
+  x_CD: jax.Array, head_DV: jax.Array, targets_C: jax.Array, weights_C: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns -log p of the targets, [C], and the gradients of x and the head, float32 [C, D] and [D, V]."""
+  nll_C, logits_CV, log_z_C = _chunk_nll(x_CD, head_DV, targets_C)
+  dlogits_CV = _dlogits(logits_CV, log_z_C, targets_C, weights_C).astype(x_CD.dtype)
+  return nll_C, into_float32('CV,DV->CD', dlogits_CV, head_DV), transposed_product(x_CD, dlogits_CV)
+
+
+def _dlogits(logits_CM: jax.Array, log_z_C: jax.Array, targets_C: jax.Array, weights_C: jax.Array) -> jax.Array:
+  """Returns w (softmax - onehot), of targets outside of 0 to M - 1 without the latter."""
+  onehot_CM = jax.nn.one_hot(targets_C, logits_CM.shape[1], dtype=jnp.float32)
+  return (jnp.exp(logits_CM - log_z_C[:, None]) - onehot_CM) * weights_C[:, None]
+
+
+def _of_chunk_by_parts(
+  part: int, x_CD: jax.Array, head_DV: jax.Array, targets_C: jax.Array, weights_C: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns what `_of_chunk` does, from logits of `part` tokens at one time: P parts of M tokens.
+
+  A first pass computes the logits and sums their exponentials, a second one computes the gradients. For that the logits
+  are kept in the dtype of x, less the largest of their part: what has to be exact is near 0.
+  """
+  D, V = head_DV.shape
+  head_PMD, first_P = head_DV.T.reshape(-1, part, D), jnp.arange(0, V, part)
+
+  def add_up(carry: tuple, xs: tuple) -> tuple[tuple, tuple]:
+    max_C, sum_C, target_C = carry
+    head_MD, first = xs
+    logits_CM = into_float32('CD,MD->CM', x_CD, head_MD)
+    mine_C = logits_CM.max(-1)
+    new_C = jnp.maximum(max_C, mine_C)
+    sum_C = sum_C * jnp.exp(max_C - new_C) + jnp.exp(logits_CM - new_C[:, None]).sum(-1)
+    is_target_CM = (targets_C - first)[:, None] == jnp.arange(part)
+    target_C += jnp.where(is_target_CM, logits_CM, 0).sum(-1)
+    return (new_C, sum_C, target_C), ((logits_CM - mine_C[:, None]).astype(x_CD.dtype), mine_C)
+
+  def differentiate(dx_CD: jax.Array, xs: tuple) -> tuple[jax.Array, jax.Array]:
+    head_MD, first, kept_CM, max_C = xs
+    logits_CM = kept_CM.astype(jnp.float32) + max_C[:, None]
+    dlogits_CM = _dlogits(logits_CM, log_z_C, targets_C - first, weights_C).astype(x_CD.dtype)
+    return dx_CD + into_float32('CM,MD->CD', dlogits_CM, head_MD), into_float32('CM,CD->MD', dlogits_CM, x_CD)
+
+  zeros_C = jnp.zeros(x_CD.shape[0], jnp.float32)
+  start = (zeros_C - jnp.inf, zeros_C, zeros_C)
+  (max_C, sum_C, target_C), kept = jax.lax.scan(add_up, start, (head_PMD, first_P))
+  log_z_C = max_C + jnp.log(sum_C)
+  start_CD = jnp.zeros(x_CD.shape, jnp.float32)
+  dx_CD, dhead_PMD = jax.lax.scan(differentiate, start_CD, (head_PMD, first_P, *kept))
+  return log_z_C - target_C, dx_CD, dhead_PMD.reshape(V, D).T
+
+
+def _backward(chunk: int, vocab_chunk: int, gradients: tuple[jax.Array, jax.Array], g: jax.Array) -> tuple:
   dx_ND, dhead_DV = gradients
   return dx_ND * g.astype(dx_ND.dtype), dhead_DV * g.astype(dhead_DV.dtype), None, None
 
@@ -100,10 +155,11 @@ def path_loss(
   model: Transformer, prefix_tokens: int, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the summed nll in nats, and the number of targets that count."""
-  x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL)
+  x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL, jnp.float32)
   targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
   x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
-  nll = summed_nll(x_ND, head_DV, targets_BL.reshape(-1), counts_BL.reshape(-1), model.config.loss_chunk)
+  chunks = model.config.loss_chunk, model.config.vocab_chunk
+  nll = summed_nll(x_ND, head_DV, targets_BL.reshape(-1), counts_BL.reshape(-1), *chunks)
   return nll, counts_BL.sum()
 
 

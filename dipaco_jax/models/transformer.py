@@ -105,15 +105,20 @@ class Transformer(nn.Module):
     """Returns the hidden state that enters block 0, [B, L, D]."""
     return self.embed(tokens_BL)
 
-  def logit_factors(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the factors of the logits: the normed hidden state [B, L, D] and the head [D, V], in compute dtype."""
-    return self.norm_and_head(self(tokens_BL, segments_BL))
+  def logit_factors(
+    self, tokens_BL: jax.Array, segments_BL: jax.Array, head_dtype: Any = None
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the factors of the logits: the normed hidden state [B, L, D] and the head [D, V], in compute dtype.
 
-  def norm_and_head(self, x_BLD: jax.Array) -> tuple[jax.Array, jax.Array]:
+    The head is in `head_dtype` if that is given: its gradient is then, too.
+    """
+    return self.norm_and_head(self(tokens_BL, segments_BL), head_dtype)
+
+  def norm_and_head(self, x_BLD: jax.Array, head_dtype: Any = None) -> tuple[jax.Array, jax.Array]:
     """Returns the factors of the logits, from the hidden state after the last block."""
     x_BLD = self.final_norm(x_BLD)
     head_DV = self.embed.tokens.T if self.head is None else self.head.kernel
-    return x_BLD, head_DV.astype(self.dtype)
+    return x_BLD, head_DV.astype(head_dtype or self.dtype)
 
 
 def _output(config: settings.Model, block: Any, *args: jax.Array) -> jax.Array:
@@ -190,9 +195,11 @@ def hidden(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL
   return jnp.asarray(model.apply(variables(params), tokens_BL, segments_BL))
 
 
-def logit_factors(model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array) -> Any:
+def logit_factors(
+  model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array, head_dtype: Any = None
+) -> Any:
   """Returns the normed hidden state [B, L, D] and the head [D, V], whose product is the logits."""
-  return model.apply(variables(params), tokens_BL, segments_BL, method=Transformer.logit_factors)
+  return model.apply(variables(params), tokens_BL, segments_BL, head_dtype, method=Transformer.logit_factors)
 
 
 def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ from dipaco_jax.training import performance, programs
 def flops_of_step(s: settings_lib.Settings) -> float:
   """Returns the FLOPs of one inner step of one path, from the program before it is optimized, with loops unrolled."""
   rows = s.train.batch_size * s.model.seq_len
-  plain = dataclasses.replace(s.model, loss_chunk=rows, layers='unrolled', attention='xla')
+  plain = dataclasses.replace(s.model, loss_chunk=rows, vocab_chunk=0, layers='unrolled', attention='xla')
   made = transformer.make_model(plain, s.tokenizer.vocab_size)
   compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, made, s.routing.prefix_tokens), 0)
   optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
