@@ -112,7 +112,7 @@ def _of_family(family: families.Family, model: settings.Model) -> dict[str, Any]
   return theirs | block_kinds.write(family, model)
 
 
-COMPUTED = ('seq_len', 'dtype', 'product_dtype', 'attention', 'layers', 'remat', 'loss_chunk', 'vocab_chunk')  # how, not what
+COMPUTED = tuple('seq_len dtype product_dtype attention layers remat loss_chunk vocab_chunk'.split())  # how, not what
 READ = [name for name in DEFAULT if name not in COMPUTED]
 
 

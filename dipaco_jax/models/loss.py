@@ -1,4 +1,4 @@
-"""Cross-entropy in chunks of tokens, and of the vocabulary, so that the [B, L, V] logits never exist; and which targets count [2.4].
+"""Cross-entropy in chunks, so that the [B, L, V] logits never exist; and which targets count [2.4].
 
 Only targets after a sequence's first `prefix_tokens` (the paper: 32) count, for every method: the prefix is for the
 router.

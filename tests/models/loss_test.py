@@ -1,5 +1,7 @@
 """The chunked loss and its gradients against whole logits; what counts."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,15 +25,18 @@ def plain(x_ND, head_DV, targets_N, weights_N):
   return -(log_p[jnp.arange(N), targets_N] * weights_N).sum()
 
 
-@pytest.mark.parametrize('chunk', [1, 5, 8, 24, 1000])
-def test_loss_and_gradients_are_those_of_whole_logits(chunk):
+CHUNKS = [(1, 0), (5, 0), (8, 0), (24, 0), (1000, 0), (8, 1), (24, 16), (24, 31), (5, 63), (1000, 1000)]
+
+
+@pytest.mark.parametrize('chunk, vocab_chunk', CHUNKS)
+def test_loss_and_gradients_are_those_of_whole_logits(chunk, vocab_chunk):
   inputs = drawn()
-  found = jax.value_and_grad(lambda *a: 3 * loss.summed_nll(*a, chunk), (0, 1))(*inputs)
+  found = jax.value_and_grad(lambda *a: 3 * loss.summed_nll(*a, chunk, vocab_chunk), (0, 1))(*inputs)
   expected = jax.value_and_grad(lambda *a: 3 * plain(*a), (0, 1))(*inputs)
   # Sums over N tokens or V pieces of values below 10, times 3; of the loss itself, below 500, over both.
   small.assert_close(found[1], expected[1], 3 * 10 * V * small.EPS)
   np.testing.assert_allclose(found[0], expected[0], rtol=V * small.EPS)
-  np.testing.assert_allclose(loss.summed_nll(*inputs, chunk) * 3, expected[0], rtol=V * small.EPS)
+  np.testing.assert_allclose(loss.summed_nll(*inputs, chunk, vocab_chunk) * 3, expected[0], rtol=V * small.EPS)
 
 
 @pytest.mark.parametrize('chunk', [5, 24])
@@ -55,10 +60,31 @@ def test_gradients_in_bfloat16_are_summed_in_float32():
   np.testing.assert_allclose(found.astype('f'), exact, atol=2 * 2**-8 * np.abs(exact).max())
 
 
-def test_logits_of_all_tokens_never_exist():
+def test_logits_that_are_kept_in_16_bits_cost_the_gradients_nothing():
+  x_ND, head_DV, targets_N, weights_N = drawn('bfloat16')
+  args = x_ND, head_DV.astype('f'), targets_N, weights_N
+  exact = jax.grad(plain, (0, 1))(x_ND.astype('f'), *args[1:])
+  whole, by_parts = (
+    jax.grad(functools.partial(loss.summed_nll, chunk=8, vocab_chunk=part), (0, 1))(*args) for part in (0, 16)
+  )
+  for a, b, c in zip(whole, by_parts, exact, strict=True):
+    errors = [np.linalg.norm(x.astype('f') - c) / np.linalg.norm(c) for x in (a, b)]
+    assert errors[1] < 1.1 * errors[0] < 0.01
+
+
+def test_the_gradient_of_a_float32_head_is_not_rounded():
+  x_ND, head_DV, targets_N, weights_N = drawn('bfloat16')
+  found = jax.grad(loss.summed_nll, 1)(x_ND, head_DV.astype('f'), targets_N, weights_N, 24)
+  assert found.dtype == jnp.float32
+  assert (found != found.astype('bfloat16')).mean() > 0.5
+
+
+@pytest.mark.parametrize('vocab_chunk, one', [(0, V), (16, 16)])
+def test_logits_of_all_tokens_never_exist(vocab_chunk, one):
   inputs = drawn()
-  text = str(jax.make_jaxpr(jax.value_and_grad(lambda *a: loss.summed_nll(*a, 8), (0, 1)))(*inputs))
-  assert f'[8,{V}]' in text and f'[{N},{V}]' not in text
+  text = str(jax.make_jaxpr(jax.value_and_grad(lambda *a: loss.summed_nll(*a, 12, vocab_chunk), (0, 1)))(*inputs))
+  assert f'[12,{one}]' in text and f'[{N},{V}]' not in text
+  assert (f'[12,{V}]' in text) == (one == V)
 
 
 @pytest.mark.parametrize('size, chunk, expected', [(24, 8, 8), (24, 7, 6), (7, 4, 1), (3, 10, 3)])

@@ -103,8 +103,9 @@ def test_logits_are_those_of_numpy(tied):
 
 
 @pytest.mark.parametrize('changes, words', [
-  ({'remat': 'full'}, ['remat']), ({'remat': 'dots'}, ['remat']), ({'layers': 'scanned'}, ['scan[']),
-  ({'layers': 'scanned', 'remat': 'full'}, ['scan[', 'remat']),
+  ({'remat': 'full'}, ['remat']), ({'remat': 'dots'}, ['remat']),
+  ({'layers': 'scanned'}, ['scan[', 'optimization_barrier']),
+  ({'layers': 'scanned', 'remat': 'full'}, ['scan[', 'remat', 'optimization_barrier']),
 ])  # fmt: skip
 def test_how_it_is_computed_changes_no_gradient(changes, words, made, params):
   tokens = tokens_of(1, 16)
@@ -114,7 +115,7 @@ def test_how_it_is_computed_changes_no_gradient(changes, words, made, params):
     return jax.jit(jax.grad(square))
 
   again = transformer.make_model(dataclasses.replace(CONFIG, **changes), small.VOCAB)
-  for word in ('scan[', 'remat'):
+  for word in ('scan[', 'remat', 'optimization_barrier'):
     assert (word in str(jax.make_jaxpr(gradient(again))(params))) == (word in words)
     assert word not in str(jax.make_jaxpr(gradient(made))(params))
   small.assert_close(gradient(again)(params), gradient(made)(params), CLOSE)
