@@ -4,7 +4,11 @@ import importlib.util
 import mmap
 import pathlib
 
-QUICK = ('--xla_backend_optimization_level=0', '--xla_cpu_use_fusion_emitters=false')  # each halves the time, or so
+QUICK = (  # the first two halve the time each, or so; the last, one module of LLVM for a program, takes a third of it
+  '--xla_backend_optimization_level=0',
+  '--xla_cpu_use_fusion_emitters=false',
+  '--xla_cpu_parallel_codegen_split_count=1',
+)
 
 
 def is_known(flag: str) -> bool:
