@@ -95,7 +95,7 @@ def pytest_configure(config):
   config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(config.cache.mkdir('xla'))  # for processes that tests start
   jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR'])
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.05)  # what takes less is not worth a file
+  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
 @pytest.fixture(scope='session')
