@@ -67,7 +67,7 @@ def summed_nll(
       dx = w (softmax - onehot) head^T        dhead = x^T w (softmax - onehot)
 
   The head is rounded to the dtype of x; its gradient has its own. With `vocab_chunk` logits of so many tokens of the
-  vocabulary exist at one time, or of as many as the largest divisor of its size below that.
+  vocabulary exist at one time: the largest divisor of its size that is at most that, or all if it is not half of that.
   """
   return jnp.sum(token_nll(x_ND, head_DV.astype(x_ND.dtype), targets_N, chunk) * weights_N)
 
@@ -75,9 +75,10 @@ def summed_nll(
 def _forward(
   x_ND: jax.Array, head_DV: jax.Array, targets_N: jax.Array, weights_N: jax.Array, chunk: int, vocab_chunk: int
 ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-  part = largest_divisor(head_DV.shape[1], vocab_chunk) if vocab_chunk else head_DV.shape[1]
-  rounded_DV = head_DV.astype(x_ND.dtype)
-  of_chunk = _of_chunk if part == head_DV.shape[1] else functools.partial(_of_chunk_by_parts, part)
+  V, rounded_DV = head_DV.shape[1], head_DV.astype(x_ND.dtype)
+  part = largest_divisor(V, vocab_chunk or V)
+  is_whole = part == V or 2 * part < vocab_chunk
+  of_chunk = _of_chunk if is_whole else functools.partial(_of_chunk_by_parts, part)
 
   def one(carry: tuple, xs: tuple) -> tuple[tuple, jax.Array]:
     loss, dhead_DV = carry
