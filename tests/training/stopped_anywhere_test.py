@@ -19,7 +19,8 @@ import tiny_run
 from dipaco_jax.training import training_loop
 
 SECONDS = 20.0  # in which a signal ends a run, also where it saves, on a machine that does much else
-NUMBERS = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]  # by nohup
+ENDS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+NUMBERS = [n for n in ENDS if signal.getsignal(n) != signal.SIG_IGN]  # as nohup has it
 
 
 def test_a_run_that_nobody_listens_to_saves_when_it_is_stopped(tmp_path, monkeypatch):
