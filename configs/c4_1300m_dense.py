@@ -16,7 +16,7 @@ def get_config() -> ConfigDict:
   """24 blocks of 2048, 16 heads of 128 [7.1]."""
   c = ConfigDict(settings.Settings().to_dict())
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
-  c.model.update(vocab_chunk=0, width=2048, num_layers=24, num_heads=16, head_dim=128, mlp_dim=5504, remat='full')
+  c.model.update(width=2048, num_layers=24, num_heads=16, head_dim=128, mlp_dim=5504, remat='full')
   c.mesh.shard_states = True
   c.inner.learning_rate = 2e-4
   c.routing.method = 'single'
