@@ -95,8 +95,8 @@ class MLP(nn.Module):
     c, D, F = self.config, self.config.width, self.config.mlp_dim
     gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)) for name in ('gate', 'up'))
     down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D))
-    tied = together if c.layers == 'scanned' else tuple
-    x_BLD, gate_DF, up_DF = tied((x_BLD, gate_DF, up_DF))
+    joined = together if c.layers == 'scanned' else tuple
+    x_BLD, gate_DF, up_DF = joined((x_BLD, gate_DF, up_DF))
     gate_BLF, up_BLF = (product('BLD,DF->BLF', x_BLD, w_DF, is_wide(c)) for w_DF in (gate_DF, up_DF))
-    gate_BLF, up_BLF, down_FD = tied((gate_BLF, up_BLF, down_FD))
+    gate_BLF, up_BLF, down_FD = joined((gate_BLF, up_BLF, down_FD))
     return product('BLF,FD->BLD', GATES[c.activation](gate_BLF) * up_BLF, down_FD, is_wide(c))

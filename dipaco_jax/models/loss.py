@@ -133,7 +133,7 @@ def _of_chunk_by_parts(
     head_MD, first, kept_CM, max_C = xs
     logits_CM = kept_CM.astype(jnp.float32) + max_C[:, None]
     dlogits_CM = _dlogits(logits_CM, log_z_C, targets_C - first, weights_C).astype(x_CD.dtype)
-    return dx_CD + into_float32('CM,MD->CD', dlogits_CM, head_MD), into_float32('CM,CD->MD', dlogits_CM, x_CD)
+    return dx_CD + into_float32('CM,MD->CD', dlogits_CM, head_MD), transposed_product(dlogits_CM, x_CD)
 
   zeros_C = jnp.zeros(x_CD.shape[0], jnp.float32)
   start = (zeros_C - jnp.inf, zeros_C, zeros_C)
