@@ -31,9 +31,11 @@ def check_request(request: Request, max_length: int):
   if most < 1:
     raise InputError(f'max_tokens={most} should be 1 or more')
   if given + most > max_length:
+    shorten = f'shorten the prompt to {max_length - 1} tokens or fewer'
+    fewer = f'shorten the prompt, or set max_tokens to {max_length - given} or less'
     raise InputError(
       f'prompt has {given} tokens, and with max_tokens={most} that is more than the {max_length} of '
-      f'config.model.seq_len: shorten the prompt, or set max_tokens to {max(0, max_length - given)} or less'
+      f'config.model.seq_len: {fewer if given < max_length else shorten}'
     )
   for name in ('temperature', 'top_k'):
     if not 0 <= getattr(request, name) < 2**31:

@@ -14,6 +14,7 @@ from dipaco_jax.inference.request import Request, check_request
     ({'tokens': ()}, 'prompt is empty'),
     ({'max_tokens': 0}, 'max_tokens=0'),
     ({'max_tokens': 94}, 'set max_tokens to 93 or less'),
+    ({'tokens': (5,) * 96, 'max_tokens': 1}, 'shorten the prompt to 95 tokens or fewer'),
     ({'temperature': -1.0}, 'temperature=-1.0'),
     ({'temperature': float('nan')}, 'temperature=nan'),
     ({'temperature': 10**400}, 'temperature=1000'),
