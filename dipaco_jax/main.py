@@ -48,7 +48,7 @@ flags.DEFINE_string('registry', None, 'With --role: postgresql://..., sqlite:///
 flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
 flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
 flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when this process is no longer its parent.')
-flags.DEFINE_bool('backup', False, 'With --role=worker: does abandoned tasks, and copies those of stragglers.')
+flags.DEFINE_bool('backup', False, 'With --role=worker: takes only tasks that others leave, and copies of late tasks.')
 flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
 OPTIONS = (
   'config', 'workdir', 'scratch', 'reuse', 'profile', 'metrics_port', 'compile_only', 'topology', 'distributed',

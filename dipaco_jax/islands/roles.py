@@ -5,7 +5,7 @@
     worker      trains paths
     outer       makes outer steps
     evaluator   evaluates hold-outs, and makes the report
-    monitor     schedules what was abandoned, collects garbage, says what is stuck
+    monitor     adds tasks that a killed process should have added, collects garbage, reports what is stuck
 
 PLACE is a folder that all see, or s3://... or gs://...; URL is that of a database that all reach. One of each role is
 enough, in any order. A role ends when the run is finished, and, with status 65, when it has diverged.

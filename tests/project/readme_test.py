@@ -81,6 +81,23 @@ def test_every_config_and_field_is_there():
   assert 'train.phases' in overrides and overrides - {'grid', 'grid.a'} <= set(named)
 
 
+def test_the_pages_state_the_phases_and_the_waiting_of_the_shipped_configs():
+  """README.md and concepts.md say how long phases are, and which config has no level that all paths share."""
+  lengths = set[int]()
+  without_shared_level = []
+  for file in sorted((ROOT / 'configs').glob('*.py')):
+    source = file.read_text()
+    stated = re.findall(r'steps_per_phase=(\d+)', source)
+    lengths |= {int(tau) for tau in stated} or {settings.Train().steps_per_phase}
+    if 'c.grid' in source and not re.search(r"\('\w+', ['\w].*?, \(\)\)", source):
+      without_shared_level.append(file.name)
+  *most, last = sorted(lengths)
+  assert f'Tau is {", ".join(map(str, most))} or {last} in the configs' in TEXT['concepts']
+  assert f'({min(lengths)} to {max(lengths)} in\nthe configs' in TEXT['README']
+  (exception,) = re.findall(r'configs of this repository have one, except `(\w+\.py)`', TEXT['concepts'])
+  assert without_shared_level == [exception]
+
+
 def test_links_lead_somewhere():
   for page in [*TOP, *DOCS, ROOT / 'launch' / 'README.md', *sorted((ROOT / 'experiments').glob('*.md'))]:
     links = [link for link in re.findall(r'\]\(([^)#]+)', page.read_text()) if not link.startswith('https://')]
