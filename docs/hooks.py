@@ -1,25 +1,25 @@
-"""Hooks of MkDocs: the table of config fields, and pages for files outside docs/.
+"""Hooks of MkDocs: pages for files outside docs/, and a check that every page of docs/ was built.
 
 Pages link to files of the repository by relative paths, such as `../dipaco_jax/core/grid.py#L12`, so that links work
 where the repository is viewed. Each such file becomes a page of the site, to which the link then leads: Markdown and
-pictures as they are, notebooks as their cells, other files as listings with numbered lines.
+pictures as they are, notebooks as their cells, other files as listings with numbered lines. The site's first page is
+docs/index.md, so README.md, which MkDocs would put there too, has another address.
 """
 
-import dataclasses
+import collections
+import html.parser
 import json
 import pathlib
 import posixpath
 import re
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files, InclusionLevel
-
-from dipaco_jax.command_line import config_file, usage
-from dipaco_jax.core import settings
 
 ROOT = pathlib.Path(__file__).parents[1]
 LINK = re.compile(r'\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)')
 LISTINGS = {'.py': 'python', '.sh': 'bash', '.yaml': 'yaml', '.cfg': 'ini', '.svg': 'xml'}
-FIELDS = '<!-- fields: filled in when the site is built -->'
+OTHER_URIS = {'README.md': 'readme.md'}
 
 
 def on_files(files: Files, config) -> Files:
@@ -36,26 +36,71 @@ def on_files(files: Files, config) -> Files:
       new = {link for link in links - seen if (ROOT / link).is_file() and not _is_documentation(link)}
       seen |= new
       waiting += sorted(new)
+  clashes = [uri for uri, count in collections.Counter(file.dest_uri for file in files).items() if count > 1]
+  if clashes:
+    raise PluginError(f'several files have one address in the site: {", ".join(clashes)}; name others in OTHER_URIS')
   return files
 
 
 def on_page_markdown(markdown: str, page, **_) -> str:
-  """Fills in the fields, and makes links to files outside docs/ links to their pages."""
+  """Makes links to files outside docs/ links to their pages."""
   uri = page.file.src_uri
-  inside = (ROOT / 'docs' / uri).is_file()
-  path = f'docs/{uri}' if inside else uri
+  if uri.startswith('source/'):
+    return markdown
+  path = pathlib.Path(page.file.abs_src_path).relative_to(ROOT).as_posix()
 
   def rewritten(found: re.Match) -> str:
     target, anchor = _target(path, found[1]), found[2] or ''
     relative = posixpath.relpath(_uri(target), posixpath.dirname(uri) or '.')
     return f']({relative}{anchor.replace("#L", "#__codelineno-0-") if re.fullmatch("#L[0-9]+", anchor) else anchor})'
 
-  return markdown if uri.startswith('source/') else LINK.sub(rewritten, markdown.replace(FIELDS, _fields()))
+  return LINK.sub(rewritten, markdown)
 
 
 def on_page_content(html: str, page, **_):
   """Tells MkDocs of the lines of a listing, which it sees in no other way, so that it checks links to them."""
   page.present_anchor_ids.update(re.findall(r' id="(__codelineno-[0-9-]+)"', html))
+
+
+def on_post_build(config):
+  """Raises PluginError if a built page lacks a heading of its page in docs/."""
+  for page in sorted((ROOT / 'docs').glob('*.md')):
+    built = pathlib.Path(config.site_dir) / ('' if page.stem == 'index' else page.stem) / 'index.html'
+    parser = BuiltHeadings()
+    parser.feed(built.read_text())
+    missing = [heading for heading in source_headings(page.read_text()) if heading not in parser.headings]
+    if missing:
+      raise PluginError(f'{built} lacks headings of docs/{page.name}: {", ".join(missing)}')
+
+
+def source_headings(markdown: str) -> list[str]:
+  """Returns the headings of a page, without markup; lines of code that begin with # are none."""
+  text = re.sub(r'^( *)```.*?^\1```$', '', markdown, flags=re.MULTILINE | re.DOTALL)
+  headings = re.findall(r'^#+ (.*)$', text, re.MULTILINE)
+  return [re.sub(r'\[([^]]*)\]\([^)]*\)|[`*]', r'\1', heading) for heading in headings]
+
+
+class BuiltHeadings(html.parser.HTMLParser):
+  """Collects the text of the headings of an HTML page."""
+
+  def __init__(self):
+    super().__init__()
+    self.headings: list[str] = []
+    self.is_inside = False
+
+  def handle_starttag(self, tag: str, attrs):
+    if re.fullmatch('h[1-6]', tag):
+      self.is_inside = True
+      self.headings.append('')
+
+  def handle_endtag(self, tag: str):
+    if re.fullmatch('h[1-6]', tag):
+      self.is_inside = False
+      self.headings[-1] = self.headings[-1].removesuffix('¶')  # the link to the heading itself
+
+  def handle_data(self, data: str):
+    if self.is_inside:
+      self.headings[-1] += data
 
 
 def _leaves(nav) -> list[str]:
@@ -79,6 +124,8 @@ def _uri(path: str) -> str:
   """Where the site has a file of the repository."""
   if _is_documentation(path):
     return path.removeprefix('docs/')
+  if path in OTHER_URIS:
+    return OTHER_URIS[path]
   return path if path.endswith(('.md', '.png')) else f'source/{path}.md'
 
 
@@ -86,7 +133,7 @@ def _page(path: str, config) -> File:
   """A file outside docs/, as the site has it."""
   file = ROOT / path
   if path.endswith(('.md', '.png')):
-    return File.generated(config, path, abs_src_path=str(file), inclusion=InclusionLevel.NOT_IN_NAV)
+    return File.generated(config, _uri(path), abs_src_path=str(file), inclusion=InclusionLevel.NOT_IN_NAV)
   if file.suffix == '.ipynb':
     return File.generated(config, _uri(path), content=_notebook(file), inclusion=InclusionLevel.NOT_IN_NAV)
   kind = LISTINGS.get(file.suffix, 'text')
@@ -98,25 +145,3 @@ def _notebook(file: pathlib.Path) -> str:
   """The cells of a notebook, one after another."""
   cells = [(cell['cell_type'], ''.join(cell['source'])) for cell in json.loads(file.read_text())['cells']]
   return '\n\n'.join(words if kind == 'markdown' else f'```python\n{words}\n```' for kind, words in cells)
-
-
-def _fields() -> str:
-  """A table of fields for every section of a config."""
-  words, sections = usage.explanations(), {}
-  for name, value in config_file.FIELDS.items():
-    sections.setdefault(name.rpartition('.')[0], []).append((name, value))
-  parts = []
-  for section, fields in sorted(sections.items(), key=lambda item: _order(item[0])):
-    rows = [f'| `{name}` | `{value!r}` | {_cell(words.get(name, ""))} |' for name, value in fields]
-    heading = f'## {section}\n\n{words.get(section, "")}' if section else '## The whole run'
-    parts.append('\n'.join([heading, '', '| field | default | |', '|---|---|---|', *rows]))
-  return '\n\n'.join(parts)
-
-
-def _order(section: str) -> int:
-  names = ['', *(field.name for field in dataclasses.fields(settings.Settings))]
-  return names.index(section)
-
-
-def _cell(words: str) -> str:
-  return words.replace('|', r'\|').replace('_', r'\_').replace('*', r'\*')
