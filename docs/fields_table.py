@@ -16,8 +16,8 @@ PAGE = pathlib.Path(__file__).with_name('fields.md')
 OPENING = """# Every field
 
 The fields of a config and their defaults, as [settings.py](../dipaco_jax/core/settings.py) defines them. `python -m
-dipaco_jax.main --help` prints the same list. Numbers in brackets are sections of the DiPaCo paper. This page is written by
-`python docs/fields_table.py`."""
+dipaco_jax.main --help` prints the same list. Numbers in brackets are sections of the DiPaCo paper. `python
+docs/fields_table.py` writes this page."""
 
 
 def make_page() -> str:
