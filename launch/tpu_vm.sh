@@ -15,6 +15,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 usage() {
   cat <<'END'
 launch/tpu_vm.sh COMMAND --name=NAME --zone=ZONE --topology=TOPOLOGY [OPTION ...] [-- OPTIONS OF dipaco_jax.main]
+launch/tpu_vm.sh ssh --name=NAME --zone=ZONE --topology=TOPOLOGY [OPTION ...] -- LINE
 
 Trains on a Cloud TPU slice, or on several, from this machine, which needs gcloud.
 
@@ -27,6 +28,7 @@ Trains on a Cloud TPU slice, or on several, from this machine, which needs gclou
   stop     stops a run, with its state saved
   logs     prints the end of every host's output
   status   of the slices, and of the run on each host
+  ssh      runs the line of shell behind -- on all hosts, as: ssh ... -- 'df -h'
   delete   gives the slices back; from here on they cost nothing
 
 All commands take the same options, and ignore those that they don't need:
@@ -36,12 +38,16 @@ All commands take the same options, and ignore those that they don't need:
   --topology=TOPOLOGY   as v5e:2x4, or v5e:8x8*4 for four slices; what --compile_only takes
   --project=PROJECT     by default that of gcloud's configuration
   --spot                cheaper, and may be taken away at any time
-  --disk=DISK           a disk of the zone, for a slice of one host: /mnt/dipaco, formatted if it is blank. Not needed
-                        where --workdir and the text are in a bucket
+  --disk=DISK           a disk of the zone, for a slice of one host: /mnt/dipaco, formatted if it is blank. v6e takes
+                        disks of type hyperdisk-balanced only, the others pd-balanced. Not needed where --workdir and
+                        the text are in a bucket and the hosts' boot disks have room for the run's scratch
   --nfs=HOST:/SHARE     of a file server, such as Filestore: /mnt/dipaco on all hosts
   --extras=EXTRAS       of the package that is installed (tpu,gcs)
   --runtime=VERSION     of the hosts' image, by default the one that Google names for the kind of TPU
-  --gcloud=FLAG         for `gcloud compute tpus queued-resources create`, as --gcloud=--reserved; may be repeated
+  --gcloud=FLAG         a flag of gcloud, passed to the calls that take it; may be repeated. Flags of connections, such as
+                        --gcloud=--tunnel-through-iap, go to ssh and scp; those of gcloud itself, such as
+                        --gcloud=--impersonate-service-account=ACCOUNT, to all calls; all others, such as
+                        --gcloud=--reserved or --gcloud=--service-account=ACCOUNT, to the creation of slices
   --pause_s=SECONDS     between two looks at slices that are awaited (30)
   --dry_run             prints every command that it would run, and runs none
 
@@ -59,16 +65,16 @@ fail() { say "$1"; exit "${2:-2}"; }
 parse() {
   command=${1-}
   case $command in
-    create | install | run | stop | logs | status | delete) shift ;;
-    *) fail "${command:-nothing} is no command; first comes create, install, run, stop, logs, status or delete" ;;
+    create | install | run | stop | logs | status | ssh | delete) shift ;;
+    *) fail "${command:-nothing} is no command; first comes create, install, run, stop, logs, status, ssh or delete" ;;
   esac
   name='' zone='' topology='' project='' spot='' disk='' nfs='' extras=tpu,gcs runtime='' pause_s=30 dry_run=''
-  create_flags=() options=() typed=()
+  create_flags=() ssh_flags=() scp_flags=() all_flags=() through_iap='' options=() typed=()
   while (( $# )); do
     case $1 in
       --) shift; options=("$@"); break ;;
       --spot | --dry_run) printf -v "${1#--}" %s yes ;;
-      --gcloud=-*) create_flags+=("${1#*=}") ;;
+      --gcloud=-*) add_flag "${1#*=}" ;;
       --name=?* | --zone=?* | --topology=?* | --project=?* | --disk=?* | --nfs=?* | --extras=?* | \
         --runtime=?* | --pause_s=?*)
         option=${1%%=*}
@@ -93,9 +99,11 @@ check() {
   place=${disk:+disk}$nfs  # what tpu_host.sh mounts
   [[ ! $nfs || $nfs =~ ^[^:/]+:/.+ ]] || fail "--nfs=$nfs: write it as HOST:/SHARE"
   [[ $pause_s =~ ^[0-9]+$ ]] || fail "--pause_s=$pause_s should be whole seconds"
-  if [[ $command == run ]]; then check_run; elif (( ${#options[@]} )); then
-    fail "${options[0]}: only run takes options of dipaco_jax.main"
-  fi
+  case $command in
+    run) check_run ;;
+    ssh) (( ${#options[@]} )) || fail "write the line of shell behind --: for instance -- 'df -h'" ;;
+    *) (( ! ${#options[@]} )) || fail "${options[0]}: only run takes options of dipaco_jax.main" ;;
+  esac
   [[ $dry_run ]] || type gcloud > /dev/null 2>&1 || fail 'gcloud is missing: install the Google Cloud CLI, and log in'
 }
 
@@ -117,7 +125,10 @@ check_topology() {
     v6e) accelerator=v6e-$chips runtime=${runtime:-v2-alpha-tpuv6e} ;;
   esac
   reached_by=tpu-vm everywhere=(--worker=all)
-  if (( slices > 1 )); then reached_by=queued-resources everywhere+=(--node=all --batch-size=all); fi
+  # `tpu-vm ssh` reaches one slice, and takes --tunnel-through-iap in gcloud's alpha version alone.
+  if [[ $through_iap ]] || (( slices > 1 )); then
+    reached_by=queued-resources everywhere+=(--node=all --batch-size=all)
+  fi
 }
 
 check_run() {
@@ -139,6 +150,22 @@ check_run() {
 
 # -- gcloud
 
+add_flag() {  # to the flags of the calls of gcloud that take it
+  case ${1%%=*} in
+    --zone | --project) fail "--gcloud=$1: write $1" ;;
+    --account | --access-token-file | --billing-project | --configuration | --impersonate-service-account | \
+      --log-http | --no-log-http | --trace-token | --verbosity)
+      all_flags+=("$1") ;;
+    --tunnel-through-iap) through_iap=yes ssh_flags+=("$1") scp_flags+=("$1") ;;
+    --internal-ip | --plain | --force-key-file-overwrite | --ssh-key-file | --ssh-key-expiration | \
+      --ssh-key-expire-after | --strict-host-key-checking)
+      ssh_flags+=("$1") scp_flags+=("$1") ;;
+    --ssh-flag) ssh_flags+=("$1") ;;
+    --scp-flag | --compress) scp_flags+=("$1") ;;
+    *) create_flags+=("$1") ;;
+  esac
+}
+
 quoted() {  # words for a shell, quoted where they need it
   local word words=()
   for word in "$@"; do
@@ -154,12 +181,17 @@ call() {  # runs a command; in a dry run prints it
 }
 
 tpus() {
-  call gcloud compute tpus "$@" "--zone=$zone" ${project:+"--project=$project"} --quiet
+  call gcloud compute tpus "$@" "--zone=$zone" ${project:+"--project=$project"} \
+    ${all_flags[@]+"${all_flags[@]}"} --quiet
 }
 
-on_hosts() { tpus "$reached_by" ssh "$name" "${everywhere[@]}" "--command=$1"; }  # a line of shell
+on_hosts() {  # a line of shell
+  tpus "$reached_by" ssh "$name" "${everywhere[@]}" ${ssh_flags[@]+"${ssh_flags[@]}"} "--command=$1"
+}
 
-to_hosts() { tpus "$reached_by" scp "$1" "$name:" "${everywhere[@]}"; }  # a file, into home directories
+to_hosts() {  # a file, into home directories
+  tpus "$reached_by" scp "$1" "$name:" "${everywhere[@]}" ${scp_flags[@]+"${scp_flags[@]}"}
+}
 
 host() { quoted bash dipaco_jax/launch/tpu_host.sh "$@"; }
 
@@ -227,7 +259,8 @@ create() {
 }
 
 project_id() {
-  if [[ $project || $dry_run ]]; then echo "${project:-PROJECT}"; else gcloud config get-value project 2> /dev/null; fi
+  if [[ $project || $dry_run ]]; then echo "${project:-PROJECT}"; return; fi
+  gcloud config get-value project ${all_flags[@]+"${all_flags[@]}"} 2> /dev/null
 }
 
 delete() { tpus queued-resources delete "$name" --force; }
@@ -337,7 +370,13 @@ interrupted() {
 }
 
 main() {
-  case " $* " in *' --help '* | *' -h '*) usage; exit 0 ;; esac
+  local word
+  for word in "$@"; do
+    case $word in
+      --help | -h) usage; exit 0 ;;
+      --) break ;;  # what follows is not for this script
+    esac
+  done
   parse "$@"
   check
   exec 3>&1
@@ -351,6 +390,7 @@ main() {
     stop) stop; costs ;;
     logs) logs ;;
     status) status ;;
+    ssh) on_hosts "${options[*]}" ;;
     delete) delete ;;
   esac
 }

@@ -132,6 +132,44 @@ def test_several_slices(cloud):
   assert cloud.calls('delete')[0][2:6] == ['queued-resources', 'delete', 'one', '--force']
 
 
+OWN_IDENTITY = ['--impersonate-service-account=me@mine.iam', '--configuration=work']
+CONNECTION = ['--tunnel-through-iap', '--ssh-key-file=key']
+CREATION = ['--internal-ips', '--service-account=hosts@mine.iam']
+FLAGS = [f'--gcloud={flag}' for flag in (*OWN_IDENTITY, *CONNECTION, *CREATION)]
+
+
+def printed_calls(out: str) -> list[list[str]]:
+  """The calls of gcloud that a dry run prints."""
+  lines = re.findall(r'^gcloud (.*?)(?=^gcloud|^tar|^# |\Z)', out, re.MULTILINE | re.DOTALL)
+  return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize('command', ['create', 'install', 'run', 'status', 'logs', 'stop', 'ssh', 'delete'])
+def test_flags_of_gcloud_reach_the_calls_that_take_them(cloud, command):
+  """`gcloud compute tpus tpu-vm ssh` knows --tunnel-through-iap in its alpha version alone, so another is called."""
+  behind = {'run': ['--', *PROGRAM], 'ssh': ['--', 'df -h']}.get(command, [])
+  calls = printed_calls(cloud(command, *TPU, *FLAGS, '--dry_run', *behind)[0])
+  expected = {'create': CREATION, 'scp': CONNECTION, 'ssh': CONNECTION}
+  assert calls
+  for call in calls:
+    flags = [word for word in call if word in {*OWN_IDENTITY, *CONNECTION, *CREATION}]
+    assert sorted(flags) == sorted([*expected.get(call[3], []), *OWN_IDENTITY]), call
+    assert call[2] == 'queued-resources' or call[3] == 'describe'
+
+
+def test_the_project_of_a_disk_is_that_of_the_configuration(cloud):
+  here = [option for option in TPU if not option.startswith('--project')]
+  cloud('create', *here, '--disk=d', '--gcloud=--configuration=work')
+  assert ['config', 'get-value', 'project', '--configuration=work'] in cloud.calls()
+  assert '--data-disk=source=projects/configured/zones/us-west4-a/disks/d,mode=read-write' in cloud.calls('create')[0]
+
+
+def test_ssh_runs_a_line_on_all_hosts(cloud):
+  cloud.installed()
+  cloud('ssh', *TPU, '--', 'touch "here it is"')
+  assert len(list(cloud.folder.glob('hosts/*/here it is'))) == 2
+
+
 CONFIRMS = slow.but(['status', 'delete'], 'status', 'delete')
 
 

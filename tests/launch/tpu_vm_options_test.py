@@ -59,6 +59,9 @@ def test_help(cloud):
     (['create', *TPU, '--pause_s=soon'], '--pause_s=soon should be whole seconds'),
     (['create', *TPU, *PROGRAM], 'write it behind --'),
     (['create', *TPU, '--', *PROGRAM], 'only run takes options'),
+    (['ssh', *TPU], "write the line of shell behind --: for instance -- 'df -h'"),
+    (['create', *TPU, '--gcloud=--project=other'], '--gcloud=--project=other: write --project=other'),
+    (['create', *TPU, '--gcloud=--zone=us-west4-b'], '--gcloud=--zone=us-west4-b: write --zone=us-west4-b'),
     (['run', *TPU], '--config is missing behind --'),
     (['run', *TPU, '--', '--config=configs/none.py', PROGRAM[1]], 'name a file of this clone'),
     (['run', *TPU, '--', '--config=setup.cfg', PROGRAM[1]], 'name a file of this clone'),
@@ -113,7 +116,7 @@ def test_the_pages_lines_are_accepted(cloud):
   lines = [line.strip() for block in re.findall(r'```\n(.*?)```', page, re.DOTALL) for line in block.splitlines()]
   (function,) = [line for line in lines if line.startswith('tpu()')]
   used = [line for line in lines if line.startswith('tpu ')]
-  assert {line.split()[1] for line in used} == {'create', 'install', 'run', 'delete'}
+  assert {line.split()[1] for line in used} == {'create', 'install', 'ssh', 'run', 'delete'}
   for line in used:
     program = f'{function.replace("--spot", "--spot --dry_run")}\n{line}'
     done = subprocess.run(['bash', '-c', program], cwd=ROOT, env=cloud.env, capture_output=True, text=True)
