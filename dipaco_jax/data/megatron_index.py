@@ -1,8 +1,13 @@
-"""Megatron's index of a file of tokens, the .idx beside its .bin: where sequences are, and which are a document."""
+"""Megatron's index of a file of tokens, the .idx beside its .bin: where sequences are, and which are a document.
+
+The borders of documents begin with 0 and end with the number of sequences. Some writers leave out the last border, or
+write none: `all_borders` completes them, so that every sequence belongs to a document.
+"""
 
 import itertools
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,8 +34,23 @@ def is_there(path: str) -> bool:
   return bool(remote_files.find(of(path))) if remote_files.is_remote(path) else os.path.isfile(of(path))
 
 
+class Index(NamedTuple):
+  """The content of an index."""
+
+  dtype: np.dtype  # of a token
+  lengths: np.ndarray  # int32 [sequences], tokens
+  starts: np.ndarray  # int64 [sequences], bytes
+  borders: np.ndarray  # int64, as written; see `all_borders`
+
+
 def read(path: str) -> tuple[np.dtype, Iterator[Places]]:
   """Reads the index of a .bin file: the type of a token, and the documents. Raises InputError where it is damaged."""
+  index = read_index(path)
+  return index.dtype, _documents(index)
+
+
+def read_index(path: str) -> Index:
+  """Reads and checks the index of a .bin file. Raises InputError where it is damaged."""
   index, content = of(path), _content(of(path))
   if content[: len(BEFORE)].tobytes() == BEFORE:
     raise InputError(f"{index}: it is in Megatron's first format, which is read no more: {ANEW}")
@@ -43,13 +63,41 @@ def read(path: str) -> tuple[np.dtype, Iterator[Places]]:
   dtype, count, borders = np.dtype(KINDS[kind]), int(header['sequences']), int(header['borders'])
   size = HEADER.itemsize + (4 + 8) * count + 8 * borders
   if size != len(content):  # longer with modes, where there are images too
-    words = f'{len(content)} bytes, not the {size} of {count} sequences of text and {borders - 1} documents'
+    words = f'{len(content)} bytes, not the {size} of {count} sequences of text and {borders} borders of documents'
     raise InputError(f'{index}: damaged, cut short or not of text alone ({words}): {ANEW}')
   lengths = np.frombuffer(content, '<i4', count, HEADER.itemsize)
   starts = np.frombuffer(content, '<i8', count, HEADER.itemsize + 4 * count)
   limits = np.frombuffer(content, '<i8', borders, HEADER.itemsize + (4 + 8) * count)
-  _check(path, lengths, starts, limits, dtype.itemsize)
-  return dtype, _documents(lengths, starts, limits)
+  found = Index(dtype, lengths, starts, limits)
+  _check(path, found)
+  return found
+
+
+def all_borders(index: Index) -> np.ndarray:
+  """Returns the borders of documents from 0 to the number of sequences.
+
+  Sequences before the first border, or behind the last, are one more document. Without any document each sequence is
+  one, as Megatron itself reads them.
+  """
+  borders, count = index.borders, len(index.lengths)
+  if len(borders) < 2:
+    return np.arange(count + 1)
+  return np.concatenate([[0] * bool(borders[0] > 0), borders, [count] * bool(borders[-1] < count)]).astype(np.int64)
+
+
+def describe_gaps(path: str) -> list[str]:
+  """Describes what the index of a .bin file leaves out, a sentence each; [] where it is complete."""
+  index, sentences = read_index(path), []
+  if num_added := len(all_borders(index)) - len(index.borders):
+    documents = 'document' if num_added == 1 else 'documents'
+    sentences.append(
+      f'{of(path)}: {len(index.lengths):,} sequences, but its borders of documents do not reach from 0 to the last '
+      f'sequence; the sequences outside them are read as {num_added:,} more {documents}'
+    )
+  size, used = _size(path), int(index.lengths.sum(dtype=np.int64)) * index.dtype.itemsize
+  if size > used:
+    sentences.append(f'{path}: {used:,} of its {size:,} bytes are in the sequences of its .idx; the others are not read')
+  return sentences
 
 
 def _content(index: str) -> np.ndarray:
@@ -60,18 +108,26 @@ def _content(index: str) -> np.ndarray:
     return np.memmap(index, np.uint8, 'r')
 
 
-def _check(path: str, lengths: np.ndarray, starts: np.ndarray, borders: np.ndarray, itemsize: int) -> None:
-  """Raises InputError where an index points out of itself or of its .bin file."""
+def _size(path: str) -> int:
   with compressed_files.reading(path), remote_files.open_file(path) as f:
-    size = f.seek(0, os.SEEK_END)
+    return f.seek(0, os.SEEK_END)
+
+
+def _check(path: str, index: Index) -> None:
+  """Raises InputError where an index points out of itself or of its .bin file."""
+  _, lengths, starts, borders = index
   is_inside = not len(lengths) or (lengths.min() >= 0 and starts.min() >= 0)
   if not is_inside or np.any(np.diff(borders) < 0) or np.any((borders < 0) | (borders > len(lengths))):
     raise InputError(f'{of(path)}: damaged (its places are not in order): {ANEW}')
-  if len(lengths) and (needed := int((starts + lengths.astype(np.int64) * itemsize).max())) > size:
-    words = f'{size} bytes, and its .idx tells of {needed}'
+  if not len(lengths):
+    return
+  size = _size(path)
+  ends = np.minimum(starts, size + 1) + lengths.astype(np.int64) * index.dtype.itemsize  # without overflow
+  if (needed := int(ends.max())) > size:
+    words = f'{size} bytes, and its .idx tells of {needed} or more'
     raise InputError(f'{path}: damaged, cut short or of another .idx ({words}); fix it, or leave it out')
 
 
-def _documents(lengths: np.ndarray, starts: np.ndarray, borders: np.ndarray) -> Iterator[Places]:
-  for begin, end in itertools.pairwise(borders):
-    yield list(zip(starts[begin:end].tolist(), lengths[begin:end].tolist(), strict=True))
+def _documents(index: Index) -> Iterator[Places]:
+  for begin, end in itertools.pairwise(all_borders(index)):
+    yield list(zip(index.starts[begin:end].tolist(), index.lengths[begin:end].tolist(), strict=True))

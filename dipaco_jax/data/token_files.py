@@ -63,7 +63,10 @@ def is_one_text(path: str, data: settings.Data) -> bool:
 
 
 def say_how_it_is_taken(path: str, data: settings.Data) -> None:
-  """Logs that a file is one text: its documents may have ends that the tokenizer does not know."""
+  """Warns of a file that is taken for one text, as its ends of documents may be unknown, and of gaps in an index."""
+  if megatron_index.is_there(path):
+    for sentence in megatron_index.describe_gaps(path):
+      logging.warning('%s', sentence)
   if is_one_text(path, data):
     tokenizer = _tokenizer(path, data)
     words = '%s: no document ends (by token %d) in its first %d tokens: it is one text, cut into pieces of %d'

@@ -168,6 +168,11 @@ BAD = {
     lambda tmp_path, ids, eos: foreign_tokens.megatron(tmp_path / 'a', [*([x] for x in ids), [[-1]]]),
     r'a\.bin: token \d+ is -1, and the vocabulary',
   ),
+  'a place whose end is beyond any number': (
+    damaged_index(put(34 + 4 * 200, (1 << 63) - 2)),
+    r'a\.bin: damaged, cut short or of another \.idx',
+  ),
+  'documents in no order': (damaged_index(lambda i: put(len(i) - 16, 3)(i)), r'a\.idx: damaged \(its places'),
   'tokens cut short': (cut_file('megatron', 'a.bin', 2), r'a\.bin: damaged, cut short or of another \.idx \('),
 }
 
@@ -204,3 +209,28 @@ def test_documents_of_an_index_may_lie_anywhere(tmp_path):
   foreign_tokens.megatron(tmp_path / 'a', [[[1, 2]], [[3], [4, 5]], [[6]]])
   dtype, documents = megatron_index.read(f'{tmp_path}/a.bin')
   assert dtype == np.int32 and list(documents) == [[(0, 2)], [(8, 1), (12, 2)], [(20, 1)]]
+
+
+def test_an_index_without_its_last_border_loses_no_document(tmp_path, tokenizer, caplog):
+  documents = [[x] for x in encoded(tokenizer)]
+  expected = [tokenizer.encode(text).tolist() for text in TEXTS]
+  for name, borders in {
+    'last': slice(0, -1), 'first': slice(1, None), 'both': slice(1, -1), 'all but one': slice(0, 1), 'all': slice(0, 0)
+  }.items():  # fmt: skip
+    foreign_tokens.megatron(tmp_path / 'a', documents, written=borders)
+    caplog.clear()
+    data = of(tmp_path, 'a.bin')
+    corpus.check_readable(data)
+    assert caplog.text.count('a.idx: 200 sequences, but its borders of documents do not reach') == 1, name
+    found = [d.text.tolist() for side in corpora.both(data) for d in side]
+    assert sorted(found) == sorted(expected), name
+
+
+def test_a_complete_index_is_read_without_a_warning(tmp_path, tokenizer, caplog):
+  foreign_tokens.megatron(tmp_path / 'a', [sentences(x) for x in encoded(tokenizer)])
+  corpus.check_readable(of(tmp_path, 'a.bin'))
+  assert not caplog.text
+  with (tmp_path / 'a.bin').open('ab') as f:
+    f.write(b'1234')
+  corpus.check_readable(of(tmp_path, 'a.bin'))
+  assert 'the others are not read' in caplog.text

@@ -26,12 +26,17 @@ def llm_c(file: pathlib.Path, documents: Sequence[Sequence[int]], eos: int, dtyp
   file.write_bytes(header.tobytes() + tokens.tobytes())
 
 
-def megatron(stem: pathlib.Path, documents: Sequence[Sequence[Sequence[int]]], dtype=np.int32) -> None:
-  """Writes documents, each of some sequences (of sentences, or one of all), to STEM.bin and STEM.idx."""
+def megatron(
+  stem: pathlib.Path, documents: Sequence[Sequence[Sequence[int]]], dtype=np.int32, written: slice = slice(None)
+) -> None:
+  """Writes documents, each of some sequences (of sentences, or one of all), to STEM.bin and STEM.idx.
+
+  Of the borders of documents only those of a slice are written, as by writers that leave some out.
+  """
   sequences = [ids for document in documents for ids in document]
   lengths = np.array([len(ids) for ids in sequences], np.int32)
   starts = np.concatenate([[0], np.cumsum(lengths[:-1], dtype=np.int64) * np.dtype(dtype).itemsize])[: len(lengths)]
-  borders = np.cumsum([0, *map(len, documents)], dtype=np.int64)
+  borders = np.cumsum([0, *map(len, documents)], dtype=np.int64)[written]
   header = struct.pack('<9sQBQQ', b'MMIDIDX\0\0', 1, MEGATRON_TYPES[dtype], len(sequences), len(borders))
   stem.with_suffix('.idx').write_bytes(
     header + lengths.tobytes() + starts.astype(np.int64).tobytes() + borders.tobytes()
