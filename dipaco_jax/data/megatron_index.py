@@ -96,7 +96,9 @@ def describe_gaps(path: str) -> list[str]:
     )
   size, used = _size(path), int(index.lengths.sum(dtype=np.int64)) * index.dtype.itemsize
   if size > used:
-    sentences.append(f'{path}: {used:,} of its {size:,} bytes are in the sequences of its .idx; the others are not read')
+    sentences.append(
+      f'{path}: {used:,} of its {size:,} bytes are in the sequences of its .idx; the others are not read'
+    )
   return sentences
 
 
