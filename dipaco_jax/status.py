@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from dipaco_jax.command_line import bucket_copy, command
-from dipaco_jax.core import averaging_gap, settings
+from dipaco_jax.core import averaging_gap, dense_control, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import stage as stage_lib, time_account
@@ -22,7 +22,7 @@ from dipaco_jax.training import metrics_log
 from dipaco_jax.training.display import duration, whose_loss
 
 AFTER = {'train': ' after phase {phase}', 'pretrain': ' of the base model'}
-AFTER[stage_lib.CONTROL] = ' of the dense control after phase {phase}'
+AFTER |= dict.fromkeys(stage_lib.CONTROLS.values(), ' of the dense control after phase {phase}')
 
 
 def status(workdir: pathlib.Path) -> str:
@@ -41,7 +41,10 @@ def status(workdir: pathlib.Path) -> str:
   if stage in ('pretrain', 'train'):
     lines += _training(workdir, stage, config, holder is not None)
   elif stage == 'evaluate' and config.evaluate.control and (workdir / stage_lib.CONTROL).exists():
-    lines += ['first the dense control:', *_training(workdir, stage_lib.CONTROL, config, holder is not None)]
+    lines += [
+      'first the dense control:',
+      *_training(workdir, stage_lib.control_name(config), config, holder is not None),
+    ]
   lines += _quality(workdir, complete) + (_averaging_gap(workdir, config) if stage == 'train' else [])
   lines += failures.in_words(failures.read_failures(workdir)) + _checkpoint(workdir, stage)
   lines += [words] if (words := time_table.in_words(time_account.read(workdir))) else []
@@ -102,31 +105,31 @@ def _paths(paths: list[int]) -> str:
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:
   """Returns lines on phase and step, loss and speed, and time to go, from the last rows of metrics.jsonl."""
   rows = itertools.takewhile(lambda row: row['stage'] == stage, metrics_log.rows_backwards(workdir))
-  steps = list(itertools.islice((row for row in rows if row['kind'] == 'step'), 40))
-  if not steps:
+  rows_of_steps = list(itertools.islice((row for row in rows if row['kind'] == 'step'), 40))
+  if not rows_of_steps:
     return ['no step is made yet' + (': the first compiles' if running else '')]
-  last, num_paths = steps[0], config.num_paths if stage == 'train' else 1
+  last, num_paths = rows_of_steps[0], config.num_paths if stage == 'train' else 1
+  is_control = stage in stage_lib.CONTROLS.values()
+  steps = dense_control.steps_per_phase(config) if is_control else config.train.steps_per_phase
   if stage == 'pretrain':
     done, total = last['step'], config.pretrain.steps
     position = f'step {done:,} of {total:,}'
   else:
-    phases, steps_in_all = config.train.phases, config.train.phases * config.train.steps_per_phase
+    phases, steps_in_all = config.train.phases, config.train.phases * steps
     done, total = last['updates'], steps_in_all * num_paths
     position = f'phase {min(last["phase"] + 1, phases)} of {phases}, step {last["step"]:,} of '
     position += f'{config.pretrain.steps + steps_in_all:,}'
-  lines = [f'{position}, {100 * done / total:.0f}% of {"it" if stage == stage_lib.CONTROL else "this stage"}']
+  lines = [f'{position}, {100 * done / total:.0f}% of {"it" if is_control else "this stage"}']
   left, losses = total - done, [loss for loss in last['loss'] if loss is not None]
   words = whose_loss(last['paths'], num_paths).replace('_', ' ')
   figures = [f'{words} {statistics.mean(losses):.3f}'] if losses else [f'{words} is not a number']
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
-  pairs = itertools.pairwise(steps)
+  pairs = itertools.pairwise(rows_of_steps)
   rates = [(b['time'] - a['time']) / (b['updates'] - a['updates']) for b, a in pairs if b['updates'] > a['updates']]
   rate = statistics.median(rates) if rates else None  # so ends of phases and pauses between two sittings don't count
   if running and rate is not None:  # 0 if rows were written within a tick of the clock
-    figures.append(
-      f'about {duration(left * rate)} to go {"with it" if stage == stage_lib.CONTROL else "in this stage"}'
-    )
+    figures.append(f'about {duration(left * rate)} to go {"with it" if is_control else "in this stage"}')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
 
 

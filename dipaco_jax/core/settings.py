@@ -238,7 +238,15 @@ class Evaluate:
   seq_len: int = field(0, 'tokens of each document; 0: model.seq_len', zero=True)
   batch_size: int = field(0, 'rows; 0: train.batch_size', zero=True)
   every_phases: int = field(1, 'how often it is measured while training; 0: only at the end', zero=True)
-  control: bool = field(False, 'trains the dense control too: the base, for as many steps as a path', may_change=True)
+  control: bool = field(False, 'trains a dense control too: one model, from the base on, on all text', may_change=True)
+  control_budget: str = field(
+    'steps',
+    "how much the dense control is trained: 'steps', for as many steps as one path; 'flops', with as many tokens, and "
+    'so FLOPs, as all paths together',
+    choices='steps flops',
+    may_change=True,
+    added=True,
+  )
   matrix: bool = field(False, "every path's loss on every shard's hold-out, in the report", may_change=True)
   reroute_every: tuple[int, ...] = field(
     (), 'tokens after which a path is chosen again [2.4.3]', example='(64, 32)', may_change=True

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import grid as grid_lib, outer, settings as settings_lib
+from dipaco_jax.core import dense_control, grid as grid_lib, outer, settings as settings_lib
 from dipaco_jax.data import loader
 from dipaco_jax.pipeline import run as run_lib, stage, validate_stage
 from dipaco_jax.storage import tensors, time_use
@@ -49,7 +49,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
 
 
 def control_job(run: run_lib.Run) -> job_lib.Job:
-  """Returns the training of the dense control: plain AdamW from the base, on all text, for as many steps as a path.
+  """Returns the training of the dense control: plain AdamW from the base, on all text, for `dense_control`'s steps.
 
   Schedules go on from the base, and text where the base stopped reading. Phases are for hold-outs and validation only.
   """
@@ -60,8 +60,9 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
   holdout = validate_stage.control_holdout(run) if s.train.early_stopping else None
   validate = functools.partial(validate_stage.validate, run, made)
   evaluation = job_lib.Evaluation(holdout, validate, s.evaluate.every_phases)
+  schedule = _schedule(dense_control.control_settings(s))
   return job_lib.Job(
-    stage.CONTROL, made, _schedule(s), data, _alone, base=run.base(), base_state=base_state(run, made),
+    stage.control_name(s), made, schedule, data, _alone, base=run.base(), base_state=base_state(run, made),
     evaluation=evaluation, publish=True,
   )  # fmt: skip
 

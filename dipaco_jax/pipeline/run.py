@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import modules, settings as settings_lib
+from dipaco_jax.core import dense_control, modules, settings as settings_lib
 from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_lib, tokenizer_files
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
@@ -82,9 +82,11 @@ class Run:
 
   @functools.cached_property
   def control_programs(self) -> programs_lib.Programs:
-    """Programs of the dense control: those of the base model, unless a path's batches need other devices."""
-    made = self._programs(self.settings.dense(), 'train')
-    return self.base_programs if made.placement == self.base_programs.placement else made
+    """Programs of the dense control: those of the base model, unless its batches or its schedule are others."""
+    dense = dense_control.control_settings(self.settings)
+    made = self._programs(dense, 'train')
+    is_same = made.placement == self.base_programs.placement and dense.decay_steps == self.settings.decay_steps
+    return self.base_programs if is_same else made
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
     layout = modules.make_layout(settings.grid, settings.levels, transformer.shapes(self.model))

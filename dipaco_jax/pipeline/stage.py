@@ -5,7 +5,8 @@ from typing import NamedTuple
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.data import tokenizer_files
 
-CONTROL = 'control'  # the dense control, trained before it is evaluated: its folder in the workdir, and its rows' stage
+CONTROL = 'control'  # the dense control's folder in the workdir; it is trained before it is evaluated
+CONTROLS = {'steps': CONTROL, 'flops': f'{CONTROL}_flops'}  # the stage of its rows and checkpoints, by its budget
 
 
 class Stage(NamedTuple):
@@ -51,6 +52,11 @@ STAGES = (
   Stage('evaluate', 'evaluating', ('evaluate',)),
 )
 NAMES = tuple(stage.name for stage in STAGES)
+
+
+def control_name(settings: settings_lib.Settings) -> str:
+  """Returns the stage of the dense control's rows and checkpoints."""
+  return CONTROLS[settings.evaluate.control_budget]
 
 
 def up_to(name: str) -> tuple[Stage, ...]:

@@ -156,15 +156,36 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
 
 def train_control(run: run_lib.Run) -> dict[str, Any]:
   """Trains the dense control, which the paths are compared with, from the base on, or from where it stopped."""
+  s = run.settings
+  _remove_other_control(run)
   route_stage.write_base_shards(run, stage_lib.CONTROL)  # one of many processes has none yet
   here = time_use.within(stage_lib.CONTROL, time_use.OTHER)
   with here, stage_records.stopwatch(run.workdir, stage_lib.CONTROL) as elapsed:
     try:
-      record = jobs.train(run, jobs.control_job(run), stage_lib.CONTROL).record
+      job = jobs.control_job(run)
+      record = jobs.train(run, job, stage_lib.CONTROL).record
     except Diverged as e:
       logging.warning('the dense control is left out of the comparison: %s', e)
       return {'control_diverged': str(e), 'control_s': elapsed()}
-  return {'control_tokens': record.tokens, 'control_s': elapsed()}
+  flops = performance.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
+  return {
+    'control_budget': s.evaluate.control_budget,
+    'control_steps': job.schedule.phases * job.schedule.steps_per_phase,
+    'control_tokens': record.tokens,
+    'control_flops': flops * record.tokens,
+    'control_s': elapsed(),
+  }
+
+
+def _remove_other_control(run: run_lib.Run):
+  """Removes a dense control that was trained for another budget: it has no checkpoint to go on from."""
+  folder = run.workdir / stage_lib.CONTROL
+  has_checkpoints = (folder / 'checkpoints' / stage_lib.control_name(run.settings)).exists()
+  if processes.any_process(folder.exists() and not has_checkpoints, 'a control of another budget'):
+    if run.disk.is_ours:
+      shutil.rmtree(folder, ignore_errors=True)
+      stage_records.seconds_file(run.workdir, stage_lib.CONTROL).unlink(missing_ok=True)
+    run.disk.follow('no control of another budget')
 
 
 def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dict[str, Any]:

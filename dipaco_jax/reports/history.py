@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dipaco_jax.pipeline import stage
 from dipaco_jax.reports import timeline_plot
 from dipaco_jax.reports.plot_style import Curve
 from dipaco_jax.storage import seals
@@ -37,21 +38,25 @@ def read_tasks(workdir: pathlib.Path) -> list[timeline_plot.Task]:
   return [timeline_plot.Task(*task) for task in seals.read_json(file, 'tasks')['tasks']] if file.exists() else []
 
 
-def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int) -> History:
-  """Returns the curves of rows of metrics.jsonl; empty ones where there are no rows yet."""
+def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int, control: str = stage.CONTROL) -> History:
+  """Returns the curves of rows of metrics.jsonl; empty ones where there are no rows yet.
+
+  `control` is the stage of the dense control's rows.
+  """
   stages = {'pretrain': _Steps(1), 'train': _Steps(num_paths)}
-  phases, evaluations, control = (dict[int, Mapping[str, Any]]() for _ in range(3))  # rows
+  phases, evaluations, of_control = (dict[int, Mapping[str, Any]]() for _ in range(3))  # rows
   for row in rows:
     if row['kind'] == 'step' and row['stage'] in stages:
       stages[row['stage']].add(row)
     elif row['kind'] == 'phase' and row['stage'] == 'train':
       phases[row['phase']] = row
     elif row['kind'] == 'evaluation' and row['perplexity'] is not None:
-      (control if row['stage'] == 'control' else evaluations)[row['step']] = row
+      if row['stage'] in (*stages, control):
+        (of_control if row['stage'] == control else evaluations)[row['step']] = row
   base, paths = stages.values()
   validation, dense = (
     Curve(np.array([*found], int), np.array([row['perplexity'] for row in found.values()], float))
-    for found in (evaluations, control)
+    for found in (evaluations, of_control)
   )
   return History(
     base=_single(base.curve('loss')),

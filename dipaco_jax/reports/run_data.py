@@ -40,7 +40,8 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
   s, results = stage_records.read_settings(workdir), stage_records.read_results(workdir)
   grid = Grid(s.grid)
   levels = grids.make_levels(grid, s.levels)
-  curves = history.make_curves(metrics_log.read_rows(workdir) if rows is None else rows, grid.num_paths)
+  rows = metrics_log.read_rows(workdir) if rows is None else rows
+  curves = history.make_curves(rows, grid.num_paths, stage.control_name(s))
   finished, notice = 'evaluate' in results, ''
   if not finished:
     report = with_figures_so_far(workdir, report, s, curves)

@@ -14,6 +14,7 @@ import pytest
 import tiny_run
 from repository import HELPERS, ROOT
 
+from dipaco_jax.core import dense_control, settings
 from dipaco_jax.data import loader
 from dipaco_jax.pipeline import jobs, run as run_lib, stage_records, stages
 from dipaco_jax.storage import module_store
@@ -60,6 +61,34 @@ def test_it_goes_on_with_the_text_that_the_base_has_not_read(undisturbed, unatte
 def test_it_has_the_programs_of_the_base(undisturbed, unattended):
   run = unattended(undisturbed)
   assert run.control_programs is run.base_programs
+
+
+@pytest.mark.parametrize(
+  ('train', 'steps_per_phase'),
+  [({}, 24), ({'paths_per_phase': 2}, 12), ({'schedule': ((0, (0, 1, 2)), (2, (0,)))}, 12)],
+)
+def test_with_the_budget_of_all_paths_it_reads_as_many_tokens(undisturbed, unattended, train, steps_per_phase):
+  run = unattended(undisturbed, **train)
+  s = dataclasses.replace(run.settings, evaluate=dataclasses.replace(run.settings.evaluate, control_budget='flops'))
+  run = dataclasses.replace(run, settings=s)
+  job, paths = jobs.control_job(run), jobs.paths_job(run)
+  trained = sum(int((paths.weights(phase) > 0).sum()) for phase in range(4)) * 6
+  assert (job.schedule.phases, job.schedule.steps_per_phase) == (4, steps_per_phase)
+  assert job.schedule.phases * job.schedule.steps_per_phase == trained and job.data.batch_size == paths.data.batch_size
+  assert job.name == 'control_flops'
+  assert run.control_programs.settings.decay_steps == s.pretrain.steps + trained
+  assert run.control_programs is not run.base_programs
+
+
+def test_a_given_decay_is_as_much_longer_as_its_training():
+  inner = settings.Inner(decay_steps=112)
+  s = settings.Settings(
+    grid=(('a', 3),), pretrain=settings.Pretrain(steps=12), train=settings.Train(phases=4, steps_per_phase=6),
+    inner=inner, evaluate=settings.Evaluate(control_budget='flops'),
+  )  # fmt: skip
+  assert dense_control.control_settings(s).decay_steps == 12 + 3 * 100
+  as_steps = dataclasses.replace(s, evaluate=settings.Evaluate())
+  assert dense_control.control_settings(as_steps).decay_steps == 112
 
 
 def test_its_hold_out_is_that_of_all_text(undisturbed, unattended):
@@ -113,3 +142,18 @@ def test_a_control_that_diverges_is_left_out_of_the_comparison(tmp_path):
   report = json.loads((tmp_path / 'run' / 'report.json').read_text())
   assert report['control_perplexity'] is None and report['perplexity'] < report['base_perplexity']
   assert [(x['phase'], x['path']) for x in report['excluded']] == [(2, 0)]
+
+
+def test_another_budget_trains_it_anew(undisturbed, unattended, tmp_path):
+  for name in ('stages', 'control', 'base', 'shards', 'sequences'):
+    shutil.copytree(undisturbed / name, tmp_path / name)
+  for name in ('config.json', 'tokenizer.model'):
+    shutil.copy(undisturbed / name, tmp_path / name)
+  run = unattended(tmp_path)
+  evaluate = dataclasses.replace(run.settings.evaluate, control_budget='flops')
+  run = dataclasses.replace(run, settings=dataclasses.replace(run.settings, evaluate=evaluate))
+  found = stages.train_control(run)
+  assert (found['control_steps'], found['control_tokens']) == (4 * 24, 4 * 24 * 4 * 64)
+  assert found['control_flops'] > 0 and found['control_budget'] == 'flops'
+  assert not (tmp_path / 'control' / 'checkpoints' / 'control').exists()
+  assert (tmp_path / 'control' / 'checkpoints' / 'control_flops').exists()
