@@ -6,19 +6,30 @@ text by its draw, which depends on its name and place alone. The pieces of a lon
 of a place in it (`source_files`).
 """
 
+import collections
 import dataclasses
 import functools
 import hashlib
 import heapq
 import itertools
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dipaco_jax.core import extension, fields, printable, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import mixture, source, source_files, source_own, source_seqio, source_stdlib, source_tfds
+from dipaco_jax.data import (
+  file_kinds,
+  mixture,
+  source,
+  source_files,
+  source_own,
+  source_seqio,
+  source_stdlib,
+  source_tfds,
+)
 
 SOURCES = {  # (data, split, part, side) -> items, None where there is no such split
   'files': source_files.items,
@@ -109,7 +120,8 @@ def _count_tokens(s: settings.Settings, items: source.Items, fraction: float, fl
   for item in items:
     if once * fraction >= floor:
       break
-    tokens = source.num_bytes(item.read()[0]) / source.BYTES_PER_TOKEN
+    record = source.read_or_skip(item.read, s.data, lambda e: None)
+    tokens = source.num_bytes(record[0]) / source.BYTES_PER_TOKEN if record else 0.0
     first = max(0.0, min(tokens, length) - s.routing.prefix_tokens)
     once += first
     every += tokens * useful / length if item.is_piece else first
@@ -122,7 +134,13 @@ def _train_items(data: settings.Data, part: source.Part, side: source.Side | Non
   return items
 
 
-def documents(data: settings.Data, split: str, part=source.WHOLE, fraction: float | None = None) -> Iterator[Document]:
+def documents(
+  data: settings.Data,
+  split: str,
+  part=source.WHOLE,
+  fraction: float | None = None,
+  skipped: collections.Counter[str] | None = None,
+) -> Iterator[Document]:
   """Yields the documents of a split, 'train' or 'validation', in the same order every time.
 
   Where the source has no split for validation the two share one: documents whose draw is below the fraction are
@@ -134,9 +152,11 @@ def documents(data: settings.Data, split: str, part=source.WHOLE, fraction: floa
       parts together are the whole, but for limits of documents, of which each part has its share. A document's id and
       its draw are the same in any part (except for tasks of SeqIO, see `source_seqio`).
     fraction: of the text that is held back; None: data.validation_fraction.
+    skipped: counts the bad records that `data.skip_bad_records` leaves out, by kind of file or source; the first is
+      logged. A record that a mixture repeats counts once.
   """
   document, fraction = None, data.validation_fraction if fraction is None else fraction
-  for document in _documents(data, split, part, fraction):
+  for document in _documents(data, split, part, fraction, skipped):
     yield document
   if document or part != source.WHOLE:
     return
@@ -148,18 +168,21 @@ def documents(data: settings.Data, split: str, part=source.WHOLE, fraction: floa
   raise InputError('no document is left for training: add text, or lower config.data.validation_fraction')
 
 
-def _documents(data: settings.Data, split: str, part: source.Part, fraction: float) -> Iterator[Document]:
+def _documents(
+  data: settings.Data, split: str, part: source.Part, fraction: float, skipped: collections.Counter[str] | None
+) -> Iterator[Document]:
   sources = sources_of(data)
   if not sources or (split == 'validation' and data.validation and not fields.sources(data.validation)):
     for item in _items(data, split, part, fraction):
       # Hold-outs are drawn from what is left for training, by the same draw.
       draw = max(0.0, (item.draw - fraction) / (1 - fraction)) if item.is_piece else -1.0
-      words, domain = item.read()
-      yield Document(item.id, words, printable.name(domain), draw)
+      if record := source.read_or_skip(item.read, data, functools.partial(_count_skipped, skipped, data, item)):
+        text, domain = record
+        yield Document(item.id, text, printable.name(domain), draw)
     return
 
   def read(name: str, times: int) -> Iterator[Document]:
-    for document in _documents(sources[name][0], split, part, fraction):
+    for document in _documents(sources[name][0], split, part, fraction, None if times else skipped):
       known_as, draw = f'{name}/{document.id}', document.draw
       if draw < 0 and split == 'train':
         draw = source.uniform(f'hold-out of {known_as}')
@@ -170,6 +193,16 @@ def _documents(data: settings.Data, split: str, part: source.Part, fraction: flo
     yield from mixture.mix(streams, lambda document: source.num_bytes(document.text) or 1)
   else:  # each text once
     yield from itertools.chain.from_iterable(stream.read(0) for stream in streams)
+
+
+def _count_skipped(
+  skipped: collections.Counter[str] | None, data: settings.Data, item: source.Item, error: source.BadRecord
+) -> None:
+  if skipped is None:
+    return
+  if not skipped:
+    logging.warning('%s: left out, and so is any other bad record (config.data.skip_bad_records)', error.reason)
+  skipped[file_kinds.suffix(item.id.rpartition(':')[0]) if data.source == 'files' else data.source] += 1
 
 
 def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:

@@ -3,6 +3,7 @@
 A file of a kind that is not here is refused by name, before any work: its syntax would be trained on.
 """
 
+import itertools
 import os
 from collections.abc import Callable, Collection, Iterator
 
@@ -71,20 +72,26 @@ def check_beginning(path: str, data: settings.Data) -> None:
   if suffix(path) == TOKENS:
     token_files.say_how_it_is_taken(path, data)
   seen, found = 0, False
-  for number, text in enumerate(_texts(path, data), 1):
+  bad_records: list[source.BadRecord] = []
+  for number, text in enumerate(_texts(path, data, bad_records), 1):
     seen, found = seen + len(text), found or bool(text.strip() if isinstance(text, str) else len(text))
     if seen >= CHECK_BYTES or number >= CHECK_DOCUMENTS:
       break
+  if not found and bad_records:
+    raise InputError(f'{path}: none of its first records has a text ({bad_records[0].reason}); or leave out this file')
   if not found:
     raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
 
 
-def _texts(path: str, data: settings.Data) -> Iterator[source.Text]:
+def _texts(path: str, data: settings.Data, bad_records: list[source.BadRecord]) -> Iterator[source.Text]:
+  """Yields the texts of the first records of a file, or the pieces of its text; bad records go to `bad_records`."""
   if suffix(path) not in READERS:
     return text_files.decode(path)
   if is_one_text(path, data):
     return (piece for piece, _ in token_files.pieces(path, data))
-  return (read()[0] for _, read in documents(path, data, ''))
+  first = itertools.islice(documents(path, data, ''), CHECK_DOCUMENTS)
+  records = (source.read_or_skip(read, data, bad_records.append) for _, read in first)
+  return (record[0] for record in records if record)
 
 
 def without_indices(paths: Collection[str]) -> list[str]:

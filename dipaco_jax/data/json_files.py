@@ -39,20 +39,22 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: str) -> tuple[str, str]:
-  """Parses a line of JSON into (text, domain). Raises InputError."""
+  """Parses a line of JSON into (text, domain). Raises BadRecord, or InputError where lines are not records at all."""
   where = f'{path}:{number}'
   try:
     record = json_text.parse(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
   except UnicodeDecodeError as e:
-    raise InputError(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
+    raise source.BadRecord(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
   except ValueError as e:
-    fix = f'; {ONE_A_LINE[line.strip()]}' if line.strip() in ONE_A_LINE else ''
-    raise InputError(f'{where}: not JSON ({e}): there should be one object in a line{fix}') from e
+    reason = f'{where}: not JSON ({e}): there should be one object in a line'
+    if line.strip() in ONE_A_LINE:  # an object or array over several lines, in which no line is a record
+      raise InputError(f'{reason}; {ONE_A_LINE[line.strip()]}') from e
+    raise source.BadRecord(reason) from e
   if not isinstance(record, dict):
-    raise InputError(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
+    raise source.BadRecord(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
   text = value_of(record, data.text_key)
   if not isinstance(text, str):
-    raise InputError(f'{where}: no text under {data.text_key!r}; {which_key(sorted(text_keys(record)))}')
+    raise source.BadRecord(f'{where}: no text under {data.text_key!r}; {which_key(sorted(text_keys(record)))}')
   return as_text(text), domain_of(record, data, name)
 
 

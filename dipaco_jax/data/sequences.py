@@ -2,7 +2,8 @@
 
 A training document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed, by its own first
 tokens [2.4]. A validation document gives its first `eval_len` tokens, or, if it is a piece of a longer text, some
-sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no loss would count them.
+sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no loss would count them, and counted
+(`left_out`).
 
 The folder of a part has `<split>.array_record`, in which a record is one sequence with the number of its document, so
 that hold-outs are drawn by document, and the index of its domain; `<split>.documents` and `<split>.domains`, arrays of
@@ -24,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import prefetching, source
+from dipaco_jax.data import left_out, prefetching, source
 from dipaco_jax.storage import seals
 from dipaco_jax.storage.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
 
@@ -55,6 +56,7 @@ def write_part(
   part: tuple[int, int] = (0, 1),
   progress: Progress = lambda done, total: None,
   threads: int = 0,
+  skipped: collections.Counter[str] | None = None,
 ) -> dict[str, Any]:
   """Writes the sequences of a part of the text, both splits, and `meta.json`, whose content it returns.
 
@@ -65,6 +67,7 @@ def write_part(
     part: (k, n) for documents with the numbers k, k + n, k + 2n...
     progress: called after each document with the number done, of both splits, and None.
     threads: how many tokenize; 0: one per core. The result is the same.
+    skipped: the bad records that `make_documents` has left out so far, by kind.
   """
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
   domains: dict[str, int] = {}
@@ -75,7 +78,7 @@ def write_part(
       for number, (document, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
         in_pieces = split == 'validation' and document.draw >= 0
         end = length if split == 'validation' and not in_pieces else len(tokens)
-        long, dropped = _cut(tokens[:end].astype(dtype), length, prefix_tokens)
+        long, short = _cut(tokens[:end].astype(dtype), length, prefix_tokens)
         kept = _spread(long, pieces, document.id) if in_pieces else long
         domain = _counted_as(domains, document.domain)
         numbers = part[0] + part[1] * number, domains.setdefault(domain, len(domains))
@@ -83,11 +86,17 @@ def write_part(
         size = sum(map(len, kept))
         if split == 'train':
           by_domain[domain].update(documents=1, tokens=size, repeated=int(document.times > 0))
-        counts[split].update(documents=1, sequences=len(kept), tokens=size, dropped=dropped)
+        counts[split].update(documents=1, sequences=len(kept), tokens=size, **left_out.count(long, short))
+        if (split, part[0], number + 1) == ('train', 0, left_out.EARLY_DOCUMENTS):
+          left_out.warn_early(counts[split], prefix_tokens)
         progress(next(done), None)
   sizes = {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
   return write_meta(
-    out_dir, counts | {'domains': list(domains), 'by_domain': by_domain, 'vocab_size': tokenizer.vocab_size} | sizes
+    out_dir,
+    counts
+    | {'domains': list(domains), 'by_domain': by_domain, 'vocab_size': tokenizer.vocab_size}
+    | sizes
+    | ({'skipped_records': skipped} if skipped else {}),
   )
 
 
@@ -96,10 +105,12 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
   by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
   domains: dict[str, None] = {}
   train, validation = no_counts(), no_counts()
+  skipped: collections.Counter[str] = collections.Counter()
   for k in range(parts):
     meta = read_meta(os.path.join(folder, str(k)))
     train.update(meta['train'])
     validation.update(meta['validation'])
+    skipped.update(meta.get('skipped_records', {}))
     for name in meta['domains']:
       domains.setdefault(_counted_as(domains, name))
     for name, counts in meta.get('by_domain', {}).items():
@@ -111,14 +122,18 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
       raise InputError(f'no document of {split} is longer than config.routing.prefix_tokens={prefix} tokens: {fix}')
   return {
     'documents': train['documents'], 'sequences': train['sequences'], 'tokens': train['tokens'],
-    'dropped_sequences': train['dropped'], 'validation_documents': validation['sequences'],
+    'dropped_sequences': train['dropped'], 'dropped_documents': train['dropped_documents'],
+    'dropped_tokens': train['dropped_tokens'], 'dropped_ends': train['dropped_ends'],
+    'dropped_validation_documents': validation['dropped_documents'], 'skipped_records': skipped,
+    'read_validation_documents': validation['documents'], 'validation_documents': validation['sequences'],
     'validation_tokens': validation['tokens'], 'vocab_size': meta['vocab_size'], 'domains': list(domains),
     'by_domain': by_domain, 'seq_len': meta['seq_len'], 'eval_len': meta['eval_len'], 'parts': parts,
+    'prefix_tokens': meta['prefix_tokens'],
   }  # fmt: skip
 
 
 def no_counts() -> collections.Counter[str]:
-  return collections.Counter(documents=0, sequences=0, tokens=0, dropped=0)
+  return collections.Counter(dict.fromkeys(('documents', 'sequences', 'tokens', *left_out.COUNTS), 0))
 
 
 @contextlib.contextmanager
@@ -148,11 +163,11 @@ def _writer(stem: str) -> Iterator[Callable[[int, int, float, int, list[np.ndarr
     os.remove(f'{stem}.draws')
 
 
-def _cut(tokens: np.ndarray, length: int, prefix_tokens: int) -> tuple[list[np.ndarray], int]:
-  """Cuts tokens into sequences; returns those that are longer than the prefix, and the number of the others."""
+def _cut(tokens: np.ndarray, length: int, prefix_tokens: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Cuts tokens into sequences; returns those that are longer than the prefix, and the others."""
   cut = [tokens[begin : begin + length] for begin in range(0, len(tokens), length)]
   long = [sequence for sequence in cut if len(sequence) > prefix_tokens]
-  return long, len(cut) - len(long)
+  return long, [sequence for sequence in cut if len(sequence) <= prefix_tokens]
 
 
 def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarray]:

@@ -11,6 +11,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from dipaco_jax.core import seeded_hash, settings
+from dipaco_jax.core.errors import InputError
 
 T = TypeVar('T')
 Part = tuple[int, int]  # (k, n): number k of n
@@ -58,6 +59,28 @@ class Item(NamedTuple):
 
 Items = Iterator[Item]
 Documents = Iterator[tuple[int, Callable[[], tuple[Text, str]]]]  # of a file: (number, an item's `read`)
+
+
+class BadRecord(InputError):
+  """A record that has no text or cannot be parsed; `data.skip_bad_records` leaves it out."""
+
+  def __init__(self, reason: str):
+    """`reason` names the file and the record, and says what is wrong with it."""
+    super().__init__(f'{reason}; config.data.skip_bad_records=True leaves out such records')
+    self.reason = reason
+
+
+def read_or_skip(
+  read: Callable[[], tuple[Text, str]], data: settings.Data, on_skip: Callable[[BadRecord], object]
+) -> tuple[Text, str] | None:
+  """Returns (text, domain) of a record; None, after a call of `on_skip`, where it is bad and the config skips those."""
+  try:
+    return read()
+  except BadRecord as e:
+    if not data.skip_bad_records:
+      raise
+    on_skip(e)
+    return None
 
 
 class Side(NamedTuple):

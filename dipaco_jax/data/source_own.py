@@ -80,13 +80,18 @@ def _read(data: settings.Data, name: str, text: Any, domain: Any) -> tuple[str, 
       text = text()
   if not isinstance(text, str) or not isinstance(domain, str):
     kinds = f'{type(text).__name__} and {type(domain).__name__}'
-    raise _wrong(data, f'text and domain of document {name!r} are {kinds}: str is asked')
+    raise source.BadRecord(_in_words(data, f'text and domain of document {name!r} are {kinds}: str is asked'))
   try:
     text.encode()
   except UnicodeEncodeError as e:
-    raise _wrong(data, f'the text of document {name!r} has half a character (a lone surrogate) at {e.start}') from e
+    words = f'the text of document {name!r} has half a character (a lone surrogate) at {e.start}'
+    raise source.BadRecord(_in_words(data, words)) from e
   return text, domain
 
 
 def _wrong(data: settings.Data, words: str) -> InputError:
-  return InputError(f'config.{FIELD}={data.source!r}: {words}')
+  return InputError(_in_words(data, words))
+
+
+def _in_words(data: settings.Data, words: str) -> str:
+  return f'config.{FIELD}={data.source!r}: {words}'

@@ -45,8 +45,9 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   firsts = itertools.accumulate(found.shard_lengths, initial=0)
   paths = zip(map(os.fspath, found.filepaths), firsts, found.shard_lengths, strict=False)
   files, part = source.deal_files(list(paths), part)
+  name = f'{data.name}/{split}'
   return (
-    source.Item(f'{split}:{number}', source.spread(f'{data.name}/{split}', number), functools.partial(parse, record))
+    source.Item(f'{split}:{number}', source.spread(name, number), functools.partial(parse, number, record))
     for number, record in source.take(itertools.chain.from_iterable(_records(tf, *file) for file in files), part)
   )
 
@@ -118,11 +119,14 @@ def _array_records(path: str) -> Iterator[bytes]:
     yield from reader.read(start, min(start + READ_RECORDS, reader.num_records()))
 
 
-def _parse_example(example: Any, data: settings.Data, domain: Any, record: bytes) -> tuple[str, str]:
+def _parse_example(example: Any, data: settings.Data, domain: Any, number: int, record: bytes) -> tuple[str, str]:
   """Returns (text, domain) of a serialized example; a label's name is a domain too."""
   features = example.FromString(record).features.feature
-  text = features[data.text_key].bytes_list.value[0].decode('utf-8', 'replace')
-  if hasattr(domain, 'int2str'):
-    return text, domain.int2str(features[data.domain_key].int64_list.value[0])
+  texts = features[data.text_key].bytes_list.value
+  if not texts:
+    raise source.BadRecord(f'{data.name}: document {number} has no text under {data.text_key!r}')
+  text = texts[0].decode('utf-8', 'replace')
+  if hasattr(domain, 'int2str') and (labels := features[data.domain_key].int64_list.value):
+    return text, domain.int2str(labels[0])
   values = features[data.domain_key].bytes_list.value
   return text, values[0].decode('utf-8', 'replace') if values else ''

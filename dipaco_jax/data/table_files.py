@@ -108,26 +108,40 @@ def _text_keys(pyarrow: Any, fields: Any, prefix: str = '') -> Iterator[str]:
 def _rows(batches: Any, columns: dict[str, Any], path: str, data: settings.Data, name: str) -> source.Documents:
   number = 0
   for batch in batches:
-    try:
-      texts, domains = (_values(batch, key) if key in columns else None for key in (data.text_key, data.domain_key))
-    except UnicodeDecodeError as e:
-      where = f'{path}: rows {number + 1} to {number + batch.num_rows}'
-      raise InputError(f'{where}: a text is not UTF-8 at byte {e.start} of it: convert the file') from e
+    texts, domains = (_values(batch, key) if key in columns else None for key in (data.text_key, data.domain_key))
     for i, text in enumerate(texts or ()):
       number += 1
       domain = domains[i] if domains else None
-      yield number, functools.partial(_row, path, number, text, name if domain is None else str(domain), data)
+      yield number, functools.partial(_row, path, number, text, name if domain is None else domain, data)
 
 
 def _values(batch: Any, key: str) -> list[Any]:
-  """Returns a column, or a field inside one, as Python's values."""
+  """Returns a column, or a field inside one, as Python's values; of what is not UTF-8 the UnicodeDecodeError."""
   if key in batch.schema.names:
-    return batch.column(key).to_pylist()
+    return _to_python(batch.column(key))
   outer, _, inner = key.partition('.')
-  return [json_files.value_of(value, inner) for value in batch.column(outer).to_pylist()]
+  values = _to_python(batch.column(outer))
+  return [value if isinstance(value, UnicodeDecodeError) else json_files.value_of(value, inner) for value in values]
 
 
-def _row(path: str, number: int, text: str | None, domain: str, data: settings.Data) -> tuple[str, str]:
+def _to_python(column: Any) -> list[Any]:
+  try:
+    return column.to_pylist()
+  except UnicodeDecodeError:
+    return [_scalar_to_python(scalar) for scalar in column]
+
+
+def _scalar_to_python(scalar: Any) -> Any:
+  try:
+    return scalar.as_py()
+  except UnicodeDecodeError as e:
+    return e
+
+
+def _row(path: str, number: int, text: Any, domain: Any, data: settings.Data) -> tuple[str, str]:
+  for value in (text, domain):
+    if isinstance(value, UnicodeDecodeError):
+      raise source.BadRecord(f'{path}: row {number} is not UTF-8 at byte {value.start} of a text: convert the file')
   if text is None:
-    raise InputError(f'{path}: row {number} has no text under {data.text_key!r}: leave out such rows')
-  return text, domain
+    raise source.BadRecord(f'{path}: row {number} has no text under {data.text_key!r}')
+  return text, str(domain)

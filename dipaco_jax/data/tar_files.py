@@ -70,12 +70,12 @@ def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, na
     record = json_text.parse(files['json'].decode('utf-8-sig')) if 'json' in files else {}
     text = files['txt'].decode('utf-8-sig') if 'txt' in files else None
   except UnicodeDecodeError as e:
-    raise InputError(f'{where}: not UTF-8 at byte {e.start}: convert it') from e
+    raise source.BadRecord(f'{where}: not UTF-8 at byte {e.start}: convert it') from e
   except ValueError as e:
-    raise InputError(f'{where}.json: not JSON ({e}): mend it') from e
+    raise source.BadRecord(f'{where}.json: not JSON ({e}): mend it') from e
   if not isinstance(record, dict):
-    raise InputError(f'{where}.json: no JSON object, which it should be')
+    raise source.BadRecord(f'{where}.json: no JSON object, which it should be')
   if text is None and not isinstance(text := json_files.value_of(record, data.text_key), str):
     fix = json_files.which_key(sorted(json_files.text_keys(record))) if 'json' in files else 'leave out this file'
-    raise InputError(f'{where}: no .txt, and no text under {data.text_key!r}; {fix}')
+    raise source.BadRecord(f'{where}: no .txt, and no text under {data.text_key!r}; {fix}')
   return json_files.as_text(text), json_files.domain_of(record, data, name)

@@ -5,6 +5,7 @@ that was stopped makes only those that are missing. They are in `tokenize-<finge
 of the text's files: parts made of other files are not mixed in.
 """
 
+import collections
 import functools
 import json
 import logging
@@ -19,11 +20,11 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.data import corpus, own_tokenizer, sequences, source, tokenizer, tokenizer_files
+from dipaco_jax.data import corpus, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
 from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.storage import files, publishing, seals
-from dipaco_jax.training import display, processes
+from dipaco_jax.training import display, processes, stopping
 
 Path = pathlib.Path
 
@@ -108,10 +109,11 @@ def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: c
       shown.update(before + count, **({'part': part} if parts > 1 else {}))
 
     with publishing.publish_directory(folder / str(k)) as aside:
+      skipped: collections.Counter[str] = collections.Counter()
       meta = sequences.write_part(
-        functools.partial(documents, part=(k, parts)), run.tokenizer, str(aside),
+        functools.partial(documents, part=(k, parts), skipped=skipped), run.tokenizer, str(aside),
         part=(k, parts), seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens,
-        pieces=held.sequences, progress=show,
+        pieces=held.sequences, progress=show, skipped=skipped,
       )  # fmt: skip
     done += meta['train']['documents'] + meta['validation']['documents']
   shown.close()
@@ -124,6 +126,7 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
   check_parts([made / str(k) for k in range(parts)])
   meta = sequences.merge_meta(str(made), parts) | {'held_back': held.how, 'validation_fraction': held.fraction}
   check_rows(run.settings, meta['tokens'])
+  left_out.log_all(meta, stopping.say)
   publishing.write_json(made / 'meta.json', meta)
   files.put_in_place(made, run.workdir / 'sequences')
   for left in run.workdir.glob('tokenize-*'):

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dipaco_jax.core import bootstrap
+from dipaco_jax.data import left_out
 
 HELD_BACK = {
   'given': "Validated on the source's own validation text, or on that of config.data.validation.",
@@ -24,6 +25,12 @@ def held_back(tokenized: Mapping[str, Any]) -> str:
   """Says how validation text was chosen, by the record of tokenizing."""
   share = f'{100 * tokenized.get("validation_fraction", 0):.2g}%'
   return HELD_BACK.get(tokenized.get('held_back', ''), '').format(share=share)
+
+
+def text_left_out(tokenized: Mapping[str, Any]) -> list[str]:
+  """Says which text was left out, by the record of tokenizing, a sentence each."""
+  sentences = left_out.describe_dropped(tokenized), left_out.describe_skipped(tokenized)
+  return [f'{words[0].upper()}{words[1:]}.' for words in sentences if words]
 
 
 def sources(tokenized: Mapping[str, Any], weights: Mapping[str, float]) -> str:

@@ -118,6 +118,7 @@ def _notes(run: Run) -> list[str]:
   notes = (
     headline.sources(tokenized, weights),
     headline.held_back(tokenized),
+    *headline.text_left_out(tokenized),
     f'{short[:1].upper()}{short[1:]}.' if short else '',
   )
   return [note for note in notes if note]

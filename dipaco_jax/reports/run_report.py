@@ -26,6 +26,14 @@ TRAIN = (
   'seconds seconds_by_path modules_sha256 island_bytes island_bytes_by_phase island_mbits diloco_bytes_per_phase '
   'goodput_over_time replay_s device num_devices dtype'
 ).split()
+TOKENIZE = {  # names in report.json, and in the record of tokenizing
+  'text_documents': 'documents',
+  'text_tokens': 'tokens',
+  'dropped_documents': 'dropped_documents',
+  'dropped_sequences': 'dropped_sequences',
+  'dropped_tokens': 'dropped_tokens',
+  'skipped_records': 'skipped_records',
+}
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
@@ -55,6 +63,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
     'paths': grids.Grid(s.grid).num_paths,
     'held_back': results.get('tokenize', {}).get('held_back'),
     'text_by_domain': results.get('tokenize', {}).get('by_domain'),
+    **{name: results.get('tokenize', {}).get(key) for name, key in TOKENIZE.items()},
     'pretrain_steps': pretrain.get('steps'),
     'pretrain_tokens': pretrain.get('tokens'),
     'domain_nmi': route.get('domain_nmi'),

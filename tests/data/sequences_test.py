@@ -10,7 +10,7 @@ import pytest
 import whole
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, sequences as sequences_lib
+from dipaco_jax.data import corpus, left_out, sequences as sequences_lib
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.sequences import MAX_DOMAINS, Sequences
@@ -56,6 +56,33 @@ def test_sequences_are_the_documents_cut(tmp_path, tokenizer):
   assert next(found, None) is None and dropped
   assert (meta['dropped_sequences'], meta['tokens'], meta['documents']) == (dropped, tokens, number + 1)
   assert calls == [(i + 1, None) for i in range(150)]
+
+
+def test_short_documents_are_counted_and_reported(tmp_path, caplog, monkeypatch):
+  monkeypatch.setattr(left_out, 'EARLY_DOCUMENTS', 6)
+  sizes = [1, 0, 31, 32, 33, 140, 400]  # with the end-of-text token, documents of 2, 1, 32, 33, 34, 141 and 401 tokens
+  documents = [Document(str(i), 'x' * size, '') for i, size in enumerate(sizes)]
+  meta = write(tmp_path / 'a', Wide(), lambda split: documents if split == 'train' else [DOCUMENT])
+  assert (meta['documents'], meta['dropped_documents']) == (7, 3)
+  assert (meta['dropped_sequences'], meta['dropped_ends'], meta['dropped_tokens']) == (5, 2, 2 + 1 + 32 + 13 + 17)
+  assert meta['dropped_tokens'] + meta['tokens'] == sum(sizes) + len(sizes)
+  assert 'so far, 3 of 6 documents and the end of a longer one have at most 32 tokens and are left out' in caplog.text
+  caplog.clear()
+  said: list[str] = []
+  left_out.log_all(meta, said.append)
+  assert '3 of 7 documents and the ends of 2 longer ones have at most 32 tokens and are left out (10%' in caplog.text
+  assert not said
+
+
+def test_a_small_share_is_reported_without_a_warning(tmp_path, caplog):
+  documents = [Document(str(i), 'x' * (20 if i == 7 else 100), '') for i in range(100)]
+  meta = write(tmp_path / 'a', Wide(), lambda split: documents if split == 'train' else [DOCUMENT])
+  said: list[str] = []
+  left_out.log_all(meta | {'skipped_records': {'.jsonl': 3, 'tfds': 1}}, said.append)
+  assert said[0].startswith('1 of 100 documents has at most 32 tokens and is left out (0.21% of the tokens)')
+  assert said[1] == 'bad records that are left out (config.data.skip_bad_records): 3 of .jsonl, 1 of tfds'
+  assert not caplog.text
+  assert not left_out.describe_dropped({'documents': 3})  # of a version that did not count them
 
 
 def test_validation_is_the_beginning_of_each_document(tmp_path, tokenizer):

@@ -42,7 +42,7 @@ def test_all_kinds_of_strings(kind, tmp_path):
     ({'text': ['a', None]}, "row 2 has no text under 'text'"),
     (
       {'text': pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b'\xff']).buffers()[1:]])},
-      'rows 1 to 1: a text is',
+      'row 1 is not UTF-8 at byte 0 of a text',
     ),
     ({'text': ['', ' ']}, 'there is no text in it'),
   ],

@@ -1,0 +1,77 @@
+"""What tokenizing leaves out: sequences of at most `prefix_tokens` tokens, and bad records; counted and described.
+
+The router reads the first `routing.prefix_tokens` tokens of a sequence, and no loss counts them [2.4]. So a shorter
+sequence would train nothing.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+EARLY_DOCUMENTS = 1000  # after so many, the share that is left out is looked at for the first time
+LARGE = 0.05  # of documents or of tokens: a larger share is worth a warning
+
+COUNTS = ('dropped', 'dropped_documents', 'dropped_tokens', 'dropped_ends')  # the first is of sequences
+
+
+def count(long: Sequence[np.ndarray], short: Sequence[np.ndarray]) -> dict[str, int]:
+  """Returns the counts of a document's sequences that are dropped, `short`; `long` are the others."""
+  return dict(zip(COUNTS, (len(short), int(not long), sum(map(len, short)), len(short) * bool(long)), strict=True))
+
+
+def is_large(documents: int, dropped_documents: int, tokens: int, dropped_tokens: int) -> bool:
+  """Returns whether the dropped documents, or the dropped tokens, are a LARGE share."""
+  return dropped_documents > LARGE * documents or dropped_tokens > LARGE * (tokens + dropped_tokens)
+
+
+def warn_early(counts: Mapping[str, int], prefix_tokens: int) -> None:
+  """Warns if a large share of the first training documents is dropped, hours before all of them are tokenized."""
+  if is_large(counts['documents'], counts['dropped_documents'], counts['tokens'], counts['dropped_tokens']):
+    about = dict(counts) | {'prefix_tokens': prefix_tokens}
+    logging.warning('so far, %s', describe_dropped(about))
+
+
+def describe_dropped(about: Mapping[str, Any]) -> str:
+  """Describes the training text that is dropped, by `sequences.merge_meta`; '' if there is none."""
+  documents, dropped, ends = (about.get(name, 0) for name in ('documents', 'dropped_documents', 'dropped_ends'))
+  if not dropped and not ends:
+    return ''
+  prefix, share = about['prefix_tokens'], about['dropped_tokens'] / max(1, about['tokens'] + about['dropped_tokens'])
+  parts = [f'{dropped:,} of {documents:,} documents'] if dropped else []
+  if ends:
+    of_longer = 'a longer one' if ends == 1 else f'{ends:,} longer ones'
+    parts.append(f'the end{"s" * (ends > 1)} of {of_longer if dropped else of_longer.replace("one", "document")}')
+  is_one = dropped + ends == 1
+  return (
+    f'{" and ".join(parts)} {"has" if is_one else "have"} at most {prefix} tokens and {"is" if is_one else "are"} left '
+    f'out ({100 * share:.2g}% of the tokens): the first {prefix} tokens of a sequence choose its path, and no loss '
+    'counts them. Join short records, or lower config.routing.prefix_tokens'
+  )
+
+
+def describe_skipped(about: Mapping[str, Any]) -> str:
+  """Describes the bad records that are left out, by `sequences.merge_meta`; '' if there are none."""
+  skipped = about.get('skipped_records') or {}
+  by_kind = ', '.join(f'{number:,} of {kind or "files"}' for kind, number in sorted(skipped.items()))
+  return f'bad records that are left out (config.data.skip_bad_records): {by_kind}' if by_kind else ''
+
+
+def log_all(about: Mapping[str, Any], say: Callable[[str], object]) -> None:
+  """Logs what was left out, by `sequences.merge_meta`: a large share as a warning, the rest through `say`."""
+  if dropped := describe_dropped(about):
+    large = is_large(*(about[name] for name in ('documents', 'dropped_documents', 'tokens', 'dropped_tokens')))
+    if large:
+      logging.warning('%s', dropped)
+    else:
+      say(dropped)
+  if about['dropped_validation_documents'] > LARGE * about['read_validation_documents']:
+    logging.warning(
+      '%d of %d validation documents have at most %d tokens and are left out',
+      about['dropped_validation_documents'],
+      about['read_validation_documents'],
+      about['prefix_tokens'],
+    )
+  if skipped := describe_skipped(about):
+    say(skipped)
