@@ -1,5 +1,6 @@
 """Hugging Face's tokenizer.json, by their library `tokenizers`: any one used; byte-level BPE trained on a sample."""
 
+import functools
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ import numpy as np
 import tokenizers
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import special_tokens
 from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 JSON, CONFIG = 'tokenizer.json', 'tokenizer_config.json'
@@ -50,8 +52,8 @@ class JsonTokenizer(Tokenizer):
   def __init__(self, files: Mapping[str, bytes]):
     """Loads tokenizer.json and what is beside it; raises InputError where it cannot be read or has no end of text.
 
-    Which tokens are special, and whether one stands in front of a text, is taken from tokenizer_config.json; where it
-    does not say, from tokenizer.json's own template.
+    Special tokens are named by tokenizer_config.json. Whether one stands in front of a text is up to the post-processor
+    of tokenizer.json alone, as in transformers 5, which does not read `add_bos_token` beside it.
     """
     try:
       self._tokenizer = tokenizers.Tokenizer.from_str(files[JSON].decode())
@@ -65,29 +67,42 @@ class JsonTokenizer(Tokenizer):
     self._tokenizer.no_padding()
     self._tokenizer.encode_special_tokens = True  # those that are spelled in a text are text
     self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
-    given = {'eos_token': END} | config
-    named = {name: self._id_of(given.get(f'{name}_token')) for name in SPECIAL}
+    added = self._tokenizer.get_added_tokens_decoder().items()
+    self.special = {token.content: i for i, token in added if token.special}
+    self.added = {token.content: i for i, token in added if not token.special}
+    given = {f'{name}_token': _content(config.get(f'{name}_token')) for name in SPECIAL}
+    self.turn_end = given['eos_token'] if 'eos_token' in config else END
+    given['eos_token'] = special_tokens.document_end(self.turn_end, self.special)
+    named = {name: self._id_of(given[f'{name}_token']) for name in SPECIAL}
     self.special_ids = {name: i for name, i in named.items() if i is not None}
     if 'eos' not in self.special_ids:
       words = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'
       raise InputError(words)
     self.eos_id = self.special_ids['eos']
-    self.bos_id = self._in_front(config)
+    self.bos_id = self._id_in_front()
     if self.bos_id >= 0:
       self.special_ids['bos'] = self.bos_id
 
-  def _id_of(self, token: Any) -> int | None:
-    """Returns the id of a special token as tokenizer_config.json names it."""
-    content = token.get('content') if isinstance(token, Mapping) else token
-    return self._tokenizer.token_to_id(content) if isinstance(content, str) else None
+  def _id_of(self, token: str | None) -> int | None:
+    return None if token is None else self._tokenizer.token_to_id(token)
 
-  def _in_front(self, config: Mapping[str, Any]) -> int:
-    """Returns the id that stands in front of a text, -1 if none does."""
-    if isinstance(config.get('add_bos_token'), bool):
-      return self.special_ids.get('bos', -1) if config['add_bos_token'] else -1
-    template = self._tokenizer.encode('a', add_special_tokens=True)
-    special = template.special_tokens_mask
-    return template.ids[0] if special and special[0] and template.ids[0] != self.eos_id else -1
+  def _id_in_front(self) -> int:
+    """Returns the id that the post-processor puts in front of a text, -1 if it puts none there."""
+    processed = self._tokenizer.encode('a', add_special_tokens=True)
+    kinds = processed.special_tokens_mask  # 1: special, 0: of the text
+    return processed.ids[0] if kinds[:1] == [1] and 0 in kinds else -1
+
+  @functools.cached_property
+  def _spelling_tokenizer(self) -> tokenizers.Tokenizer:
+    """The tokenizer as chats need it: special tokens that are spelled in a text are those tokens."""
+    made = tokenizers.Tokenizer.from_str(self.files[JSON].decode())
+    made.no_truncation()
+    made.no_padding()
+    made.encode_special_tokens = False
+    return made
+
+  def _encode_spelled(self, text: str) -> list[int]:
+    return self._spelling_tokenizer.encode(text, add_special_tokens=False).ids
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
@@ -100,7 +115,7 @@ class JsonTokenizer(Tokenizer):
     parts = json.loads(self.files[JSON])
     by_bytes = '"ByteLevel"' in json.dumps(parts.get('decoder'))
     added = {token['id']: token for token in parts.get('added_tokens', [])}
-    unknown = {self.special_ids.get('unk'), self._id_of(parts['model'].get('unk_token'))}
+    unknown = {self.special_ids.get('unk'), self._id_of(_content(parts['model'].get('unk_token')))}
     for piece, i in self._tokenizer.get_vocab().items():
       if i in unknown:
         sizes[i] = 1
@@ -111,3 +126,9 @@ class JsonTokenizer(Tokenizer):
       else:
         sizes[i] = len(piece) if by_bytes else len(piece.replace(SPACE, ' ').encode())
     return sizes
+
+
+def _content(token: Any) -> str | None:
+  """Returns a special token as tokenizer_config.json names it: its spelling, or an object that has it."""
+  content = token.get('content') if isinstance(token, Mapping) else token
+  return content if isinstance(content, str) else None

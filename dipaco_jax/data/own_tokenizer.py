@@ -36,6 +36,9 @@ class OwnTokenizer(Tokenizer):
     self.eos_id = self._number(made, 'eos_id', 0, self.vocab_size)
     self.bos_id = self._number(made, 'bos_id', -1, self.vocab_size) if hasattr(made, 'bos_id') else -1
     self.special_ids = {'eos': self.eos_id} | ({'bos': self.bos_id} if self.bos_id >= 0 else {})
+    self.special = {}
+    self.added = {}
+    self.turn_end = None
     self.files = {}
     self.decode(self._encode([TRIED])[0])
 

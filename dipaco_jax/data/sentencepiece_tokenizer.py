@@ -3,6 +3,7 @@
 import io
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -57,12 +58,19 @@ def _explain(error: str, vocab_size: int) -> str:
 
 
 class SentencePieceTokenizer(Tokenizer):
-  def __init__(self, model: bytes, adds_bos: bool = False, beside: Mapping[str, bytes] | None = None):
+  def __init__(
+    self,
+    model: bytes,
+    adds_bos: bool = False,
+    beside: Mapping[str, bytes] | None = None,
+    config: Mapping[str, Any] | None = None,
+  ):
     """Loads a model file's bytes.
 
     Args:
       adds_bos: puts the model's begin-of-text token in front of texts, as its tokenizer_config.json may say.
       beside: other files of the tokenizer, kept with the model.
+      config: what its tokenizer_config.json holds, if it has one.
     Raises:
       InputError: where it is no model, or has no end-of-text token.
     """
@@ -76,8 +84,23 @@ class SentencePieceTokenizer(Tokenizer):
     named = {name: getattr(self._model, f'{name}_id')() for name in ('bos', 'eos', 'unk', 'pad')}
     self.special_ids = {name: i for name, i in named.items() if i >= 0}
     self.bos_id = named['bos'] if adds_bos else -1
+    self.special = self._special_pieces(config or {})
+    self.added = {}
+    eos_token = (config or {}).get('eos_token')
+    self.turn_end = eos_token.get('content') if isinstance(eos_token, Mapping) else eos_token
     if self.eos_id < 0:
       raise InputError('it has no end-of-text token: train it with eos_id')
+
+  def _special_pieces(self, config: Mapping[str, Any]) -> dict[str, int]:
+    """Returns the control pieces, and those that tokenizer_config.json calls special."""
+    model, listed = self._model, config.get('added_tokens_decoder')
+    numbers = [i for i in range(self.vocab_size) if model.is_control(i) or model.is_unknown(i)]
+    special = {model.id_to_piece(i): i for i in numbers}
+    for token in listed.values() if isinstance(listed, Mapping) else ():
+      spelling = token.get('content') if isinstance(token, Mapping) and token.get('special') else None
+      if isinstance(spelling, str) and not model.is_unknown(number := model.piece_to_id(spelling)):
+        special[spelling] = number
+    return special
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     return self._model.encode(texts, num_threads=1)

@@ -1,6 +1,7 @@
 """What a tokenizer is; the sample of text that one is trained on; the text of tokens as they come."""
 
 import abc
+import functools
 import heapq
 import os
 import re
@@ -11,6 +12,7 @@ import numpy as np
 
 from dipaco_jax.core import seeded_hash
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import special_tokens
 
 HALF = '\ufffd'  # a decoder's sign for bytes that are no character yet
 LONGEST = 4  # bytes of a character
@@ -43,6 +45,9 @@ class Tokenizer(abc.ABC):
   eos_id: int
   bos_id: int  # put in front of every text; -1: none
   special_ids: dict[str, int]  # by 'bos', 'eos', 'unk', 'pad': of tokens that stand for no text, those that there are
+  special: dict[str, int]  # all special tokens, by their spelling; in a text that is encoded they are text
+  added: dict[str, int]  # other tokens that are cut out of a text before it is encoded, by their spelling
+  turn_end: str | None  # the `eos_token` of the tokenizer's own config, which may end a turn of a chat
   files: Mapping[str, bytes]  # the tokenizer's own, by name, as they were given: what a run keeps, and export writes
 
   def encode(self, text: str, eos: bool = True) -> np.ndarray:
@@ -55,6 +60,46 @@ class Tokenizer(abc.ABC):
     """Encodes several texts; other Python threads run meanwhile."""
     before, after = [self.bos_id] * (self.bos_id >= 0), [self.eos_id] * eos
     return [np.array([*before, *ids, *after], np.int32) for ids in self._encode(list(texts))]
+
+  @functools.cached_property
+  def end_ids(self) -> tuple[int, ...]:
+    """The tokens that end a text which is generated: ends of turns that the tokenizer's files name, and `eos_id`."""
+    listed = [i for i in special_tokens.listed_ends(self.files) if i < self.vocab_size]
+    own = [self.special[self.turn_end]] if self.turn_end in self.special else []
+    return tuple(dict.fromkeys([*listed, *own, self.eos_id]))
+
+  def encode_chat(self, text: str, mark: str = '') -> list[int]:
+    """Encodes what a chat template wrote: a special token that is spelled in it is that token, unlike in `encode`.
+
+    Args:
+      text: may have a character `mark` inside what spells a token and is text, as `special_tokens.break_up` puts it.
+    """
+    if not mark or mark not in text:
+      return self._encode_spelled(text)
+    ids: list[int] = []
+    spelled = ''
+    for part, _ in special_tokens.split(text, [*self.special, *self.added]):
+      if mark in part:
+        ids += self._encode_spelled(spelled) + self._encode_marked(part, mark)
+        spelled = ''
+      else:
+        spelled += part
+    return ids + self._encode_spelled(spelled)
+
+  def _encode_marked(self, text: str, mark: str) -> list[int]:
+    """Encodes a text without special or added tokens; in pieces, where it would have some otherwise."""
+    plain = text.replace(mark, '')
+    ids = self._encode([plain])[0]
+    if {i for spelling, i in (self.special | self.added).items() if spelling in plain}.isdisjoint(ids):
+      return ids
+    return [i for piece in text.split(mark) for i in self._encode_spelled(piece)]
+
+  def _encode_spelled(self, text: str) -> list[int]:
+    """Encodes a text; special tokens that are spelled in it are those tokens."""
+    ids: list[int] = []
+    for part, is_special in special_tokens.split(text, self.special):
+      ids += [self.special[part]] if is_special else self._encode([part])[0]
+    return ids
 
   @abc.abstractmethod
   def _encode(self, texts: list[str]) -> list[list[int]]:

@@ -1,38 +1,43 @@
 """Tokenizers as files: which kind one is, by what it holds; what is kept of it in a run.
 
-A run has `tokenizer.model` (SentencePiece) or `tokenizer.json`, and beside either a `tokenizer_config.json` where one
-was given or made. Of a tokenizer of the user's own it has no file.
+A run has `tokenizer.model` (SentencePiece) or `tokenizer.json`, and beside either what was given or made of
+`tokenizer_config.json`, `chat_template.jinja` and `generation_config.json`. Of a tokenizer of the user's own it has no
+file.
 """
 
 import contextlib
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 
 from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
-from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer
+from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer, special_tokens
 from dipaco_jax.data.json_tokenizer import CONFIG, JSON, JsonTokenizer
 from dipaco_jax.data.own_tokenizer import OwnTokenizer
 from dipaco_jax.data.sentencepiece_tokenizer import MODEL, SentencePieceTokenizer
+from dipaco_jax.data.special_tokens import GENERATION
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.storage import remote_files
 
-FILES = (MODEL, JSON, CONFIG)  # that a run may have
+TEMPLATE = 'chat_template.jinja'
+FILES = (MODEL, JSON, CONFIG, TEMPLATE, GENERATION)  # that a run may have
 
 
 def open_file(file: str | os.PathLike) -> Tokenizer:
-  """Opens a tokenizer by its file, with the tokenizer_config.json beside it. Raises InputError that names the file."""
+  """Opens a tokenizer by its file, with what lies beside it. Raises InputError that names the file."""
   path = os.fspath(file)
   try:
     content = remote_files.read(path)
   except OSError as e:
     raise _unusable(path, e.strerror or str(e)) from e
   files = {JSON if content.lstrip()[:1] == b'{' else MODEL: content}
+  folder = os.path.dirname(path) or '.'
   try:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-      files[CONFIG] = remote_files.read(f'{os.path.dirname(path) or "."}/{CONFIG}')
-    return load(files)
+      files[CONFIG] = remote_files.read(f'{folder}/{CONFIG}')
+    return load(files | _read_chat_files(folder))
   except OSError as e:
     why = f'{CONFIG} beside it: {e.strerror or e}'
     # A bucket that may not be listed answers so for what is not there.
@@ -41,16 +46,55 @@ def open_file(file: str | os.PathLike) -> Tokenizer:
     raise _unusable(path, str(e)) from e
 
 
+def _read_chat_files(folder: str) -> dict[str, bytes]:
+  """Returns the chat template of a folder, and the ends of texts that the folder's model names.
+
+  Where it has no generation_config.json, its config.json names the ends, and transformers makes the former of it.
+  """
+  found = {name: _read_if_there(f'{folder}/{name}') for name in (TEMPLATE, GENERATION)}
+  if not special_tokens.listed_ends(found) and (ends := _ends_of_model(folder)):
+    found[GENERATION] = json.dumps(json_text.parse(found[GENERATION] or b'{}') | {'eos_token_id': ends}).encode()
+  return {name: content for name, content in found.items() if content is not None}
+
+
+def _ends_of_model(folder: str) -> list[int]:
+  """Returns the ends of texts by a folder's config.json; none where that is of no model."""
+  try:
+    config = json_text.parse(_read_if_there(f'{folder}/config.json') or b'{}')
+  except ValueError:
+    return []  # whoever loads the model says what is wrong
+  try:
+    return special_tokens.end_ids(config) if isinstance(config, dict) else []
+  except InputError as e:
+    raise InputError(f'config.json beside it: {e}') from e
+
+
+def _read_if_there(path: str) -> bytes | None:
+  try:
+    return remote_files.read(path)
+  except (FileNotFoundError, NotADirectoryError):
+    return None
+  except OSError as e:
+    if remote_files.is_remote(path) and '403' in str(e):  # so a bucket that may not be listed says that it has no file
+      return None
+    raise InputError(f'{os.path.basename(path)} beside it: {e.strerror or e}') from e
+
+
 def load(files: Mapping[str, bytes]) -> Tokenizer:
   """Makes a tokenizer of its files, by name; raises InputError where they are none."""
-  if JSON in files:
-    return JsonTokenizer(files)
-  beside = {CONFIG: files[CONFIG]} if CONFIG in files else {}
+  tokenizer = JsonTokenizer(files) if JSON in files else _load_pieces(files)
+  tokenizer.end_ids  # noqa: B018  # raises where the files name none that can be
+  return tokenizer
+
+
+def _load_pieces(files: Mapping[str, bytes]) -> Tokenizer:
   try:
-    adds_bos = bool(json_text.parse(beside.get(CONFIG, b'{}')).get('add_bos_token'))
+    config = json_text.parse(files.get(CONFIG, b'{}'))
+    adds_bos = bool(config.get('add_bos_token'))
   except (ValueError, AttributeError) as e:
     raise InputError(f'{CONFIG} beside it is not JSON of an object') from e
-  return SentencePieceTokenizer(files[MODEL], adds_bos, beside)
+  beside = {name: content for name, content in files.items() if name != MODEL}
+  return SentencePieceTokenizer(files[MODEL], adds_bos, beside, config)
 
 
 def train(texts: Iterable[str], wanted: settings.Tokenizer) -> Mapping[str, bytes]:

@@ -40,8 +40,10 @@ def make_files(
   family, config = config_json.write(model, len(params['embed/tokens']), special_ids)
   config['max_position_embeddings'] = max(max_positions, config['max_position_embeddings'])
   weights = {name: x.astype(DTYPES[dtype], copy=False) for name, x in families.to_theirs(family, params).items()}
-  generation = {f'{name}_token_id': special_ids[name] for name in ('bos', 'eos') if name in special_ids}
-  generation['pad_token_id'] = special_ids.get('pad', special_ids['eos'])
+  ends = list(tokenizer.end_ids)
+  config['eos_token_id'] = ends if len(ends) > 1 else ends[0]
+  generation = {'bos_token_id': special_ids['bos']} if 'bos' in special_ids else {}
+  generation |= {'eos_token_id': config['eos_token_id'], 'pad_token_id': special_ids.get('pad', special_ids['eos'])}
   return tokenizer_json.make_files(tokenizer) | {
     'config.json': _json(config | {'torch_dtype': dtype, 'dipaco_jax': about}),
     'generation_config.json': _json(generation),

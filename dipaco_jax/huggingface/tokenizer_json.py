@@ -22,10 +22,19 @@ KEPT = ('chat_template', 'model_max_length', 'padding_side', 'truncation_side')
 def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   """Returns {name: bytes} of the tokenizer's files, as they were given; of a SentencePiece model tokenizer.json too.
 
+  A chat_template.jinja is also in tokenizer_config.json, where programs look that do not read the former.
+
   Raises InputError where tokenizer.json cannot express the model.
   """
-  if tokenizer_files.JSON in tokenizer.files:
-    return dict(tokenizer.files)
+  files = dict(tokenizer.files) if tokenizer_files.JSON in tokenizer.files else _convert_files(tokenizer)
+  if template := tokenizer.files.get(tokenizer_files.TEMPLATE):
+    config = json.loads(files.get(tokenizer_files.CONFIG, b'{}')) | {'chat_template': template.decode()}
+    files |= {tokenizer_files.TEMPLATE: template, tokenizer_files.CONFIG: _json(config)}
+  return files
+
+
+def _convert_files(tokenizer: Tokenizer) -> dict[str, bytes]:
+  """Returns the files of a SentencePiece model."""
   model = tokenizer.files[tokenizer_files.MODEL]
   proto = parse_model(model)
   pieces = proto.pieces
@@ -38,7 +47,8 @@ def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     'add_prefix_space': proto.normalizer_spec.add_dummy_prefix,
     **dict.fromkeys(('add_eos_token', 'clean_up_tokenization_spaces'), False),
     'model_input_names': ['input_ids', 'attention_mask'],
-    'split_special_tokens': True,  # '</s>' in a text is four characters
+    # '</s>' in a text is four characters, unless a chat template writes it.
+    'split_special_tokens': not (tokenizer_files.TEMPLATE in tokenizer.files or given.get('chat_template')),
   } | {f'{name}_token': pieces[i].piece for name, i in tokenizer.special_ids.items()}
   converted = convert(model)
   if tokenizer.bos_id >= 0:
@@ -46,8 +56,12 @@ def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   return {
     tokenizer_files.MODEL: model,
     tokenizer_files.JSON: json.dumps(converted, ensure_ascii=False, indent=1).encode(),
-    tokenizer_files.CONFIG: (json.dumps(config, indent=1) + '\n').encode(),
+    tokenizer_files.CONFIG: _json(config),
   }
+
+
+def _json(value: dict[str, Any]) -> bytes:
+  return (json.dumps(value, indent=1) + '\n').encode()
 
 
 def _in_front(piece: str, number: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ B and S (see `decoding`) are powers of two, so that the number of compiled progr
 """
 
 import functools
+from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -44,10 +45,11 @@ class Text:
     W = self.request.reroute_every
     self.limit = min(self.end, (len(self.tokens) // W + 1) * W) if W else self.end
 
-  def add(self, token: int, eos_id: int):
+  def add(self, token: int, end_ids: Collection[int]):
+    """Appends a token, unless it is one of those that end a text."""
     if self.finished:
       return
-    if self.request.until_eos and token == eos_id:
+    if self.request.until_eos and token in end_ids:
       self.finish('stop')
       return
     self.tokens.append(token)
@@ -103,7 +105,7 @@ class Batch:
     for text, mine in zip(self.members, np.asarray(tokens).T.tolist(), strict=True):
       if text:
         for token in mine[: text.limit - len(text.tokens)]:
-          text.add(token, self.path.tokenizer.eos_id)
+          text.add(token, self.path.tokenizer.end_ids)
     return [text for text in self.members if text and (text.finished or len(text.tokens) >= text.limit)]
 
   def _capacity(self, texts: decoding.Texts) -> int:

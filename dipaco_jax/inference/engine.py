@@ -124,7 +124,7 @@ class Engine:
       return
     self.waiting.remove(text)
     row = self.prefill(text, path)
-    text.add(int(row.token[0]), self.run.tokenizer.eos_id)
+    text.add(int(row.token[0]), self.run.tokenizer.end_ids)
     if not text.finished:
       self._continue(text, row, path)
 
@@ -201,8 +201,10 @@ class Engine:
       chosen_1L = chunk_router.choose(self.run.router.model, self.run.chooser, tokens_1L, np.ones_like(tokens_1L))
       return int(chosen_1L[0, known - 1])
     prefix = self.run.settings.routing.prefix_tokens
-    seen = tokens[max(0, known - prefix) : known] if known else tokens[:prefix]
-    return self.run.router.path(seen, length=known or len(tokens))
+    if known:
+      return self.run.router.path(tokens[max(0, known - prefix) : known], length=known)
+    first = text.request.routed_by or tokens
+    return self.run.router.path(first[:prefix], length=len(first))
 
   def prefill(self, text: Text, path: Path) -> decoding.Texts:
     """Returns a row with the prompt in its cache, and with the first token after it."""

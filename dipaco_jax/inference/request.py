@@ -21,6 +21,7 @@ class Request:
   stop: tuple[str, ...] = ()  # the text ends before the first of these
   until_eos: bool = True  # False: goes on after the end of a text
   reroute_every: int = 0  # W; 0: one path for the whole text
+  routed_by: tuple[int, ...] = ()  # tokens that choose the path in place of the prompt's; none: the prompt's
 
 
 def check_request(request: Request, max_length: int):

@@ -142,8 +142,10 @@ def check_init(s: settings.Settings):
 def check_input(s: settings.Settings):
   """Raises InputError, before any work, if a model or tokenizer cannot be used, or text is far too short."""
   check_init(s)
-  if s.tokenizer.model_file:
-    _warn_of_export(s.tokenizer.model_file, tokenizer_files.open_file(s.tokenizer.model_file))
+  if file := s.tokenizer.model_file:
+    given = tokenizer_files.open_file(file)
+    _warn_of_export(file, given)
+    _log_document_end(file, given)
   elif is_reference(s.tokenizer.kind):
     own_tokenizer.OwnTokenizer(s.tokenizer)
   check_validation(s)
@@ -160,6 +162,13 @@ def _warn_of_export(file: str, given: tokenizer.Tokenizer):
     tokenizer_json.check(given)
   except InputError as e:
     logging.warning('%s: no path of this run can be exported: %s', file, e)
+
+
+def _log_document_end(file: str, given: tokenizer.Tokenizer):
+  """Logs the token that ends documents, where it is not the tokenizer's own `eos_token`."""
+  if given.special.get(given.turn_end or '', given.eos_id) != given.eos_id:
+    end = next((spelling for spelling, i in given.special.items() if i == given.eos_id), given.eos_id)
+    logging.warning('%s: documents end with %s; %s, its eos_token, ends turns of a chat', file, end, given.turn_end)
 
 
 def check_validation(s: settings.Settings):

@@ -117,9 +117,10 @@ def test_special_tokens_in_a_text_are_text(kind):
   [
     (True, {}, 1),
     (False, {}, -1),
-    (True, {'add_bos_token': False}, -1),
-    (False, {'add_bos_token': True}, 1),
+    (True, {'add_bos_token': False}, 1),  # as in transformers 5, the post-processor counts
+    (False, {'add_bos_token': True}, -1),
     (True, {'bos_token': None}, 1),
+    (True, {'eos_token': '<s>'}, 1),
   ],
 )
 def test_what_stands_in_front_is_what_the_files_say(template, config, bos):

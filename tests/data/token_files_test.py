@@ -6,6 +6,7 @@ import corpora
 import foreign_tokens
 import numpy as np
 import pytest
+import tokenizers
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, file_kinds, json_tokenizer, megatron_index, source, token_files, tokenizer_files
@@ -66,9 +67,11 @@ def test_the_documents_are_those_of_their_texts(kind, tmp_path, tokenizer, monke
 
 
 def test_a_begin_of_text_token_stands_in_front_as_of_a_text(tmp_path, tokenizer):
-  config = tmp_path / 'tokenizer' / json_tokenizer.CONFIG
-  config.write_text(json.dumps(json.loads(config.read_text()) | {'add_bos_token': True, 'bos_token': 'a'}))
-  bos = (tokenizer := tokenizer_files.open_file(tmp_path / 'tokenizer' / 'tokenizer.json')).bos_id
+  file = tmp_path / 'tokenizer' / 'tokenizer.json'
+  made = tokenizers.Tokenizer.from_file(str(file))
+  made.post_processor = tokenizers.processors.TemplateProcessing('a $A', 'a $A a $B', [('a', made.token_to_id('a'))])
+  made.save(str(file))
+  bos = (tokenizer := tokenizer_files.open_file(file)).bos_id
   ids = [[token for token in document if token != bos] for document in encoded(tokenizer)]
   foreign_tokens.nanogpt(tmp_path / 'without.bin', ids, tokenizer.eos_id)
   foreign_tokens.nanogpt(tmp_path / 'begun.bin', [[bos, *document] for document in ids], tokenizer.eos_id)

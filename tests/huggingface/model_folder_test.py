@@ -15,7 +15,7 @@ import shapes_of_families
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import sentencepiece_tokenizer, tokenizer_files
+from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer, tokenizer_files
 from dipaco_jax.huggingface import config_json, families, model_folder
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer as model_lib
@@ -333,6 +333,16 @@ def test_pytorchs_own_files_give_the_same(tmp_path):
   found, about = model_folder.load_params(str(tmp_path), made)
   assert found.keys() == expected.keys() and all((found[name] == x).all() for name, x in expected.items())
   assert about['sha256'].keys() == {'pytorch_model.bin'}
+
+
+def test_all_ends_of_texts_are_written(tmp_path):
+  tokenizer = json_tokenizer.train([pathlib.Path(__file__).read_text()], 400)
+  params = {name: np.zeros(x.shape, 'f') for name, x in shapes_of(MODEL, 400).items()}
+  for listed, written in ({'eos_token_id': [1, 5]}, [1, 5, 0]), ({}, 0):
+    made = tokenizer_files.load(tokenizer | {'generation_config.json': json.dumps(listed).encode()})
+    found = model_folder.make_files(params, MODEL, made, 'float32', {})
+    for name in ('config.json', 'generation_config.json'):
+      assert json.loads(found[name])['eos_token_id'] == written
 
 
 def test_a_run_starts_from_it(undisturbed, tmp_path):

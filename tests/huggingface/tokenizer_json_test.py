@@ -137,6 +137,23 @@ def test_a_chat_template_that_was_given_is_in_the_files_and_tokens_that_the_mode
   assert config.pop('tokenizer_class') == 'PreTrainedTokenizerFast' and not config.keys() & alien.keys()
 
 
+@pytest.mark.parametrize('kind', ['json', 'pieces'])
+def test_a_template_in_a_file_of_its_own_is_in_the_files_for_every_reader(kind):
+  beside = {'chat_template.jinja': '{{ "é" }}'.encode(), 'tokenizer_config.json': b'{"eos_token": "</s>"}'}
+  if kind == 'json':
+    files = json_tokenizer.train(sentences(), 400)
+    config = json.loads(files['tokenizer_config.json']) | {'chat_template': 'old'}
+    ours = json_tokenizer.JsonTokenizer(files | beside | {'tokenizer_config.json': json.dumps(config).encode()})
+  else:
+    ours = sentencepiece_tokenizer.SentencePieceTokenizer(MODELS['ours'](), beside=beside)
+  made = tokenizer_json.make_files(ours)
+  assert made['chat_template.jinja'] == beside['chat_template.jinja']
+  config = json.loads(made['tokenizer_config.json'])
+  assert config['chat_template'] == '{{ "é" }}'  # llama.cpp's converter prefers it
+  if kind == 'pieces':
+    assert not config['split_special_tokens']  # transformers would take those of the template for text
+
+
 def test_a_tokenizer_json_is_written_as_it_was_given():
   files = json_tokenizer.train(sentences(), 400)
   assert tokenizer_json.make_files(json_tokenizer.JsonTokenizer(files)) == files

@@ -19,9 +19,9 @@ def begun(tokenizer, **fields) -> Text:
   return Text(request, Transcript(tokenizer, request.tokens, request.stop))
 
 
-def grow(text: Text, tokens, eos_id: int) -> str:
+def grow(text: Text, tokens, *end_ids: int) -> str:
   for token in tokens:
-    text.add(int(token), eos_id)
+    text.add(int(token), end_ids)
   return text.finished
 
 

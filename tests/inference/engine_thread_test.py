@@ -57,13 +57,13 @@ class Alphabet:
     if text.request.seed == FAILS:
       text.finish('error')
       raise RuntimeError('it fails')
-    text.add(97, EOS)
+    text.add(97, (EOS,))
     return True
 
   def advance(self) -> int:
     growing = [text for text in self.texts if not text.finished]
     for text in growing:
-      text.add(97 + len(text.tokens) - len(text.request.tokens), EOS)
+      text.add(97 + len(text.tokens) - len(text.request.tokens), (EOS,))
     return len(growing)
 
 

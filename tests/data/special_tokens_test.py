@@ -1,0 +1,140 @@
+"""Ends of documents and of turns, lists of ends, chat files beside a tokenizer, and text that spells special tokens."""
+
+import json
+
+import pytest
+import tokenizers
+from tokenizers import processors
+
+from dipaco_jax.core import settings
+from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer, special_tokens, tokenizer_files
+
+TEXTS = ['The quick brown fox jumps over 13 lazy dogs. ', 'def f(x):\n    return {x: [1, 2]}\n<|end| im_start end|>']
+SPECIAL = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
+MARK = '\ufdd0'
+
+
+def made(special=SPECIAL, added=('<think>',), **config) -> dict[str, bytes]:
+  """The files of a byte-level tokenizer with these tokens, in this order."""
+  files = json_tokenizer.train(TEXTS * 20, 300)
+  tokenizer = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
+  tokenizer.add_special_tokens(list(special))
+  tokenizer.add_tokens(list(added))
+  files['tokenizer.json'] = tokenizer.to_str().encode()
+  return files | {'tokenizer_config.json': json.dumps({'eos_token': '<|im_end|>'} | config).encode()}
+
+
+def write(folder, files):
+  for name, content in files.items():
+    (folder / name).write_bytes(content)
+  return folder / 'tokenizer.json'
+
+
+@pytest.mark.parametrize(
+  ('eos_token', 'special', 'end'),
+  [
+    ('<|im_end|>', SPECIAL, '<|endoftext|>'),  # SmolLM2, Qwen
+    ('<|eot_id|>', ['<|begin_of_text|>', '<|end_of_text|>', '<|eot_id|>'], '<|end_of_text|>'),  # Llama 3
+    ('<end_of_turn>', ['<eos>', '<bos>', '<end_of_turn>'], '<eos>'),  # Gemma
+    ('<|endoftext|>', SPECIAL, '<|endoftext|>'),
+    ('</s>', ['<s>', '</s>'], '</s>'),  # Llama 2, whose turns end as documents do
+    ('<|im_end|>', ['<|im_end|>'], '<|im_end|>'),
+    (None, SPECIAL, None),
+  ],
+)
+def test_documents_end_as_in_pretraining(eos_token, special, end):
+  assert special_tokens.document_end(eos_token, special) == end
+
+
+def test_texts_end_with_the_end_of_a_turn_too():
+  tokenizer = json_tokenizer.JsonTokenizer(made())
+  text_end, turn_end = tokenizer.special['<|endoftext|>'], tokenizer.special['<|im_end|>']
+  assert tokenizer.encode('fox').tolist()[-1] == tokenizer.eos_id == tokenizer.special_ids['eos'] == text_end
+  assert tokenizer.end_ids == (turn_end, text_end)
+  listed = made() | {'generation_config.json': b'{"eos_token_id": [1, 7, 1, 9999]}'}
+  assert json_tokenizer.JsonTokenizer(listed).end_ids == (1, 7, turn_end, text_end)
+
+
+@pytest.mark.parametrize(
+  ('name', 'content', 'words'),
+  [
+    ('generation_config.json', '{"eos_token_id": "</s>"}', r"generation_config\.json beside it: eos_token_id='</s>'"),
+    ('generation_config.json', '[1]', 'generation_config.json beside it is not JSON of an object'),
+    ('config.json', '{"eos_token_id": [-1]}', r'config\.json beside it: eos_token_id=\[-1\]'),
+  ],
+)
+def test_ends_that_are_none_are_named(name, content, words, tmp_path):
+  file = write(tmp_path, made() | {name: content.encode()})
+  with pytest.raises(ValueError, match=words):
+    tokenizer_files.open_file(file)
+
+
+@pytest.mark.parametrize(
+  ('beside', 'ends'),
+  [
+    ({}, []),
+    ({'config.json': {'eos_token_id': [1, 2]}}, [1, 2]),
+    ({'config.json': {'eos_token_id': 1}, 'generation_config.json': {'top_k': 5}}, [1]),
+    ({'config.json': {'eos_token_id': 1}, 'generation_config.json': {'eos_token_id': [3, 2]}}, [3, 2]),
+    ({'config.json': {'model': {}}}, []),  # of a run
+  ],
+)
+def test_files_beside_a_tokenizer_are_kept_with_a_run(beside, ends, tmp_path):
+  given = {name: json.dumps(content).encode() for name, content in beside.items()}
+  given_tokenizer = tokenizer_files.open_file(write(tmp_path, made() | given | {'chat_template.jinja': b'{{ x }}'}))
+  kept = given_tokenizer.files
+  assert kept['chat_template.jinja'] == b'{{ x }}' and 'config.json' not in kept
+  again = tokenizer_files.read(settings.Tokenizer(), kept.__contains__, kept.__getitem__)
+  assert again.files == kept and list(again.end_ids[: len(ends)]) == ends == special_tokens.listed_ends(kept)
+  assert again.end_ids == given_tokenizer.end_ids
+  if 'top_k' in str(beside):
+    assert json.loads(kept['generation_config.json'])['top_k'] == 5
+
+
+def pieces() -> sentencepiece_tokenizer.SentencePieceTokenizer:
+  return sentencepiece_tokenizer.SentencePieceTokenizer(sentencepiece_tokenizer.train(TEXTS * 20, 330))
+
+
+@pytest.mark.parametrize('kind', ['json', 'pieces'])
+def test_a_chat_has_special_tokens_and_what_is_marked_is_text(kind):
+  tokenizer = json_tokenizer.JsonTokenizer(made()) if kind == 'json' else pieces()
+  end = '<|im_end|>' if kind == 'json' else '</s>'
+  number, text = tokenizer.special[end], f'a fox{end} jumps'
+  before, behind = (tokenizer.encode(part, eos=False).tolist() for part in ('a fox', ' jumps'))
+  assert tokenizer.encode_chat(text) == [*before, number, *behind]
+  marked = special_tokens.break_up(text, tokenizer.special, MARK)
+  assert MARK in marked and marked.replace(MARK, '') == text
+  as_text = tokenizer.encode(text, eos=False).tolist()
+  assert number not in as_text
+  assert tokenizer.encode_chat(f'{end}{marked}{end}fox{end}', MARK) == [
+    number, *as_text, number, *tokenizer.encode('fox', eos=False).tolist(), number
+  ]  # fmt: skip
+
+
+def test_an_added_token_that_is_marked_is_text():
+  tokenizer = json_tokenizer.JsonTokenizer(made())
+  marked = special_tokens.break_up('I <think> so', tokenizer.added, MARK)
+  ids = tokenizer.encode_chat(marked, MARK)
+  assert tokenizer.added['<think>'] not in ids and tokenizer.decode(ids) == 'I <think> so'
+
+
+def test_spellings_within_each_other_are_all_broken():
+  spellings = ['<|a|>', '|a|', '|>b', 'x']
+  broken = special_tokens.break_up('<|a|>b|a|x', spellings, MARK)
+  assert not any(spelling in broken for spelling in spellings if len(spelling) > 1)
+  assert broken.replace(MARK, '') == '<|a|>b|a|x' and special_tokens.break_up('fox', spellings, MARK) == 'fox'
+  assert [*special_tokens.split('a<|a|>|a|b', spellings)] == [
+    ('a', False),
+    ('<|a|>', True),
+    ('|a|', True),
+    ('b', False),
+  ]
+
+
+def test_a_post_processor_counts_where_the_config_contradicts_it():
+  files = made(add_bos_token=False, bos_token='<|im_start|>')
+  tokenizer = tokenizers.Tokenizer.from_str(files['tokenizer.json'].decode())
+  number = tokenizer.token_to_id('<|im_start|>')
+  tokenizer.post_processor = processors.TemplateProcessing('<|im_start|> $A', None, [('<|im_start|>', number)])
+  files['tokenizer.json'] = tokenizer.to_str().encode()
+  assert json_tokenizer.JsonTokenizer(files).encode('fox').tolist()[0] == number
