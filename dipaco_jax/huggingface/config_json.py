@@ -1,6 +1,7 @@
 """config.json of a model of a family, read as fields of config.model, and written. Pure.
 
-Every field has to be understood: one that says what cannot be computed here, or that is not known, is refused by name.
+Every key has to be understood, except those that compute nothing (`silent_keys`): one that states what cannot be
+computed here, or that is not known, is rejected by name.
 Where one is missing, it is what the family's class in transformers has then.
 """
 
@@ -10,7 +11,7 @@ from typing import Any
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.huggingface import block_kinds, families, json_fields, rope_json
+from dipaco_jax.huggingface import block_kinds, families, json_fields, rope_json, silent_keys
 from dipaco_jax.huggingface.json_fields import DEFAULT, Config
 
 FIELDS = {  # of config.json: of settings.Model
@@ -20,18 +21,12 @@ FIELDS = {  # of config.json: of settings.Model
 }  # fmt: skip
 DERIVED = ('head_dim', 'num_key_value_heads')  # from others, where they are null
 DEFAULTS: Config = {'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0} | dict.fromkeys(DERIVED)
-# Fields of config.json that say nothing about what is computed here.
-SILENT = frozenset(
-  'model_type vocab_size transformers_version torch_dtype dtype use_cache bos_token_id eos_token_id pad_token_id '
-  'initializer_range pretraining_tp max_position_embeddings cache_implementation _name_or_path is_llama_config '
-  'is_decoder id2label label2id problem_type return_dict output_attentions output_hidden_states tokenizer_class '
-  '_attn_implementation_autoset transformers.js_config dipaco_jax'.split()
-)
 NEUTRAL = {  # others', that have to be so where they are there
   'attention_dropout': 0.0, 'rope_interleaved': False, 'use_mrope': False, 'mlp_bias': False, 'attention_bias': False,
   'quantization_config': None, 'hidden_act': 'silu', 'partial_rotary_factor': 1.0, 'clip_qkv': None,
   'attn_logit_softcapping': None, 'final_logit_softcapping': None, 'is_causal': True, 'is_encoder_decoder': False,
-  'add_cross_attention': False, 'chunk_size_feed_forward': 0,
+  'add_cross_attention': False, 'chunk_size_feed_forward': 0, 'cross_attention_hidden_size': None,
+  'tie_encoder_decoder': False, 'pruned_heads': {}, 'quantization': None, 'compression_config': None,
 }  # fmt: skip
 
 
@@ -57,7 +52,7 @@ def read_config(theirs: Config) -> dict[str, Any]:
   family = family_of(theirs)
   rope, theirs = rope_json.read({**DEFAULTS, **family.defaults} | dict(theirs), family.windows == 'layers')
   if missing := [name for name in (*FIELDS, 'vocab_size') if name not in theirs]:
-    raise InputError(f'its config.json has no {missing[0]}')
+    raise InputError(f'it has no {missing[0]}')
   _check_known(theirs, family)
   json_fields.whole('vocab_size', theirs['vocab_size'])
   given = {name: field for name, field in FIELDS.items() if theirs[name] is not None or name not in DERIVED}
@@ -75,8 +70,9 @@ def _check_known(theirs: Config, family: families.Family):
   """Raises InputError that names the fields that are not understood, or not as they have to be."""
   plain = {**NEUTRAL, **block_kinds.plain(family), **family.plain}
   odd = [f'its {name} is {x!r}, not {plain[name]!r}' for name, x in theirs.items() if x != plain.get(name, x)]
-  known = {*SILENT, 'architectures', *FIELDS, *plain, *block_kinds.names(family)}
-  if unknown := [f'its {name} is {x!r}, which is not understood' for name, x in theirs.items() if name not in known]:
+  known = {'architectures', *FIELDS, *plain, *block_kinds.names(family)}
+  strange = {name: x for name, x in theirs.items() if name not in known and not silent_keys.is_silent(name)}
+  if unknown := [f'its {name} is {x!r}, which is not understood' for name, x in strange.items()]:
     unknown[-1] += ': take out of config.json what changes nothing that is computed'
   if odd + unknown:
     raise InputError(', '.join(odd + unknown))

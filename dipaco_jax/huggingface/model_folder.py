@@ -165,7 +165,7 @@ def _fitting_config(folder: str, model: settings.Model, vocab_size: int = 0) -> 
   try:
     wrong = config_json.misfits(theirs, model)
   except InputError as e:
-    raise weight_files.wrong(folder, str(e)) from e
+    raise weight_files.wrong(folder, f'config.json: {e}') from e
   if wrong:
     raise weight_files.wrong(folder, ', '.join(f'set config.model.{name}={x!r}' for name, x in wrong.items()))
   if theirs['vocab_size'] < vocab_size:

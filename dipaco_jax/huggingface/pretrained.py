@@ -61,7 +61,9 @@ def read_model(folder: str, workdir: str = '') -> dict[str, Any]:
     raise _unreadable(folder, e.strerror or str(e)) from e
   except InputError as e:
     at_hub = folder.startswith(remote_files.HUB) and str(e).startswith(folder)
-    raise _unreadable(folder, str(e)) if at_hub else InputError(f'config.pretrain.init={folder}: {e}') from e
+    raise (
+      _unreadable(folder, str(e)) if at_hub else InputError(f'config.pretrain.init={folder}: config.json: {e}')
+    ) from e
   except (ValueError, AttributeError, TypeError) as e:
     raise InputError(f'config.pretrain.init={folder}: config.json is not JSON of an object; name another folder') from e
 

@@ -193,6 +193,12 @@ ROPE = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 
     ('Llama-3.2-1B', {'sliding_window': 4096}, 'its sliding_window is 4096, not None'),
     ('Llama-3.2-1B', {'quantization_config': {'bits': 4}}, "its quantization_config is {'bits': 4}, not None"),
     ('Llama-3.2-1B', {'residual_multiplier': 0.2}, 'its residual_multiplier is 0.2, which is not understood'),
+    ('Llama-3.2-1B', {'attention_multiplier': 0.5}, 'its attention_multiplier is 0.5, which is not understood'),
+    ('Llama-3.2-1B', {'use_qk_norm': False}, 'its use_qk_norm is False, which is not understood'),
+    ('Llama-3.2-1B', {'num_local_experts': 8}, 'its num_local_experts is 8, which is not understood'),
+    ('Llama-3.2-1B', {'auto_map': {'AutoModel': 'own.Model'}}, "its auto_map is {'AutoModel': 'own.Model'}, which is"),
+    ('Llama-3.2-1B', {'quantization': {'bits': 4}}, "its quantization is {'bits': 4}, not None"),
+    ('Llama-3.2-1B', {'pruned_heads': {'0': [1]}}, "its pruned_heads is {'0': [1]}, not {}"),
     ('Llama-3.2-1B', {'attention_dropout': 0.1}, 'its attention_dropout is 0.1, not 0.0'),
     ('Llama-3.2-1B', {'hidden_act': 'gelu'}, "its hidden_act is 'gelu', not 'silu'"),
     ('Llama-3.2-1B', {'model_type': 'gpt_neox'}, "its model_type is 'gpt_neox', not one of llama, mistral, qwen2"),
@@ -208,7 +214,7 @@ ROPE = {'rope_type': 'yarn', 'factor': 4.0, 'original_max_position_embeddings': 
     ('gemma-3-270m', {'rope_parameters': {'full_attention': {}, 'sliding_attention': {'type': 'yarn'}}}, "'yarn'}"),
     ('gemma-3-270m', {'final_logit_softcapping': 30.0}, 'its final_logit_softcapping is 30.0, not None'),
     ('gemma-3-270m', {'use_bidirectional_attention': True}, 'its use_bidirectional_attention is True'),
-    ('gemma-3-270m', {'hidden_size': None}, 'its config.json has no hidden_size'),
+    ('gemma-3-270m', {'hidden_size': None}, 'it has no hidden_size'),
   ],
 )  # fmt: skip
 def test_what_is_not_understood_is_named(name, changes, words):
@@ -240,6 +246,20 @@ def test_what_is_missing_is_what_transformers_takes(name, without, changes, expe
   theirs = {key: x for key, x in published(name).items() if key not in without} | changes
   found = dataclasses.replace(settings.Model(), **config_json.read_config(theirs))
   assert {key: getattr(found, key) for key in expected} == expected
+
+
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('_model_name_or_path', 'Smollm2 135M 8k Lc100K Mix1 Ep2'), ('_name_or_path', 'x/y'), ('unk_token_id', 0),
+    ('image_token_id', 7), ('bad_words_ids', [[1]]), ('unsloth_version', '2025.1'), ('torch_dtype', 'float16'),
+    ('_commit_hash', 'abc'), ('forced_eos_token_id', 2), ('temperature', 0.7), ('tokenizer_class', 'X'),
+    ('quantization_config', None), ('pruned_heads', {}),
+  ],
+)  # fmt: skip
+def test_keys_that_compute_nothing_are_ignored(key, value):
+  theirs = published('Llama-2-7b')
+  assert config_json.read_config(theirs | {key: value}) == config_json.read_config(theirs)
 
 
 def test_gemma_as_newer_libraries_write_it():

@@ -202,8 +202,8 @@ def test_shards_are_all_read(tmp_path):
     ({'rope_scaling': {'type': 'dynamic', 'factor': 2.0}}, "its rope scaling is 'dynamic', not one of default, linear"),
     ({'attention_bias': True}, 'its attention_bias is True, not False'),
     ({'model_type': 'gpt2'}, "its model_type is 'gpt2', not one of llama"),
-    ({'hidden_act': 'gelu'}, "its hidden_act is 'gelu', not 'silu'"),
-    ({'hidden_size': None}, 'its config.json has no hidden_size'),
+    ({'hidden_act': 'gelu'}, "config.json: its hidden_act is 'gelu', not 'silu'"),
+    ({'hidden_size': None}, 'config.json: it has no hidden_size'),
     ({'vocab_size': 399}, 'has a vocabulary of 399, config.tokenizer.model_file one of 400'),
   ],
 )
