@@ -1,4 +1,4 @@
-"""Keys of config.json that do not change what a model computes: marks of tools, token ids, options of generation. Pure."""
+"""Keys of config.json that do not change what a model computes: marks of tools, token ids, generation. Pure."""
 
 MARKS = frozenset(
   'model_type vocab_size transformers_version torch_dtype dtype use_cache initializer_range pretraining_tp '

@@ -179,40 +179,61 @@ def bytes_on_chip(tree) -> int:
 
 def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
   """Returns the bytes of a chip's HBM at its fullest, and by kind while a path trains."""
-  a, turns = argument_shapes(made), len(made.placement.turns())
-  # 'accumulate' is given AdamW's second moments as an argument: they are counted with the program.
-  taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()
-  waiting = 0 if made.settings.train.offload else (turns - 1) * bytes_on_chip(a.state)
-  masters, residuals = bytes_on_chip(a.masters), bytes_on_chip(a.residuals)
-  own = bytes_on_chip(a.params) if made.timetable.stream or made.settings.outer.lost else 0  # of a turn, between pieces
-  left = turns * bytes_on_chip({name: a.params[name] for name in made.left_names(made.levels)})
-  exchange = masters + turns * residuals + left  # what compression and streaming keep, see `train_state.State`
-  held = {
-    'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting + exchange + (turns - 1) * own,
-    'accumulate': bytes_on_chip((a.outer, a.state))
-    - bytes_on_chip(taken)
-    + waiting
-    + exchange
-    - residuals
-    + (turns - 1) * own,
-    'outer': bytes_on_chip(a.state) + waiting + exchange - masters + turns * own,
-    'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting + exchange + turns * own,
-  }
+  a, held = argument_shapes(made), held_bytes(made)
   needed = {name: held[name] + program_bytes(program) for name, program in compiled.items()}
   found = compiled['steps'].memory_analysis()
   counted = found.temp_size_in_bytes + bytes_on_chip((a.params, a.state))  # under other names
   return {
     'hbm_bytes_per_chip': max(needed.values()),
     'hbm_bytes_by_program': {KEYS.get(name, name): size for name, size in needed.items()},
-    'hbm_bytes_by_kind': {
-      'parameters': bytes_on_chip((a.params, a.modules)),
-      'inner states': bytes_on_chip(a.state) + waiting,
-      'outer states and sums': bytes_on_chip((a.outer, a.gathered)) + exchange + (turns - 1) * own,
-      'gradients': bytes_on_chip(a.params),
+    'hbm_bytes_by_kind': state_bytes(made)
+    | {
       'activations and temporaries': max(0, found.temp_size_in_bytes - bytes_on_chip(a.params)),
       'rows and programs': program_bytes(compiled['steps']) - counted,
     },
   }
+
+
+def held_bytes(made: programs.Programs) -> dict[str, int]:
+  """Returns the bytes that a chip holds while each program of a phase runs, without that program's own arrays."""
+  a, turns = argument_shapes(made), len(made.placement.turns())
+  # 'accumulate' is given AdamW's second moments as an argument: they are counted with the program.
+  taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()
+  waiting, exchange, own = _waiting_bytes(made, a)
+  return {
+    'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting + exchange + (turns - 1) * own,
+    'accumulate': bytes_on_chip((a.outer, a.state))
+    - bytes_on_chip(taken)
+    + waiting
+    + exchange
+    - bytes_on_chip(a.residuals)
+    + (turns - 1) * own,
+    'outer': bytes_on_chip(a.state) + waiting + exchange - bytes_on_chip(a.masters) + turns * own,
+    'evaluate': bytes_on_chip((a.modules, a.outer, a.gathered, a.state)) + waiting + exchange + turns * own,
+  }
+
+
+def state_bytes(made: programs.Programs) -> dict[str, int]:
+  """Returns the bytes of a chip, by kind, of the arrays that a run has while a path trains; of no temporary ones."""
+  a, turns = argument_shapes(made), len(made.placement.turns())
+  waiting, exchange, own = _waiting_bytes(made, a)
+  return {
+    'parameters': bytes_on_chip((a.params, a.modules)),
+    'inner states': bytes_on_chip(a.state) + waiting,
+    'outer states and sums': bytes_on_chip((a.outer, a.gathered)) + exchange + (turns - 1) * own,
+    'gradients': bytes_on_chip(a.params),
+  }
+
+
+def _waiting_bytes(made: programs.Programs, a: Arguments) -> tuple[int, int, int]:
+  """Returns the bytes of inner states that wait, of what compression and streaming keep, and of a turn's own copy."""
+  turns = len(made.placement.turns())
+  keeps = made.settings.inner.keep_state or made.timetable.stream  # else states end with their turn
+  waiting = (turns - 1) * bytes_on_chip(a.state) if keeps and not made.settings.train.offload else 0
+  own = bytes_on_chip(a.params) if made.timetable.stream or made.settings.outer.lost else 0  # between pieces
+  left = turns * bytes_on_chip({name: a.params[name] for name in made.left_names(made.levels)})
+  exchange = bytes_on_chip(a.masters) + turns * bytes_on_chip(a.residuals) + left  # see `train_state.State`
+  return waiting, exchange, own
 
 
 def program_bytes(program: Any) -> int:
