@@ -178,8 +178,13 @@ class Inner:
 class Outer:
   """Outer optimizer, and its treatment of the averaged outer gradients [2.5, 2.7]."""
 
-  optimizer: str = field('nesterov', 'of the outer step', choices='nesterov momentum sgd adam', extensible=True)
-  learning_rate: float = field(0.7, 'constant', most=10)
+  optimizer: str = field(
+    'nesterov',
+    "of the outer step; for small models 'sgd', see docs/averaging.md",
+    choices='nesterov momentum sgd adam',
+    extensible=True,
+  )
+  learning_rate: float = field(0.7, "constant; 1.0 with 'sgd' and without rescale: plain averages", most=10)
   momentum: float = field(0.9, "of 'nesterov' and 'momentum'; b1 of 'adam'; unused by 'sgd'", zero=True, below=1)
   b2: float = field(0.99, "of 'adam'", zero=True, below=1, added=True)
   epsilon: float = field(0.1, "of 'adam'")
