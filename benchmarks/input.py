@@ -59,7 +59,7 @@ def write_shards(found: sequences.Sequences, folder: str) -> dict:
 
 
 def measure(folder: str) -> dict[str, float]:
-  data = settings.Data(max_documents=NUM_DOCUMENTS.value)
+  data = settings.Data(source='stdlib', max_documents=NUM_DOCUMENTS.value)
   read_s, documents = timed(lambda: {split: list(corpus.documents(data, split)) for split in ('train', 'validation')})
   drawn = sample(documents['train'], 2_000_000, 0)
   train_s, model = timed(train, [words for _, words in drawn], VOCAB_SIZE.value)

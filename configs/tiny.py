@@ -14,7 +14,7 @@ from dipaco_jax import settings
 def get_config(variant: str = 'grid') -> ConfigDict:
   """variant: 'grid', or 'dense': the same base trained on for as many steps, as one path."""
   c = ConfigDict(settings.Settings().to_dict())
-  c.data.update(source='stdlib', max_documents=900, max_validation_documents=200, validation_fraction=0.2)
+  c.data.update(max_documents=900, max_validation_documents=200, validation_fraction=0.2)
   c.tokenizer.update(vocab_size=2048, sample_bytes=3_000_000)
   c.model.update(width=96, num_layers=4, num_heads=3, head_dim=32, mlp_dim=256, seq_len=128)
   c.pretrain.update(steps=120, batch_size=32)

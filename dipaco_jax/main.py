@@ -246,6 +246,7 @@ def print_summary(workdir: str, r: dict[str, Any]):
     f'validated on  {r["validation_tokens"]:,} tokens of {r["validation_documents"]:,} documents',
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
     f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',
+    *([f'learning rate at most {rate:.3g}'] if (rate := r['highest_learning_rate']) else []),
     f'report        {place}/report.html',
     f'next          python -m dipaco_jax.generate --workdir={place} --prompt=TEXT',
   ]

@@ -58,8 +58,8 @@ def copy_changes(s: settings.Settings, steps: int) -> dict[str, Any]:
   first: dict[str, Any] = {'routing.method': s.routing.first} if s.routing.method == 'discriminative' else {}
   first |= {'routing.capacity': 0.0} if first and s.routing.first == 'random' else {}
   schedule = {'pretrain.steps': base, 'inner.decay_steps': base + steps}
-  warmups = ('warmup_steps', 'rewarm_steps')
-  schedule |= {f'inner.{name}': math.ceil(getattr(s.inner, name) * share) for name in warmups}
+  warmups = {'warmup_steps': s.inner.warmup(s.decay_steps), 'rewarm_steps': s.inner.rewarm_steps}
+  schedule |= {f'inner.{name}': math.ceil(steps * share) for name, steps in warmups.items()}
   return BARE | first | lasting(steps, s.train.steps_per_phase) | schedule
 
 

@@ -94,7 +94,16 @@ def change(c: ConfigDict, changes: Iterable[tuple[str, Any]], workdir: str = '')
     for section in ('model', 'tokenizer'):
       values.setdefault(section, {})
     pretrained.fill(values, given, workdir)
+  _check_tokenizer(values.get('tokenizer', {}), given)
   return values
+
+
+def _check_tokenizer(tokenizer: Any, given: set[str]):
+  """Raises InputError where the command line names a tokenizer and, beside it, how to train one."""
+  trained = sorted(name for name in given if name.startswith('tokenizer.') and name != 'tokenizer.model_file')
+  if isinstance(tokenizer, dict) and tokenizer.get('model_file') and trained:
+    words = f'is for a tokenizer that is trained, and config.tokenizer.model_file={tokenizer["model_file"]} is given'
+    raise InputError(f'config.{trained[0]} {words}: leave one of the two out')
 
 
 def find(named: str) -> tuple[pathlib.Path, list[str]]:

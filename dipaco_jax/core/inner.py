@@ -17,11 +17,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from dipaco_jax.core import extension, muon, settings
 from dipaco_jax.core.grid import largest_divisor
 
+MANY_STEPS = 1 << 20
 METRICS = ('loss', 'grad_norm', 'learning_rate', 'skipped')
 
 Loss = Callable[..., tuple[jax.Array, jax.Array]]  # (params, *batch) -> (summed nll, number of targets)
@@ -66,7 +68,7 @@ def learning_rate(
     path_rate: eta from that step on; 0: config.learning_rate.
   """
   s = step.astype(jnp.float32)
-  warm = jnp.minimum(1.0, (s + 1) / max(1, config.warmup_steps))
+  warm = jnp.minimum(1.0, (s + 1) / max(1, config.warmup(decay_steps)))
   done = jnp.minimum(1.0, s / max(1, decay_steps))
   if config.schedule == 'cosine':
     left = 0.5 * (1 + jnp.cos(jnp.pi * done))
@@ -83,12 +85,12 @@ def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int
 
   Of the user's own [extension.py], make(config) is for 'inner.optimizer' an optax.GradientTransformation u without
   learning rate, theta <- theta - eta_s u, and for 'inner.schedule' a function of the global step s, int32 [], that is
-  eta_s, with config.decay_steps filled in. Raises InputError where they cannot be made.
+  eta_s, with config.decay_steps and config.warmup_steps filled in. Raises InputError where they cannot be made.
   """
   transformation = make_transformation(config)
   schedule = functools.partial(learning_rate, config, decay_steps, pretrain_steps, path_rate)
   if extension.is_reference(config.schedule):
-    whole = dataclasses.replace(config, decay_steps=decay_steps)
+    whole = dataclasses.replace(config, decay_steps=decay_steps, warmup_steps=config.warmup(decay_steps))
     schedule = extension.make('inner.schedule', config.schedule, whole)
   return Inner(
     init=lambda params: InnerState(transformation.init(params), jnp.zeros((), jnp.int32)),
@@ -97,6 +99,17 @@ def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int
     clip_norm=config.clip_norm,
     max_skipped=config.max_skipped,
   )
+
+
+def highest_rate(schedule: Callable[[jax.Array], jax.Array], first: int, end: int) -> float:
+  """Returns the highest learning rate of the global steps from `first` to `end` - 1; 0 where there is none.
+
+  Of more than MANY_STEPS steps, so many are looked at, evenly spaced.
+  """
+  if first >= end:
+    return 0.0
+  steps = np.linspace(first, end - 1, min(end - first, MANY_STEPS)).astype(np.int32)
+  return float(jnp.max(jax.vmap(schedule)(jnp.asarray(steps))))
 
 
 def make_transformation(config: settings.Inner) -> optax.GradientTransformation:

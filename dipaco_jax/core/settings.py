@@ -11,9 +11,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dipaco_jax.core import extension, fields, settings_checks
+from dipaco_jax.core import extension, fields, settings_checks, text_settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import Source, field
+
+MOST_WARMUP_STEPS = 1000  # where a config does not say; as in the paper
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +23,10 @@ class Data:
   """Source of documents."""
 
   source: str = field(
-    'stdlib', "of text; 'stdlib': Python's own source and docs", choices='files stdlib tfds seqio', extensible=True
+    'auto',
+    "of text; 'auto': what the other fields name, or where they name none 'stdlib', Python's own source and docs",
+    choices='auto files stdlib tfds seqio',
+    extensible=True,
   )
   train: tuple[str | Source, ...] = field(
     (), 'globs of .txt, .jsonl, .parquet, .arrow, .tar, .bin; or (name, globs, weight)...', example="('books/*.txt',)"
@@ -149,7 +154,9 @@ class Inner:
   """AdamW inside a path, with a cosine over the global step, pretraining included [7.1]."""
 
   learning_rate: float = field(4e-4, 'at its highest')
-  warmup_steps: int = field(1000, 'to that rate, linearly', zero=True)
+  warmup_steps: int = field(
+    -1, 'to that rate, linearly; -1: 1,000, or a tenth of the schedule where that is less', least=-1, zero=True
+  )
   rewarm_steps: int = field(0, 'warm up once more, from the first step after pretraining (as DiLoCo does)', zero=True)
   decay_steps: int = field(0, 'of the schedule; 0: pretrain.steps + phases * steps_per_phase', zero=True)
   final_fraction: float = field(0.05, "of learning_rate, at the cosine's end; 1: no decay", zero=True, most=1)
@@ -172,6 +179,10 @@ class Inner:
   keep_state: bool = field(True, "AdamW state survives the outer step, as DiLoCo's does on its worker")
   inherit_state: bool = field(True, "paths start with the base model's AdamW state")
   max_skipped: int = field(10, 'steps in a row that may be skipped for loss or gradient not finite; 0: none', zero=True)
+
+  def warmup(self, decay_steps: int) -> int:
+    """Returns the steps of the warm-up in a schedule of `decay_steps` global steps."""
+    return self.warmup_steps if self.warmup_steps >= 0 else min(MOST_WARMUP_STEPS, decay_steps // 10)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -341,7 +352,12 @@ class Settings:
   @property
   def decay_steps(self) -> int:
     """Length of the learning rate's cosine, global steps."""
-    return self.inner.decay_steps or self.pretrain.steps + self.train.phases * self.train.steps_per_phase
+    return self.inner.decay_steps or self.num_steps
+
+  @property
+  def num_steps(self) -> int:
+    """Global steps: those of the base, and of a path after it."""
+    return self.pretrain.steps + self.train.phases * self.train.steps_per_phase
 
   @property
   def num_paths(self) -> int:
@@ -365,7 +381,10 @@ class Settings:
 
 
 def from_dict(values: Mapping[str, Any]) -> Settings:
-  """Makes settings from nested dicts; raises InputError for an unknown field, a wrong type or a value out of range."""
+  """Makes settings from nested dicts, `data.source` filled in.
+
+  Raises InputError for an unknown field, a wrong type or a value out of range.
+  """
   settings = _build(values)
   settings_checks.check_new(settings)
   return settings
@@ -375,6 +394,7 @@ def _build(values: Mapping[str, Any]) -> Settings:
   if isinstance(values, Mapping):
     values = {name: value for name, value in values.items() if name != 'seal'}  # which config.json has beside them
   settings = fields.build(Settings, values)
+  settings = dataclasses.replace(settings, data=text_settings.resolve_source(settings.data))
   settings_checks.check(settings)
   return settings
 

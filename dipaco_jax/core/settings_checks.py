@@ -3,10 +3,10 @@
 import math
 from typing import Any
 
-from dipaco_jax.core import streaming
+from dipaco_jax.core import streaming, text_settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
-from dipaco_jax.core.fields import Field, fields, flatten, sources
+from dipaco_jax.core.fields import Field, fields, flatten
 
 
 def check(s: Any) -> None:
@@ -19,10 +19,9 @@ def check(s: Any) -> None:
   if s.model.block and s.pretrain.init:
     words = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave one of them out'
     raise InputError(f'config.pretrain.init={s.pretrain.init}: {words}')
-  _check_data(s.data)
-  if is_reference(s.tokenizer.kind) and s.tokenizer.model_file:
-    words = 'which is used instead: leave one of them out'
-    raise InputError(f'config.tokenizer.kind={s.tokenizer.kind!r} has a config.tokenizer.model_file beside it, {words}')
+  text_settings.check_data(s.data)
+  if is_reference(s.tokenizer.kind):
+    text_settings.check_tokenizer(s.tokenizer)
   _check_routing(s, num_paths)
   _check_evaluate(s, num_paths)
   if s.train.paths_per_phase > num_paths:
@@ -43,6 +42,9 @@ def check(s: Any) -> None:
 
 def check_new(s: Any) -> None:
   """Checks what runs of earlier versions may have, and can still be read with; raises InputError."""
+  text_settings.check_all_is_read(s.data)
+  text_settings.check_tokenizer(s.tokenizer)
+  _check_warmup(s)
   varied = {axis for _, _, axes in s.levels for axis in axes}
   replicas = [axis for axis, size in s.grid if size > 1 and axis not in varied]
   if s.routing.method == 'discriminative' and replicas:
@@ -60,6 +62,26 @@ def _check_inner(s: Any) -> None:
     for name, value in (('inner.rewarm_steps', s.inner.rewarm_steps), ('train.learning_rate', s.train.learning_rate)):
       if value:
         raise InputError(f'config.{name}={value}: leave that to your config.inner.schedule={s.inner.schedule!r}')
+
+
+def _check_warmup(s: Any) -> None:
+  """Raises InputError where a schedule ends before its learning rate has risen."""
+  if is_reference(s.inner.schedule):
+    return
+  path_steps = s.num_steps - s.pretrain.steps
+  if s.inner.warmup_steps > s.num_steps:
+    words = f'is longer than the {s.num_steps} steps of the run (config.pretrain.steps + phases * steps_per_phase)'
+    raise InputError(
+      f'config.inner.warmup_steps={s.inner.warmup_steps} {words}: lower it, or set -1 for a tenth of them'
+    )
+  if s.inner.rewarm_steps > path_steps:
+    words = f'is longer than the {path_steps} steps of a path (config.train.phases * steps_per_phase): lower it'
+    raise InputError(f'config.inner.rewarm_steps={s.inner.rewarm_steps} {words}')
+  if 0 < s.inner.decay_steps < s.inner.warmup_steps:
+    words = (
+      f'is below config.inner.warmup_steps={s.inner.warmup_steps}: the learning rate would fall before it has risen'
+    )
+    raise InputError(f'config.inner.decay_steps={s.inner.decay_steps} {words}; raise it, or set 0 for the whole run')
 
 
 def _check_model(m: Any) -> None:
@@ -143,27 +165,6 @@ def _check_evaluate(s: Any, num_paths: int) -> None:
     raise InputError(f'config.evaluate.refit_router=True has nothing to fit with {words}: leave it out')
   if s.evaluate.mixture > num_paths:
     raise InputError(f'config.evaluate.mixture={s.evaluate.mixture} is more than the {num_paths} paths of config.grid')
-
-
-def _check_data(data: Any) -> None:
-  if data.source == 'files' and not data.train:
-    raise InputError("config.data.train is empty: name the text, for instance 'my/*.txt'")
-  train, validation = sources(data.train), sources(data.validation)
-  if validation and {found.name for found in validation} != {found.name for found in train}:
-    names = ', '.join(found.name for found in train) or 'none'
-    raise InputError(f'config.data.validation names sources: they should be those of config.data.train, {names}')
-  if data.source not in ('tfds', 'seqio'):
-    return
-  example = 'c4/en:3.0.1' if data.source == 'tfds' else 'my_task'
-  if not data.name:
-    raise InputError(f'config.data.name is empty: name what to read, for instance --config.data.name={example}')
-  if data.source == 'tfds' and ':' not in data.name:
-    raise InputError(f'config.data.name={data.name!r} names no version: add it, as in {example!r}')
-  if data.source == 'tfds' and not data.data_dir:
-    raise InputError('config.data.data_dir is empty: name the folder, or gs://, where tfds has prepared the dataset')
-  for name in ('train', 'validation'):
-    if getattr(data, name):
-      raise InputError(f"config.data.{name} is for source='files': {data.source} has splits of its own")
 
 
 def _check_streaming(s: Any) -> None:

@@ -23,7 +23,7 @@ from dipaco_jax.core import (
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, source, tokenizer_files
 from dipaco_jax.models import block_check, transformer
-from dipaco_jax.pipeline import run as run_lib, stage as stage_lib, stage_records, tokenize_stage
+from dipaco_jax.pipeline import rate_check, run as run_lib, stage as stage_lib, stage_records, tokenize_stage
 from dipaco_jax.routing import own_router
 from dipaco_jax.storage import files, module_store, publishing, seals
 from dipaco_jax.training import display, mesh, metrics_log, processes
@@ -91,6 +91,7 @@ def check_model(settings: settings_lib.Settings):
   _check_optimizers(settings, shapes)
   if extension.is_reference(settings.routing.method):
     own_router.rehearse(settings)
+  rate_check.check_rates(settings)
   wanted = settings.train.microbatch
   for stage, grid in (('train', layout.grid), ('pretrain', grid_lib.Grid())):
     sizes = settings.batch_sizes(stage)

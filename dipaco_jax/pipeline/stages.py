@@ -21,6 +21,7 @@ from dipaco_jax.pipeline import (
   excerpt_choice,
   features,
   jobs,
+  rate_check,
   rerouted_perplexity,
   resharding_round,
   route_stage,
@@ -199,7 +200,8 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
   took_part = [[int((of(phase) > 0).sum()) for phase in range(phases)] for of in (job.weights, job.outer_weights)]
   active, heard = (sum(counts) / max(1, phases) for counts in took_part)
   return {
-    'phases': phases, 'steps': phases * tau, 'train_tokens': tokens, 'tokens_per_s': rate,
+    'phases': phases, 'steps': phases * tau, 'highest_learning_rate': rate_check.find_highest(s),
+    'train_tokens': tokens, 'tokens_per_s': rate,
     'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, phases),
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
     'outer_bytes_per_phase':

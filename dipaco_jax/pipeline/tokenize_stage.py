@@ -27,6 +27,7 @@ from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import display, processes, stopping
 
 Path = pathlib.Path
+LIMITED = 0.95  # of a limit of documents: fewer are all there are; draws of validation text are not exact
 
 
 def tokenize(run: run_lib.Run) -> dict[str, Any]:
@@ -127,10 +128,19 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
   meta = sequences.merge_meta(str(made), parts) | {'held_back': held.how, 'validation_fraction': held.fraction}
   check_rows(run.settings, meta['tokens'])
   left_out.log_all(meta, stopping.say)
+  _warn_of_limit(run.settings.data, meta)
   publishing.write_json(made / 'meta.json', meta)
   files.put_in_place(made, run.workdir / 'sequences')
   for left in run.workdir.glob('tokenize-*'):
     shutil.rmtree(left)
+
+
+def _warn_of_limit(data: settings.Data, meta: Mapping[str, Any]):
+  """Logs that the text of the user is limited, where documents are about as many as the limit."""
+  fraction = 0.0 if data.validation else meta['validation_fraction']
+  if data.source != 'stdlib' and 0 < LIMITED * data.max_documents * (1 - fraction) <= meta['documents']:
+    words = 'config.data.max_documents=%d: no more documents of the text are read; 0 reads all of them'
+    logging.warning(words, data.max_documents)
 
 
 def check_init(s: settings.Settings):

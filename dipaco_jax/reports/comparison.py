@@ -24,6 +24,7 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
   ('paths', 'paths', str),
   ('steps of the base', 'pretrain_steps', lambda x: f'{x:,}'),
   ('steps', 'steps', lambda x: f'{x:,}'),
+  ('highest learning rate', 'highest_learning_rate', lambda x: f'{x:.3g}'),
   ('training tokens', 'train_tokens', count),
   ('training FLOPs', 'train_flops', count),
   ('parameters of a path', 'parameters_path', count),

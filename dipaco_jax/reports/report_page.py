@@ -41,7 +41,7 @@ def render(run: Run, pictures: dict[str, Picture]) -> str:
   for name, picture in pictures.items():
     with plot_style.left_out(name):
       drawn[name] = Figure.of(name, picture)
-  chosen, default = settings_in_words(run.settings), settings_in_words(settings.Settings())
+  chosen, default = settings_in_words(run.settings), settings_in_words(settings.from_dict({}))
   command, file, excerpts = run.workdir / 'command.txt', run.workdir / chunk_losses.FILE, None
   if file.exists():  # else all paths are one model
     excerpts = excerpt_views.page_content(chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)

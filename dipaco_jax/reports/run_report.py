@@ -21,10 +21,10 @@ EVALUATE = (
   'validation_tokens validation_tokens_by_path bits_per_byte base_bits_per_byte reroute mixture'
 ).split()
 TRAIN = (
-  'phases steps train_tokens paths parameters_path parameters_total train_flops tokens_per_s model_flops_utilization '
-  'step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase peak_memory_bytes compilations '
-  'seconds seconds_by_path modules_sha256 island_bytes island_bytes_by_phase island_mbits diloco_bytes_per_phase '
-  'goodput_over_time replay_s device num_devices dtype'
+  'phases steps highest_learning_rate train_tokens paths parameters_path parameters_total train_flops tokens_per_s '
+  'model_flops_utilization step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase '
+  'peak_memory_bytes compilations seconds seconds_by_path modules_sha256 island_bytes island_bytes_by_phase '
+  'island_mbits diloco_bytes_per_phase goodput_over_time replay_s device num_devices dtype'
 ).split()
 TOKENIZE = {  # names in report.json, and in the record of tokenizing
   'text_documents': 'documents',

@@ -51,6 +51,23 @@ def test_overrides(arguments, name, value):
   assert found == value and type(found) is type(value)
 
 
+def test_text_that_the_command_line_names_is_read_whatever_the_config():
+  assert read().data.source == 'stdlib'
+  for config in ('tiny', 'tiny:dense', 'text'):
+    data = read('--config.data.train=notes/**/*.md', config=config).data
+    assert (data.source, data.train) == ('files', ('notes/**/*.md',))
+  assert read('--config.data.name=c4/en:3.0.1', '--config.data.data_dir=d').data.source == 'tfds'
+  with pytest.raises(InputError, match="source='stdlib' does not read it"):
+    read('--config.data.source=stdlib', '--config.data.train=notes/*.md')
+
+
+def test_a_given_tokenizer_leaves_nothing_to_train():
+  for option in ('vocab_size=300', 'sample_bytes=3000', 'kind=bytes'):
+    with pytest.raises(InputError, match=r'config.tokenizer.\w+ is for a tokenizer that is trained, and .*: leave one'):
+      read('--config.tokenizer.model_file=x.model', f'--config.tokenizer.{option}')
+  assert read('--config.tokenizer.model_file=x.model').tokenizer.model_file == 'x.model'
+
+
 def test_overrides_of_other_kinds(write):
   assert read('--config.inner.learning_rate=1e-4').inner.learning_rate == 1e-4
   assert read('--config.inner.learning_rate=1').inner.learning_rate == 1.0
@@ -58,7 +75,7 @@ def test_overrides_of_other_kinds(write):
   assert read('--config.evaluate.reroute_every=64,32').evaluate.reroute_every == (64, 32)
   assert read('--config.grid.a=4').grid == (('a', 4), ('b', 2))
   assert read("--config.grid={'a': 3, 'b': 1, 'worker': 2}").grid == (('a', 3), ('b', 1), ('worker', 2))
-  assert read('--config.data.text_key=').data.text_key == ''
+  assert read('--config.metrics.run=').metrics.run == ''
   write('  return c\n')
   assert read('--config.seed=3', config='c.py').seed == 3
 

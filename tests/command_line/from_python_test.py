@@ -159,9 +159,9 @@ def test_every_form_of_a_config_says_the_same(tmp_path):
 def test_a_config_that_asks_for_the_workdir_gets_it(tmp_path):
   """As upcycle does, which goes on where its model is gone."""
   lines = ['from dipaco_jax import settings', 'from ml_collections import ConfigDict', 'def get_config(workdir):']
-  lines += ['  c = ConfigDict(settings.Settings().to_dict())', '  c.data.name = workdir', '  return c']
+  lines += ['  c = ConfigDict(settings.Settings().to_dict())', '  c.metrics.run = workdir', '  return c']
   (tmp_path / 'named.py').write_text('\n'.join(lines))
-  assert from_python._settings(tmp_path / 'named.py', 'runs/mine', {}).data.name == 'runs/mine'
+  assert from_python._settings(tmp_path / 'named.py', 'runs/mine', {}).metrics.run == 'runs/mine'
 
 
 def test_a_part_whose_file_has_changed_is_imported_again(tmp_path, monkeypatch):

@@ -90,7 +90,7 @@ def test_what_is_kept_goes_back_to_settings(module):
 def test_a_config_of_before_goes_on():
   values = settings.Settings().to_dict()
   del values['extensions']
-  assert settings.of_run(values) == settings.Settings()
+  assert settings.of_run(values) == settings.from_dict({})
 
 
 @pytest.mark.parametrize('reference, words', [

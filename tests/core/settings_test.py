@@ -24,6 +24,9 @@ VARIANTS = {
 }  # fmt: skip
 
 
+IN_FULL = dataclasses.replace(Settings(), data=settings.Data(source='stdlib'))  # as `from_dict` fills it in
+
+
 def nest(name: str, value) -> dict:
   for key in reversed(name.split('.')):
     value = {key: value}
@@ -38,8 +41,8 @@ def error(values: dict) -> str:
 
 
 def test_defaults_are_valid_and_survive_a_round_trip():
-  assert from_dict(Settings().to_dict()) == Settings()
-  assert from_dict({}) == Settings()
+  assert from_dict(Settings().to_dict()) == from_dict({}) == IN_FULL
+  assert from_dict(IN_FULL.to_dict()) == IN_FULL
 
 
 def test_runs_of_before_are_read_with_what_a_new_config_may_not_have():
@@ -49,6 +52,60 @@ def test_runs_of_before_are_read_with_what_a_new_config_may_not_have():
   assert settings.of_run(s).evaluate.matrix
   with pytest.raises(ValueError, match='keeps none'):
     from_dict(s)
+
+
+@pytest.mark.parametrize(
+  'data, source',
+  [
+    ({}, 'stdlib'),
+    ({'train': 'notes/**/*.md'}, 'files'),
+    ({'train': {'a': 'a/*.txt', 'b': ('b/*.txt', 2)}}, 'files'),
+    ({'train': 'x', 'validation': 'y', 'text_key': 'body'}, 'files'),
+    ({'name': 'c4/en:3.0.1', 'data_dir': 'd'}, 'tfds'),
+    ({'name': 'my_task', 'module': 'my_tasks'}, 'seqio'),
+  ],
+)
+def test_the_source_follows_from_what_is_named(data, source):
+  assert from_dict({'data': data}).data.source == source
+
+
+@pytest.mark.parametrize(
+  'data, message',
+  [
+    ({'source': 'stdlib', 'train': 'x'}, "config.data.train=('x',): config.data.source='stdlib' does not read it"),
+    ({'source': 'stdlib', 'validation': 'x'}, "config.data.validation=('x',): config.data.source='stdlib' does not"),
+    ({'source': 'stdlib', 'text_key': 'x'}, "config.data.text_key='x': config.data.source='stdlib' does not read it"),
+    ({'train': 'x', 'name': 'c4/en:3.0.1'}, "config.data.name='c4/en:3.0.1': config.data.source='files' does not"),
+    (
+      {'train': 'x', 'module': 'm'},
+      "config.data.module='m': config.data.source='files' does not read it, 'seqio' does",
+    ),
+    ({'validation': 'x'}, 'config.data.train is empty'),
+    ({'name': 'my_task'}, "config.data.name='my_task' names no text by itself: name files in config.data.train, or"),
+    ({'data_dir': 'x'}, "config.data.data_dir='x' names no text by itself"),
+    ({'text_key': 'body'}, "config.data.text_key='body' names no text by itself"),
+  ],
+)
+def test_no_field_that_names_text_is_ignored(data, message):
+  assert message in error({'data': data})
+
+
+@pytest.mark.parametrize('source', ['tfds', 'seqio'])
+def test_files_beside_a_dataset(source):
+  values = {'source': source, 'name': 'a:1', 'data_dir': 'x'}
+  assert "config.data.train is for source='files'" in error({'data': values | {'train': 'x'}})
+  assert f"plain_suffixes=('.py',): config.data.source='{source}'" in error(
+    {'data': values | {'plain_suffixes': '.py'}}
+  )
+
+
+def test_a_source_of_the_users_own_may_read_any_field():
+  from_dict({'data': {'source': 'my_source:make', 'train': 'x', 'name': 'y', 'module': 'z'}})
+
+
+def test_a_tokenizer_that_is_given_is_not_of_another_kind():
+  message = error({'tokenizer': {'model_file': 'x', 'kind': 'bytes'}})
+  assert message.startswith("config.tokenizer.kind='bytes' has a config.tokenizer.model_file beside it")
 
 
 FULL = {
@@ -137,13 +194,14 @@ def test_fields_that_are_written_in_their_own_way_have_examples():
   examples = {name: about.example for name, about in ABOUT.items() if about.example}
   assert examples.keys() == {'grid', *written}
   for name, words in examples.items():
-    from_dict(GRID | {'data': {'source': 'files', 'train': 'x'}} | nest(name, ast.literal_eval(words)))
+    values = GRID | nest(name, ast.literal_eval(words))
+    from_dict(values | {'data': {'train': 'x'} | values.get('data', {})})
 
 
 def test_sinks_of_metrics_change_no_digest_and_may_change():
   other = from_dict({'metrics': {'sinks': 'wandb,my.sink:make', 'project': 'p'}})
   assert other.metrics.sinks == ('wandb', 'my.sink:make')
-  assert not settings.differences(Settings(), other) and 'metrics' not in settings.stated(Settings())
+  assert not settings.differences(IN_FULL, other) and 'metrics' not in settings.stated(Settings())
   assert error({'metrics': {'sinks': ('wandb', 'wandb')}}).endswith('names a sink twice')
 
 
@@ -168,7 +226,7 @@ def test_ranges(name):
 def test_every_field_has_a_description_and_a_default_that_it_allows():
   assert ABOUT.keys() == DEFAULTS.keys() | {'grid'}
   assert all(about.about for about in ABOUT.values())
-  assert from_dict({'data': {'source': 'stdlib'}}) == Settings()
+  assert from_dict({'data': {'source': 'stdlib'}}) == IN_FULL
 
 
 @pytest.mark.parametrize('name', [name for name, about in ABOUT.items() if about.choices])

@@ -77,7 +77,11 @@ def test_parts_are_the_whole(tmp_path, source, parts):
   for name in 'xyz':
     (tmp_path / f'{name}.jsonl').write_bytes(corpora.lines(100))
   (tmp_path / 'b.txt').write_text('a b c\n\n' * 20_000)
-  data = corpora.in_files(tmp_path, validation_fraction=0.3) if source == 'files' else settings.Data(max_documents=200)
+  data = (
+    corpora.in_files(tmp_path, validation_fraction=0.3)
+    if source == 'files'
+    else settings.Data(source='stdlib', max_documents=200)
+  )
   for split in ('train', 'validation'):
     found = [list(corpus.documents(data, split, (k, parts))) for k in range(parts)]
     assert sorted(d for part in found for d in part) == sorted(corpus.documents(data, split))

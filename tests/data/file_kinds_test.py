@@ -98,7 +98,7 @@ def test_good_files_pass_the_check(tmp_path):
   (tmp_path / 'a.txt').write_text('\ufeffgood text, ' * 100_000)
   (tmp_path / 'b.jsonl').write_bytes(b'\xef\xbb\xbf' + corpora.lines(5) + b'\n' + corpora.lines(200).rstrip())
   corpus.check_readable(corpora.in_files(tmp_path))
-  corpus.check_readable(settings.Data())
+  corpus.check_readable(settings.Data(source='stdlib'))
 
 
 def test_faults_beyond_the_beginning_are_found_by_the_stream(tmp_path):

@@ -15,7 +15,7 @@ from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.sequences import MAX_DOMAINS, Sequences
 
-DATA = settings.Data(max_documents=150, validation_fraction=0.1)
+DATA = settings.Data(source='stdlib', max_documents=150, validation_fraction=0.1)
 
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,7 @@ from dipaco_jax.data import corpus, source_stdlib
 
 
 def test_stdlib_is_text_of_several_domains():
-  train, validation = corpora.both(settings.Data(max_documents=600))
+  train, validation = corpora.both(settings.Data(source='stdlib', max_documents=600))
   assert (len(train) + len(validation)) == 600 and 5 <= len(validation) <= 30
   assert {'code', 'tests'} <= {d.domain for d in train}
   names = [{d.id.split('#')[0] for d in split} for split in (train, validation)]
@@ -17,6 +17,8 @@ def test_stdlib_is_text_of_several_domains():
 
 
 def test_stdlib_has_the_language_reference():
-  topics = [d for d in corpus.documents(settings.Data(), 'train') if d.id.startswith(source_stdlib.TOPICS)]
+  topics = [
+    d for d in corpus.documents(settings.Data(source='stdlib'), 'train') if d.id.startswith(source_stdlib.TOPICS)
+  ]
   assert len(topics) > 40 and {d.domain for d in topics} == {'docs'}
   assert not any(d.text.startswith('#') for d in topics), 'as text, not as source'

@@ -16,7 +16,7 @@ from dipaco_jax.data.tokenizer import HALF, Transcript, sample
 
 @pytest.fixture(scope='module')
 def texts():
-  return [d.text for d in corpus.documents(settings.Data(max_documents=60), 'train')]
+  return [d.text for d in corpus.documents(settings.Data(source='stdlib', max_documents=60), 'train')]
 
 
 @pytest.fixture(scope='module')

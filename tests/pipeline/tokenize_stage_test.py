@@ -141,3 +141,12 @@ def test_shares_of_shards_make_the_whole(undisturbed, run):
   (run.workdir / 'shards' / '0' / '3' / 'mark').unlink()  # it was not made again
   route_stage.write_base_shards(run, 'pretrain')
   assert contents(run.workdir / 'shards') == contents(undisturbed / 'shards')
+
+
+@pytest.mark.parametrize(
+  'source, documents, is_logged', [('files', 88, True), ('files', 40, False), ('stdlib', 90, False)]
+)
+def test_a_limit_that_leaves_text_out_is_logged(source, documents, is_logged, caplog):
+  data = settings.Data(source=source, max_documents=100)
+  tokenize_stage._warn_of_limit(data, {'documents': documents, 'validation_fraction': 0.1})
+  assert bool(caplog.records) == is_logged

@@ -1,0 +1,77 @@
+"""Whether the learning rate of a run becomes as high as its config says, checked before any work."""
+
+import dataclasses
+import logging
+
+from dipaco_jax.core import extension, inner, settings as settings_lib
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.training import processes
+
+LEAST_SHARE = 0.5  # of the learning rate that is asked for; a warm-up over half of a cosine reaches 0.54 of it
+
+
+def check_rates(s: settings_lib.Settings) -> None:
+  """Logs how the schedule fits the run. Raises InputError where its learning rate stays far below the config's."""
+  if extension.is_reference(s.inner.schedule):
+    if find_highest(s) <= 0:
+      raise InputError(f'config.inner.schedule={s.inner.schedule!r} is 0 at all {s.num_steps} steps of the run')
+    return
+  _check_warmup(s)
+  _check_rewarm(s)
+  _check_end(s)
+
+
+def find_highest(s: settings_lib.Settings, first: int = 0) -> float:
+  """Returns the highest learning rate of a run, of its global steps from `first` on."""
+  return inner.highest_rate(_schedule(s), first, s.num_steps)
+
+
+def _schedule(s: settings_lib.Settings):
+  return inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).learning_rate
+
+
+def _with_inner(s: settings_lib.Settings, **changes) -> settings_lib.Settings:
+  """Returns the settings with a peak rate of 1 in all steps, and other changes of the section `inner`."""
+  changed = dataclasses.replace(s.inner, learning_rate=1.0, **changes)
+  return dataclasses.replace(s, inner=changed, train=dataclasses.replace(s.train, learning_rate=0.0))
+
+
+def _check_warmup(s: settings_lib.Settings) -> None:
+  steps, asked = s.inner.warmup(s.decay_steps), s.inner.warmup_steps
+  share = find_highest(_with_inner(s, rewarm_steps=0))
+  if share < LEAST_SHARE:
+    what = f'config.inner.warmup_steps={asked}' if asked >= 0 else f'a warm-up of {steps} steps'
+    what += f' with config.inner.decay_steps={s.inner.decay_steps}' if s.inner.decay_steps else ''
+    fix = f'set {"it" if asked >= 0 else "config.inner.warmup_steps"} to {max(1, s.num_steps // 10)} or less'
+    raise InputError(
+      f'{what} reaches only {share:.0%} of config.inner.learning_rate in the {s.num_steps} steps of the run: {fix}'
+    )
+  if asked < 0 and steps < settings_lib.MOST_WARMUP_STEPS and processes.is_first():
+    words = 'the learning rate warms up for %d steps, a tenth of the schedule; config.inner.warmup_steps changes that'
+    logging.warning(words, steps)
+
+
+def _check_rewarm(s: settings_lib.Settings) -> None:
+  if not s.inner.rewarm_steps:
+    return
+  again, without = (find_highest(_with_inner(s, rewarm_steps=n), s.pretrain.steps) for n in (s.inner.rewarm_steps, 0))
+  if again < LEAST_SHARE * without:
+    path_steps = s.num_steps - s.pretrain.steps
+    raise InputError(
+      f'config.inner.rewarm_steps={s.inner.rewarm_steps}: the paths reach only {again / without:.0%} of the learning '
+      f'rate in their {path_steps} steps: set it to {max(1, path_steps // 10)} or less'
+    )
+
+
+def _check_end(s: settings_lib.Settings) -> None:
+  """Looks at steps behind the schedule's end, of which the rate is the last one's."""
+  if (behind := s.num_steps - s.decay_steps) <= 0:
+    return
+  if not s.inner.final_fraction:
+    raise InputError(
+      f'config.inner.decay_steps={s.inner.decay_steps}: the learning rate is 0 in the last {behind} of {s.num_steps} '
+      f'steps: raise it to {s.num_steps}, or set 0 for the whole run'
+    )
+  if processes.is_first():
+    words = 'config.inner.decay_steps=%d: the last %d of %d steps are trained at the lowest learning rate'
+    logging.warning(words, s.inner.decay_steps, behind, s.num_steps)
