@@ -9,7 +9,7 @@ from dipaco_jax.core.fields import sources
 
 READ = {  # fields that a source reads, of those that not all of them do
   'stdlib': (),
-  'files': ('train', 'validation', 'text_key', 'domain_key', 'plain_suffixes', 'skip_bad_records'),
+  'files': ('train', 'validation', 'text_key', 'domain_key', 'plain_suffixes'),
   'tfds': ('name', 'data_dir', 'text_key', 'domain_key'),
   'seqio': ('name', 'data_dir', 'module', 'text_key', 'domain_key'),
 }
