@@ -21,20 +21,21 @@ def main():
     raise InputError('name a run with --workdir=DIR, and tasks with --tasks=NAME,NAME')
   command.check_out('out', f.out)
   command.quiet()
+  from dipaco_jax.inference import lm_eval_tasks
+
   try:
+    lm_eval_tasks.go_offline_if_unreachable()
     import lm_eval
-    from lm_eval.tasks import TaskManager
     from lm_eval.utils import make_table
   except ImportError as e:
     raise InputError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
   from dipaco_jax.inference import lm_eval_model
   from dipaco_jax.storage import files
+  from dipaco_jax.training import display
 
   command.check_devices()
-  manager = TaskManager(include_path=f.include_path)
-  if unknown := [name for name in f.tasks if not manager.match_tasks([name])]:
-    raise InputError(f'--tasks={unknown[0]}: there is no such task; name others, or their folder in --include_path')
-  tasks = manager.match_tasks(f.tasks)  # of patterns, too
+  with display.doing('loading the tasks'):
+    tasks, manager = lm_eval_tasks.load_tasks(f.tasks, f.include_path)
   path = None if f.path is None else command.path_named(f.path)
   model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size)
   options = {'num_fewshot': f.num_fewshot, 'limit': f.limit, 'task_manager': manager, 'log_samples': False}

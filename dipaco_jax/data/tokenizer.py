@@ -17,6 +17,7 @@ from dipaco_jax.data import special_tokens
 HALF = '\ufffd'  # a decoder's sign for bytes that are no character yet
 LONGEST = 4  # bytes of a character
 SPACE = '\u2581'  # SentencePiece's sign for one
+SURROGATES = re.compile('[\ud800-\udfff]')
 
 
 def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> list[tuple[str, str]]:
@@ -33,6 +34,11 @@ def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> 
     while total - heap[0][1] >= sample_bytes:
       total -= heapq.heappop(heap)[1]
   return [(name, text) for _, _, text, name in sorted(heap, reverse=True)]
+
+
+def replace_surrogates(text: str) -> str:
+  """Returns the text with U+FFFD for each lone surrogate (half a character), which UTF-8 cannot express."""
+  return text if text.isascii() else SURROGATES.sub(HALF, text)
 
 
 class Tokenizer(abc.ABC):
@@ -52,7 +58,7 @@ class Tokenizer(abc.ABC):
 
   def encode(self, text: str, eos: bool = True) -> np.ndarray:
     """Returns int32 ids; `eos` adds the end-of-text token, as behind a whole document."""
-    if not text.isascii() and re.search('[\ud800-\udfff]', text):
+    if not text.isascii() and SURROGATES.search(text):
       raise InputError('the text has a lone surrogate (half a character): give it in UTF-8')
     return self.encode_batch([text], eos)[0]
 

@@ -4,35 +4,42 @@
 
 after this file is imported. Each request's first tokens choose its path: those of the context, or where there is none
 those of the answer, so that all answers to a question are scored by one path. `path` fixes it for all texts.
+
+Texts begin with a begin-of-text token only if those of training did. Where the first token of a text is scored and
+training put none in front, it is predicted from the end-of-text token, as in the harness' own models.
 """
 
 import collections
 import functools
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lm_eval.models  # registers the harness' own models: it does so itself only before any other is registered
-import lm_eval.utils
+import lm_eval.models  # noqa: F401  # registers the harness' own models, which it does only before any other
 import numpy as np
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
+from dipaco_jax.data.tokenizer import replace_surrogates
+from dipaco_jax.inference.batch import Text
 from dipaco_jax.inference.engine import Engine, bucket_length
 from dipaco_jax.inference.request import Request
 from dipaco_jax.inference.trained_run import TrainedRun
 from dipaco_jax.models import loss, transformer
 from dipaco_jax.routing import chunk_losses
 
+Row = tuple[int, list[int], list[int]]  # path, ids before, ids that are scored
 NEW_TOKENS = 256  # if a task does not say how many, as in the harness' own models
 
 
 @register_model('dipaco')
 class Dipaco(TemplateLM):
-  """A run as lm_eval's model. Where the harness needs a token in front of a text it is bos, or else eos."""
+  """A run as lm_eval's model."""
 
   def __init__(
     self, workdir: str, path: int | Sequence[int] | None = None, version: int | None = None, batch_size=8, **others
@@ -61,7 +68,9 @@ class Dipaco(TemplateLM):
 
   @property
   def prefix_token_id(self) -> int:
-    return self.run.tokenizer.special_ids.get('bos', self.eot_token_id)
+    """The token that predicts the first token of a text: bos if training had it in front, otherwise eos."""
+    bos_id = self.run.tokenizer.bos_id
+    return bos_id if bos_id >= 0 else self.eot_token_id
 
   @property
   def max_length(self) -> int:
@@ -69,7 +78,7 @@ class Dipaco(TemplateLM):
     return self.run.settings.model.seq_len
 
   def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs) -> list[int]:
-    tokens = self.run.tokenizer.encode(string, eos=False).tolist()
+    tokens = self.run.tokenizer.encode(replace_surrogates(string), eos=False).tolist()
     return self._text_alone(tokens) if add_special_tokens is False else tokens
 
   def _text_alone(self, tokens: list[int]) -> list[int]:
@@ -80,64 +89,110 @@ class Dipaco(TemplateLM):
     """Returns the path of a text by its first tokens."""
     return self.run.router.path(tokens) if self.fixed_path is None else self.fixed_path
 
+  def loglikelihood(self, requests, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    """Returns (log p, whether greedy) of each continuation; see `split_answer` for the tokens that are scored."""
+    rows = []
+    for request in requests:
+      context = request.args[0].rstrip()
+      before, scored = self.split_answer(*request.args)
+      alone = self.tok_encode(context)
+      beginning = alone if self._text_alone(alone) else before + scored
+      rows.append((self.choose_path(beginning), before or [self.prefix_token_id], scored))
+    answers = self._score_answers(rows)
+    for request, answer in zip(requests, answers, strict=True):
+      self.cache_hook.add_partial('loglikelihood', request.args, answer)
+    return answers
+
+  def split_answer(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+    """Returns the tokens before, perhaps none, and those that are scored: one at least.
+
+    Both texts are encoded together. What is scored begins with the first token that the context alone does not have:
+    a token that reaches from the context into the continuation is scored. Spaces at the end of the context belong to
+    the continuation. A continuation that adds no token is scored as the end of the text.
+    """
+    whole, alone = self.tok_encode(context + continuation), self.tok_encode(context.rstrip())
+    num_shared = len(os.path.commonprefix([whole, alone]))  # noqa: RUF071  # of lists
+    return whole[:num_shared], whole[num_shared:] or [self.eot_token_id]
+
   def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **kwargs) -> list[tuple[float, bool]]:
     """Returns (log p, whether greedy) of each continuation; a request is (texts, context ids, continuation ids)."""
-    rows = []
-    for (context, _), before, scored in requests:
-      has_context = context and self._text_alone(before)  # which may be but spaces, that go to the continuation
-      path = self.choose_path(before if has_context else self.tok_encode('') + scored)
-      rows.append((path, before or [self.prefix_token_id], scored))
-    found = [(-float(nll.sum()), bool(likeliest.all())) for nll, likeliest in self.score(rows)]
-    for (texts, _, _), answer in zip(requests, found, strict=True):
-      self.cache_hook.add_partial('loglikelihood', texts, answer)
-    return found
+    return self._score_answers(
+      [(self.choose_path(before or scored), before or [self.prefix_token_id], scored) for _, before, scored in requests]
+    )
+
+  def _score_answers(self, rows: Sequence[Row]) -> list[tuple[float, bool]]:
+    return [(0.0 - float(nll.sum()), bool(likeliest.all())) for nll, likeliest in self.score(rows)]
 
   def loglikelihood_rolling(self, requests, disable_tqdm: bool = False) -> list[float]:
-    """Returns log p of whole texts, which are scored window by window where they are too long for one."""
-    rows, owners = [], []
-    for i, request in enumerate(requests):
+    """Returns log p of whole texts."""
+    rows = []
+    for request in requests:
       tokens = self.tok_encode(request.args[0])
-      alone = self._text_alone(tokens)  # the harness puts a token in front itself
-      windows = lm_eval.utils.get_rolling_token_windows(alone, self.prefix_token_id, self.max_length, 1)
-      for window in windows:
-        rows.append((self.choose_path(tokens), *lm_eval.utils.make_disjoint_window(window)))
-        owners.append(i)
-    sums = np.zeros(len(requests))
-    np.add.at(sums, owners, [-nll.sum() for nll, _ in self.score(rows)])
-    for request, answer in zip(requests, sums.tolist(), strict=True):
+      scored = self._text_alone(tokens)
+      rows.append((self.choose_path(tokens) if scored else 0, [self.prefix_token_id], scored))
+    answers = [total for total, _ in self._score_answers(rows)]
+    for request, answer in zip(requests, answers, strict=True):
       self.cache_hook.add_partial('loglikelihood_rolling', request.args, answer)
-    return sums.tolist()
+    return answers
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-    """Continues contexts; a context that leaves no room is cut at its beginning."""
-    engine = Engine(self.run, max_batch=self.batch_size, version=self.version)
-    texts = engine.generate([self.request(*request.args) for request in requests])
-    for request, text in zip(requests, texts, strict=True):
-      self.cache_hook.add_partial('generate_until', request.args, text.transcript.text)
-    return [text.transcript.text for text in texts]
+    """Continues contexts; a context that leaves no room is cut at its beginning.
 
-  def request(self, context: str, how: dict[str, Any]) -> Request:
-    """Turns the harness' options into a request; greedy unless they ask for samples."""
-    until, tokens = how.get('until') or [], self.tok_encode(context)
-    tokens = tokens or [self.prefix_token_id]
-    most = min(int(how.get('max_gen_toks', NEW_TOKENS)), self.max_length // 2)
-    sampled = how.get('do_sample', float(how.get('temperature', 0)) > 0)
-    temperature = float(how.get('temperature', 1)) if sampled else 0.0
-    kinds = (('top_k', int, 0), ('top_p', float, 1), ('seed', int, 0))
-    numbers: Any = {name: kind(how.get(name, usual)) for name, kind, usual in kinds}
-    stop, prompt = (until,) if isinstance(until, str) else tuple(until), tuple(tokens[-(self.max_length - most) :])
-    return Request(prompt, most, self.choose_path(tokens), temperature=temperature, stop=stop, **numbers)
-
-  def score(self, rows: Sequence[tuple[int, list[int], list[int]]]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Returns (nats, whether it was the likeliest) of every scored token; rows are (path, ids before, ids scored).
-
-    A row that is too long loses its beginning. Rows of a path and of about one length share a batch: few compilations.
+    A request that cannot be met is logged and gets an empty text.
     """
-    texts = [np.asarray((before + scored)[-(self.max_length + 1) :]) for _, before, scored in rows]
+    engine = Engine(self.run, max_batch=self.batch_size, version=self.version)
+    texts: list[Text | None] = []
+    for i, (context, options) in enumerate(request.args for request in requests):
+      try:
+        texts.append(engine.start(self.request(context, options, i)) if _max_tokens(options) > 0 else None)
+      except InputError as e:
+        logging.warning('a request of the harness gets an empty answer: %s', e)
+        texts.append(None)
+    while engine.busy:
+      engine.step()
+    answers = [text.transcript.text if text else '' for text in texts]
+    for request, answer in zip(requests, answers, strict=True):
+      self.cache_hook.add_partial('generate_until', request.args, answer)
+    return answers
+
+  def request(self, context: str, how: dict[str, Any], index: int = 0) -> Request:
+    """Turns the harness' options into a request; greedy unless they ask for samples, which differ by `index`."""
+    options = {name: value for name, value in how.items() if value is not None}
+    tokens = self.tok_encode(context) or [self.prefix_token_id]
+    most = min(_max_tokens(options), self.max_length // 2)
+    sampled = options.get('do_sample', float(options.get('temperature', 0)) > 0)
+    temperature = float(options.get('temperature', 1)) if sampled else 0.0
+    seed = (int(options.get('seed', 0)) + index) % 2**32
+    kinds = (('top_k', int, 0), ('top_p', float, 1))
+    numbers: Any = {name: kind(options.get(name, usual)) for name, kind, usual in kinds}
+    until = options.get('until', [])
+    stop = (until,) if isinstance(until, str) else tuple(until)
+    prompt = tuple(tokens[-(self.max_length - most) :])
+    return Request(prompt, most, self.choose_path(tokens), temperature=temperature, seed=seed, stop=stop, **numbers)
+
+  def score(self, rows: Sequence[Row]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Returns (nats, whether it was the likeliest) of every scored token of each row.
+
+    Each row has a token before them. Tokens that do not fit into a row of training are scored in windows, each after as
+    many tokens as there is room for.
+    """
+    windows = [(i, window) for i, row in enumerate(rows) for window in self._windows(row)]
+    parts = [[(np.zeros(0), np.zeros(0, bool))] for _ in rows]
+    for (i, _), scores in zip(windows, self._score_windows([window for _, window in windows]), strict=True):
+      parts[i].append(scores)
+    return [(np.concatenate([nll for nll, _ in part]), np.concatenate([best for _, best in part])) for part in parts]
+
+  def _windows(self, row: Row) -> Iterator[Row]:
+    path, before, scored = row
+    for start in range(0, len(scored), self.max_length):
+      window = scored[start : start + self.max_length]
+      yield path, (before + scored[:start])[-(self.max_length + 1 - len(window)) :], window
+
+  def _score_windows(self, rows: Sequence[Row]) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Scores rows that are short enough. Those of a path and of about one length share a batch: few compilations."""
+    texts = [np.asarray(before + scored) for _, before, scored in rows]
     groups = collections.defaultdict(list)
-    for i, (number, _, scored) in enumerate(rows):
-      if len(scored) > self.max_length:
-        raise InputError(f'{len(scored)} tokens to score at one time; rows of training had {self.max_length}')
+    for i, (number, _, _) in enumerate(rows):
       groups[number, min(bucket_length(len(texts[i]) - 1), self.max_length)].append(i)
     answers: dict[int, tuple[np.ndarray, np.ndarray]] = {}
     for (number, length), members in sorted(groups.items()):
@@ -150,6 +205,12 @@ class Dipaco(TemplateLM):
         scored_tokens = slice(end - len(rows[i][2]), end)
         answers[i] = nll_L[scored_tokens].astype(np.float64), likeliest_L[scored_tokens]
     return [answers[i] for i in range(len(rows))]
+
+
+def _max_tokens(options: dict[str, Any]) -> int:
+  """Returns how many tokens the harness asks for, under the names that its tasks use."""
+  names = ('max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens')
+  return int(next((options[name] for name in names if options.get(name) is not None), NEW_TOKENS))
 
 
 @functools.partial(jax.jit, static_argnums=0)

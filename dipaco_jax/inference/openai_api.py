@@ -19,6 +19,7 @@ from dipaco_jax.inference.request import Request
 from dipaco_jax.storage import seals
 
 MAX_TOKENS = 16  # OpenAI's default
+MAX_STOPS, MAX_STOP_LENGTH = 256, 1024  # strings, characters: each is looked for after every token
 ERROR_TYPES = {401: 'authentication_error', 429: 'rate_limit_error'}
 
 
@@ -173,7 +174,15 @@ def _parse_fields(body: bytes) -> dict[str, Any]:
   check_there(values, 'model', 'prompt')
   if '' in (values.get('stop'), *(values['stop'] if isinstance(values.get('stop'), list) else ())):
     raise ApiError(400, 'stop has an empty string, before which every text would end: leave it out', 'stop')
+  _check_stop(values.get('stop', ()))
   return values
+
+
+def _check_stop(stop: str | Sequence[str]):
+  strings = (stop,) if isinstance(stop, str) else stop
+  if len(strings) > MAX_STOPS or max(map(len, strings), default=0) > MAX_STOP_LENGTH:
+    words = f'stop should have {MAX_STOPS} strings at most, of {MAX_STOP_LENGTH} characters at most'
+    raise ApiError(400, words, 'stop')
 
 
 def _check_field(name: str, value: Any):

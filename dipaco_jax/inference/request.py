@@ -4,8 +4,6 @@ import dataclasses
 
 from dipaco_jax.core.errors import InputError
 
-MAX_STOPS, MAX_STOP_LENGTH = 16, 256  # strings, characters: each is looked for after every token
-
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -43,8 +41,6 @@ def check_request(request: Request, max_length: int):
       raise InputError(f'{name}={getattr(request, name)} should be 0 or more, and less than 2^31')
   if not 0 < request.top_p <= 1:
     raise InputError(f'top_p={request.top_p} should be above 0, and at most 1')
-  if len(request.stop) > MAX_STOPS or max(map(len, request.stop), default=0) > MAX_STOP_LENGTH:
-    raise InputError(f'stop should have {MAX_STOPS} strings at most, of {MAX_STOP_LENGTH} characters at most')
   if not 0 <= request.seed < 2**32:
     raise InputError(f'seed={request.seed} should be from 0 to 2^32 - 1')
   if every < 0 or (every and request.path is not None):

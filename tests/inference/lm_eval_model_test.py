@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import socket
 import subprocess
 import sys
+import time
 import types
 
 import jax
@@ -113,8 +115,62 @@ def test_a_context_that_is_too_long_loses_its_beginning(model, log_softmax):
   whole = (before + scored)[-length - 1 :]
   log_p = log_softmax(model.run.router.path(before), whole[:-1])
   assert total == pytest.approx(sum(log_p[-5 + i, t] for i, t in enumerate(scored)), abs=CLOSE)
-  with pytest.raises(ValueError, match='tokens to score at one time'):
-    model._loglikelihood_tokens([(('x', 'y'), [5], before)])
+
+
+def test_an_answer_that_is_longer_than_a_row_is_scored_in_windows(model):
+  text = ' '.join(['aeiou oua yea'] * 9)
+  assert len(model.tok_encode(text)) > model.max_length + 9
+  ((total, _),) = model.loglikelihood([asked('', text)])
+  assert total == pytest.approx(model.loglikelihood_rolling([asked(text)])[0], abs=30 * CLOSE)
+
+
+@pytest.mark.parametrize(
+  ('context', 'answer'), [('aeiou ou', 'a'), ('aeio', 'u'), ('a', 'eiou'), ('yea', ' '), ('yea', ''), ('', '')]
+)
+def test_every_answer_has_a_token_that_is_scored(model, log_softmax, context, answer):
+  """Also one that is a part of the context's last token, without a delimiter between them."""
+  before, scored = model.split_answer(context, answer)
+  whole, alone = model.tok_encode(context + answer), model.tok_encode(context)
+  assert before == alone[: len(before)] and scored
+  assert before + scored == whole if whole != alone else scored == [model.eot_token_id]
+  assert not before or len(before) == len(alone) or scored[0] != alone[len(before)]
+  ((total, greedy),) = model.loglikelihood([asked(context, answer)])
+  front = before or [model.eot_token_id]
+  log_p = log_softmax(model.choose_path(alone or scored), front + scored)
+  expected = [log_p[len(front) - 1 + i, token] for i, token in enumerate(scored)]
+  assert total == pytest.approx(sum(expected), abs=CLOSE) and total < 0 and isinstance(greedy, bool)
+
+
+def test_all_answers_to_a_question_are_scored_by_one_path(model):
+  """Also where the tokens at the border differ from answer to answer."""
+  paths = []
+  choose, model.choose_path = model.choose_path, lambda tokens: paths.append(list(tokens)) or choose(tokens)
+  try:
+    model.loglikelihood([asked('aeiou ou', answer) for answer in ('a', ' yea', '')])
+  finally:
+    del model.choose_path
+  assert paths == [model.tok_encode('aeiou ou')] * 3
+
+
+def test_texts_begin_as_in_training(model):
+  assert model.run.tokenizer.bos_id < 0 <= model.run.tokenizer.special_ids['bos']
+  assert model.prefix_token_id == model.eot_token_id
+
+
+def test_one_request_that_cannot_be_met_does_not_end_the_others(model, caplog):
+  usual = {'max_gen_toks': 4}
+  stops = {'until': [f'stop {i}' for i in range(40)] + ['x' * 999, '']}
+  odd = [{'max_gen_toks': 0}, {'max_new_tokens': 0}, {'do_sample': True, 'top_p': 0.0}, stops, {'temperature': None}]
+  texts = model.generate_until([asked('aeiou oua', usual | how) for how in (*odd[:1], {}, *odd[2:])])
+  assert texts[0] == texts[2] == '' and texts[1] == texts[3] == texts[4] != ''
+  assert model.generate_until([asked('aeiou', odd[1])]) == ['']
+  assert 'top_p=0.0' in caplog.text
+  assert model.generate_until([asked('aeiou \ud800', usual)]) == model.generate_until([asked('aeiou \ufffd', usual)])
+
+
+def test_samples_of_the_same_text_differ(model):
+  how = {'do_sample': True, 'temperature': 2.0, 'max_gen_toks': 12}
+  assert len({*model.generate_until([asked('aeiou', how)] * 4)}) > 1
 
 
 def test_a_long_text_is_scored_once_in_windows(model, log_softmax):
@@ -219,3 +275,52 @@ def test_results_of_the_command_are_those_of_the_model(undisturbed, folder, mode
 )
 def test_wrong_options_are_told_before_any_work(options, words):
   assert words in command(*options, status=2)
+
+
+def test_libraries_are_offline_where_the_hub_does_not_answer(monkeypatch):
+  from huggingface_hub import constants
+
+  from dipaco_jax.inference import lm_eval_tasks
+
+  monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', False)
+  for name in ('HF_HUB_OFFLINE', 'HF_DATASETS_OFFLINE'):
+    monkeypatch.setenv(name, '0')
+  monkeypatch.setattr(lm_eval_tasks, 'WAIT_S', 0.2)
+  listening = socket.create_server(('127.0.0.1', 0))  # takes connections and answers none
+  monkeypatch.setattr(constants, 'ENDPOINT', f'http://127.0.0.1:{listening.getsockname()[1]}')
+  start = time.monotonic()
+  lm_eval_tasks.go_offline_if_unreachable()
+  assert time.monotonic() - start < 2 and constants.HF_HUB_OFFLINE and os.environ['HF_DATASETS_OFFLINE'] == '1'
+  listening.close()
+
+
+@pytest.mark.slow
+def test_a_task_whose_dataset_is_not_there_ends_the_command(folder, tmp_path):
+  task = (folder / 'mine_choice.yaml').read_text().replace('mine_choice', 'mine_none')
+  (tmp_path / 'mine_none.yaml').write_text(task.replace('questions.jsonl', 'none.jsonl'))
+  error = command('--workdir=no', '--tasks=mine_none', f'--include_path={tmp_path}', status=2)
+  assert '--tasks=mine_none: its dataset is not on this machine' in error
+
+
+@pytest.mark.parametrize(
+  ('error', 'words'),
+  [
+    (ConnectionError("Couldn't reach\n'a'"), r"its dataset is not on this machine .*\(ConnectionError: Couldn't reach 'a'"),
+    (FileNotFoundError('none.jsonl'), 'its dataset is not on this machine .*and set HF_HOME to it'),
+    (KeyError('test_split'), "it cannot be loaded .KeyError: 'test_split'"),
+  ],
+)  # fmt: skip
+def test_the_task_that_cannot_be_loaded_is_named(monkeypatch, error, words):
+  from dipaco_jax.inference import lm_eval_tasks
+
+  class Manager:
+    def __init__(self, include_path):
+      self.match_tasks = list
+
+    def load(self, names):
+      if 'second' in names:
+        raise error
+
+  monkeypatch.setattr('lm_eval.tasks.TaskManager', Manager)
+  with pytest.raises(ValueError, match=f'--tasks=second: {words}'):
+    lm_eval_tasks.load_tasks(['first', 'second', 'third'])

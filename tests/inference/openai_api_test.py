@@ -95,3 +95,11 @@ def test_faults_of_the_server_are_not_told_as_faults_of_a_request(error):
 )
 def test_errors_have_openais_types(status, kind):
   assert ApiError(status, 'words').body['error']['type'] == kind
+
+
+def test_as_many_stop_strings_are_taken_as_an_evaluation_asks_for():
+  stop = [f'Question {i}:' for i in range(256)]
+  assert parse(stop=stop).requests[0].stop == tuple(stop)
+  for too_many in ([*stop, 'x'], 'x' * 1025):
+    with pytest.raises(openai_api.ApiError, match='stop should have 256 strings at most, of 1024 characters at most'):
+      parse(stop=too_many)

@@ -22,8 +22,6 @@ from dipaco_jax.inference.request import Request, check_request
     ({'top_k': 2**31}, 'top_k=2147483648'),
     ({'top_p': 0.0}, 'top_p=0.0'),
     ({'top_p': 1.1}, 'top_p=1.1'),
-    ({'stop': ('x',) * 17}, 'stop should have 16 strings at most'),
-    ({'stop': ('x' * 257,)}, 'of 256 characters at most'),
     ({'seed': -1}, 'seed=-1'),
     ({'seed': 2**32}, 'seed=4294967296'),
     ({'reroute_every': -1}, 'reroute_every=-1'),
@@ -40,7 +38,7 @@ def test_a_field_out_of_bounds_is_named(change, words):
   [
     {'max_tokens': 93},
     {'temperature': 0.0, 'top_k': 2**31 - 1, 'top_p': 1.0, 'seed': 2**32 - 1},
-    {'stop': ('x' * 256,) * 16},
+    {'stop': ('x' * 9999,) * 999},
     {'reroute_every': 1},
     {'path': 0},
   ],
