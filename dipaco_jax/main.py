@@ -241,7 +241,7 @@ def print_summary(workdir: str, r: dict[str, Any]):
 
   lines = [
     f'perplexity    {headline.with_interval(r["perplexity"], r["perplexity_interval"])}',
-    *(f'              {words}' for words in headline.changes(r)),
+    *(f'              {words}' for words in headline.results(r)),
     f'bits per byte {r["bits_per_byte"]:.3f}',
     f'validated on  {r["validation_tokens"]:,} tokens of {r["validation_documents"]:,} documents',
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',

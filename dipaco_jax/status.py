@@ -137,7 +137,7 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
   """Returns a line on validation perplexity: the final one, else the last one measured in training."""
   result = complete.get('evaluate', {}).get('result', {})
   if result.get('perplexity') is not None:
-    of = [('', ''), ('base_', ', of the base model'), ('control_', f', of {headline.DENSE}')]
+    of = [('', ''), ('base_', ', of the base model'), ('control_', f', of {headline.dense(result)}')]
     found = [
       f'{words} {headline.with_interval(result[f"{name}perplexity"], result.get(f"{name}perplexity_interval"))}'
       for name, words in of

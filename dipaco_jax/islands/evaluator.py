@@ -53,14 +53,14 @@ def finish(island: Island, task: Task) -> list[Fact]:
     stages.run_all(own)
     own.metrics.close()
     found: dict[str, Any] = run_report.write(own.workdir)
-    for name in ('excerpts.json', 'chooser.safetensors', 'router.safetensors'):
+    for name in ('excerpts.json', 'samples.json', 'documents.safetensors', 'chooser.safetensors', 'router.safetensors'):
       _upload(island, f'evaluation/{name}')  # before the record that says that they are there
     for tree in ('modules', 'paths', 'stages', 'plots'):
       island.storage.upload_tree(own.workdir / tree, tree)
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
       _upload(island, name)
     files.tidy(own.workdir)
-  about = {name: found[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.changes(found)}
+  about = {name: found[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.results(found)}
   return [Fact('finished', '', 0, '', found['modules_sha256'], about)]
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dipaco_jax.core import dense_control, grid as grid_lib, outer, settings as settings_lib
 from dipaco_jax.data import loader
-from dipaco_jax.pipeline import run as run_lib, stage, validate_stage
+from dipaco_jax.pipeline import run as run_lib, samples, stage, validate_stage
 from dipaco_jax.storage import tensors, time_use
 from dipaco_jax.training import display, job as job_lib, mesh, train_state as state_lib, training_loop
 from dipaco_jax.training.programs import Programs
@@ -41,7 +41,8 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
   data = job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size))
   holdout = validate_stage.holdout_rows(run, number) if s.train.early_stopping else None
   validate = functools.partial(validate_stage.validate, run, made, number=number)
-  evaluation = job_lib.Evaluation(holdout, validate, s.evaluate.every_phases)
+  sample = samples.while_training(run, made, number)
+  evaluation = job_lib.Evaluation(holdout, validate, s.evaluate.every_phases, sample)
   return job_lib.Job(
     'train', made, schedule, data, weights(run, number), base=run.base(), base_state=base_state(run, made),
     keep_state=s.inner.keep_state, evaluation=evaluation, publish=True, round=number, lost=lost(run),

@@ -27,6 +27,7 @@ from dipaco_jax.pipeline import (
   route_stage,
   router_refit,
   run as run_lib,
+  samples,
   stage as stage_lib,
   stage_records,
   tokenize_stage,
@@ -152,6 +153,7 @@ def evaluate(run: run_lib.Run) -> dict[str, Any]:
     trained |= router_refit.refit(run, router_data)
   result = validate_stage.evaluate_all(run, 'control_tokens' in trained) | rerouted_perplexity.figures(run, router_data)
   excerpt_choice.write(run)
+  samples.write(run, 'control_tokens' in trained)
   return result | trained
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import loader, packing
-from dipaco_jax.pipeline import run as run_lib, stage
+from dipaco_jax.pipeline import document_losses, group_ratios, run as run_lib, stage
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import display, evaluation
 from dipaco_jax.training.programs import Programs
@@ -113,6 +113,8 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     'validation_documents': int((best.targets > 0).sum()),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }
+  groups = group_ratios.Groups(run.sequences('validation').columns()[1], run.result('tokenize')['domains'], assignment)
+  result |= group_ratios.count_documents(groups, best.targets, num_paths)
   others = {'base': losses(run.base_programs, lambda _: run.base())}
   if has_control:
     others['control'] = losses(*control(run))
@@ -123,6 +125,8 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     ratio = float(np.exp(min(nats.sum() / best.targets.sum(), 700.0)))
     result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets)}
+    result |= group_ratios.compare(f'ratio_to_{name}', groups, nats, best.targets, num_paths)
+  document_losses.write(run, assignment, best.targets, {'paths': best.nll} | {n: other.nll for n, other in others.items()})
   if s.evaluate.matrix:
     result['loss_matrix'] = evaluation.loss_matrix(made, load, holdout_rows(run, s.rounds))
   return result

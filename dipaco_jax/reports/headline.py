@@ -1,8 +1,8 @@
-"""The lead of a report. It claims a difference only where chance cannot explain it.
+"""The lead of a report: what came out, what it cost, and where the paths lose.
 
 Perplexities are compared on the same documents (`bootstrap`): with the base that the paths started from, and with one
-dense model trained for as many further steps (`evaluate.control`), since paths that train longer than their base are
-better anyway.
+dense model that was trained on from it (`evaluate.control`), since paths that train longer than their base are better
+anyway. A difference is claimed only where chance cannot explain it; one that may be chance is not called none.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,9 @@ HELD_BACK = {
   'files': 'Validated on whole files, about {share} of the text.',
   'ends': 'Validated on one stretch at the end of each file, {share} of the text: files are too few for whole ones.',
 }
-DENSE = 'one dense model trained for as many steps'
+DENSE = 'one dense model'
+BUDGETS = {'steps': f'{DENSE} trained for as many steps', 'flops': f'{DENSE} trained with as many FLOPs as all paths'}
+NAMED_KINDS = 6  # on which the dense model is ahead, in the lead
 AS_TRAINED = 'the same paths with the router of training'
 
 
@@ -51,14 +53,19 @@ def with_interval(value: float, interval: Sequence[float] | None) -> str:
   return f'{value:.2f} ({interval[0]:.2f} to {interval[1]:.2f})' if interval else f'{value:.2f}'
 
 
+def dense(report: Mapping[str, Any]) -> str:
+  """Names the dense control by how much it was trained."""
+  return BUDGETS[report.get('control_budget') or 'steps']
+
+
 def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> str:
-  """Returns '9% lower (7 to 11%) than the base', or that no difference is shown."""
+  """Returns '9% lower (7 to 11%) than the base', or that the difference is not significant, with its interval."""
   than, off = (f' than {whom}', f' from {whom}') if whom else ('', '')
   if interval is None:
-    return f'too few documents to tell a difference{off}'
+    return f'{abs(100 * (ratio - 1)):.1f}% {"lower" if ratio < 1 else "higher"}{than} (too few documents for an interval)'
   low, high = (100 * (x - 1) for x in interval)
   if low <= 0 <= high:
-    return f'no difference{off} is shown ({low:+.1f} to {high:+.1f}%)'
+    return f'the difference{off} is not significant (interval {low:+.1f} to {high:+.1f}%)'
   ends = sorted((abs(low), abs(high)))
   digits = 0 if ends[1] >= 5 and ends[1] - ends[0] >= 1 else 1
   nearer, further = (f'{x:.{digits}f}' for x in ends)
@@ -82,9 +89,54 @@ def changes(report: Mapping[str, Any]) -> list[str]:
   started = 'the base that they started from' if report['paths'] > 1 else 'the base that it started from'
   return [
     change(report[f'ratio_to_{name}'], report[f'ratio_to_{name}_interval'], whom)
-    for name, whom in (('control', DENSE), *refitted, ('base', started))
+    for name, whom in (('control', dense(report)), *refitted, ('base', started))
     if report[f'ratio_to_{name}'] is not None
   ]
+
+
+def is_significant(interval: Sequence[float] | None) -> bool:
+  """Returns whether an interval of ratios says which of two models is better."""
+  return interval is not None and not interval[0] <= 1 <= interval[1]
+
+
+def signed_change(ratio: float | None, interval: Sequence[float] | None) -> str:
+  """Returns '-4.2% (-6.0 to -2.1%)' for a table; it says where that is not significant. '-' where nothing is known."""
+  if ratio is None:
+    return '-'
+  value = f'{100 * (ratio - 1):+.1f}%'
+  if interval is None:
+    return f'{value}, too few documents'
+  ends = f'({100 * (interval[0] - 1):+.1f} to {100 * (interval[1] - 1):+.1f}%)'
+  return f'{value} {ends}' if is_significant(interval) else f'{value}, not significant {ends}'
+
+
+def dense_ahead(report: Mapping[str, Any]) -> str:
+  """Names the kinds of text on which the dense control has the lower perplexity; '' where there are none."""
+  ratios = {kind: x for kind, x in (report.get('ratio_to_control_by_domain') or {}).items() if x is not None}
+  intervals = report.get('ratio_to_control_interval_by_domain') or {}
+  ahead = sorted((kind for kind, x in ratios.items() if x > 1), key=lambda kind: -ratios[kind])
+  if not ahead:
+    return ''
+  kinds = [f'{kind} ({signed_change(ratios[kind], intervals.get(kind))})' for kind in ahead[:NAMED_KINDS]]
+  more = [f'{len(ahead) - NAMED_KINDS} more'] if len(ahead) > NAMED_KINDS else []
+  return f'The dense model is ahead on {len(ahead)} of {len(ratios)} kinds of text: {", ".join([*kinds, *more])}'
+
+
+def budget(report: Mapping[str, Any]) -> str:
+  """Says what the dense control read and cost beside the paths; '' where that is not known."""
+  control, paths = report.get('control_tokens'), report.get('paths_tokens')
+  if not control or not paths:
+    return ''
+  share = control / paths
+  as_much = 'as many tokens as all paths together, with as many FLOPs'
+  part = f'{share:.2g} times the tokens' if share > 1 else f'{100 * share:.3g}% of the tokens'
+  return f'The dense model read {as_much if abs(share - 1) < 0.01 else f"{part} and FLOPs of all paths together"}'
+
+
+def results(report: Mapping[str, Any]) -> list[str]:
+  """Returns the lines of a result: comparisons, what the dense control cost, and where it is ahead."""
+  compared = [budget(report), dense_ahead(report)] if report['ratio_to_control'] is not None else []
+  return [*changes(report), *(f'{words[:1].lower()}{words[1:]}' for words in compared if words)]
 
 
 def lead(report: Mapping[str, Any]) -> str:
@@ -97,6 +149,8 @@ def lead(report: Mapping[str, Any]) -> str:
     more = f'{report["steps"]:,} steps fewer' if report['steps'] else 'fewer steps'
     told = ', which was' if found else f'; the base, at {report["base_perplexity"]:.2f}, was'
     words += f'{told} trained for {more}'
-    words += f', and they were not compared with {DENSE}' if paths > 1 else ''
+    words += f', and they were not compared with {dense(report)}' if paths > 1 else ''
+  else:
+    words = '. '.join(part for part in (words, budget(report), dense_ahead(report)) if part)
   intervals = any(report[f'ratio_to_{name}_interval'] for name in ('control', 'base'))
   return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over documents.' if intervals else f'{words}.'

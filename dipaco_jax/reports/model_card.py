@@ -80,7 +80,7 @@ def _evaluation(f: Facts) -> dict[str, str]:
     'the base model, on all documents': _perplexity(report['base_perplexity']),
   }
   if report.get('control_perplexity') is not None:
-    rows[f'{headline.DENSE}, on all documents'] = _perplexity(report['control_perplexity'])
+    rows[f'{headline.dense(report)}, on all documents'] = _perplexity(report['control_perplexity'])
   return rows
 
 

@@ -5,10 +5,22 @@ from typing import Any, NamedTuple
 
 from dipaco_jax.core import fields, settings
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.pipeline import stage_records
-from dipaco_jax.reports import excerpt_views, failures, figures, headline, pages, plot_style, time_table
+from dipaco_jax.pipeline import samples, stage_records
+from dipaco_jax.reports import (
+  excerpt_views,
+  failures,
+  figures,
+  headline,
+  pages,
+  plot_style,
+  result_cards,
+  result_tables,
+  sample_views,
+  time_table,
+)
 from dipaco_jax.reports.amounts import count, size
 from dipaco_jax.reports.plot_style import Picture
+from dipaco_jax.reports.result_cards import Card
 from dipaco_jax.reports.run_data import Run
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.storage import seals
@@ -58,6 +70,9 @@ def render(run: Run, pictures: dict[str, Picture]) -> str:
     seconds=time_table.by_stage(r['seconds']) if r['seconds'] else None,
     seconds_by_path=_seconds_by_path(r),
     excerpts=excerpts,
+    by_kind=result_tables.by_kind(r),
+    by_path=result_tables.by_path(r),
+    samples=sample_views.page_content(samples.read(run.workdir), r),
     command=command.read_text(errors='replace').strip() if command.exists() else '',
     changed=[(name, value, default[name]) for name, value in chosen.items() if value != default[name]],
     fields=list(chosen.items()),
@@ -132,41 +147,30 @@ def _lead_so_far(run: Run) -> str:
   return f'The base model has a validation perplexity of {base:.2f}{after}.'
 
 
-def _cards(run: Run) -> list[tuple[str, str]]:
+def _cards(run: Run) -> list[Card]:
   """Returns the key figures, each with what it is."""
   r = run.report
   cards = _perplexity_cards(run)
   if r['parameters_path']:
-    cards.append((count(r['parameters_path']), 'parameters in a path, all that runs at a time'))
+    cards.append(Card(count(r['parameters_path']), 'parameters in a path, all that runs at a time'))
     if run.grid.num_paths > 1:
-      cards.append((count(r['parameters_total']), 'parameters in all modules together'))
+      cards.append(Card(count(r['parameters_total']), 'parameters in all modules together'))
   if r['train_tokens']:
-    cards.append((count(r['train_tokens']), 'training tokens, those of the base included'))
+    cards.append(Card(count(r['train_tokens']), 'training tokens, those of the base included'))
   elif len(run.history.phases):
-    cards.append((f'{max(run.history.phases):,} of {run.settings.train.phases:,}', 'phases are done'))
+    cards.append(Card(f'{max(run.history.phases):,} of {run.settings.train.phases:,}', 'phases are done'))
   if not run.results.get('train') and len(speed := run.history.tokens_per_s[1].values):
-    cards.append((f'{speed[-1, 0]:,.0f}', 'tokens a second, lately'))
+    cards.append(Card(f'{speed[-1, 0]:,.0f}', 'tokens a second, lately'))
   span = 'from text to evaluation' if 'evaluate' in run.results else 'so far'
-  cards.append((duration(sum(r['wall_s'].values())), f'of wall time, {span}'))
+  cards.append(Card(duration(sum(r['wall_s'].values())), f'of wall time, {span}'))
   return cards
 
 
-def _perplexity_cards(run: Run) -> list[tuple[str, str]]:
-  r = run.report
-  if not r['perplexity'] or not r['base_perplexity']:
-    values = run.history.validation.values
-    return [(f'{values[-1]:.2f}', 'validation perplexity so far')] if len(values) else []
-  words = {
-    '': f'validation perplexity of the {"paths" if run.grid.num_paths > 1 else "path"}',
-    'control_': f'of {headline.DENSE}',
-    'base_': 'of the base model',
-  }
-  cards = []
-  for whose, name in words.items():
-    if value := r[f'{whose}perplexity']:
-      number, space, span = headline.with_interval(value, r[f'{whose}perplexity_interval']).partition(' ')
-      cards.append((number, f'{name}{space}{span}'))
-  return cards
+def _perplexity_cards(run: Run) -> list[Card]:
+  if run.report['perplexity'] and run.report['base_perplexity']:
+    return result_cards.of_result(run.report)
+  values = run.history.validation.values
+  return [Card(f'{values[-1]:.2f}', 'validation perplexity so far')] if len(values) else []
 
 
 def settings_in_words(s: settings.Settings) -> dict[str, str]:

@@ -17,8 +17,12 @@ EVALUATE = (
   'base_perplexity_interval base_perplexity_by_path base_perplexity_by_domain control_perplexity '
   'control_perplexity_interval control_perplexity_by_path control_perplexity_by_domain ratio_to_base '
   'ratio_to_base_interval ratio_to_control ratio_to_control_interval as_trained_perplexity ratio_to_as_trained '
-  'ratio_to_as_trained_interval router_refit control_tokens validation_documents '
-  'validation_tokens validation_tokens_by_path bits_per_byte base_bits_per_byte reroute mixture'
+  'ratio_to_as_trained_interval router_refit control_budget control_steps control_tokens control_flops '
+  'control_bits_per_byte ratio_to_base_by_domain ratio_to_base_interval_by_domain ratio_to_base_by_path '
+  'ratio_to_base_interval_by_path ratio_to_control_by_domain ratio_to_control_interval_by_domain '
+  'ratio_to_control_by_path ratio_to_control_interval_by_path validation_documents validation_documents_by_domain '
+  'validation_documents_by_path validation_tokens validation_tokens_by_domain validation_tokens_by_path '
+  'bits_per_byte base_bits_per_byte reroute mixture'
 ).split()
 TRAIN = (
   'phases steps highest_learning_rate train_tokens paths parameters_path parameters_total train_flops tokens_per_s '
@@ -56,7 +60,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
   report['seconds'] = report['seconds'] or time_account.read(workdir) or None
   failed, rows = failures.read_failures(workdir), metrics_log.read_rows(workdir, b'"averaging_gap": ')
-  return report | {
+  return report | _costs(report, pretrain) | {
     'excluded': failed.excluded,
     'skipped_steps': sum(failed.skipped.values()),
     'averaging_gap_by_phase': [row['averaging_gap'] for row in rows if row['stage'] == 'train'],
@@ -75,6 +79,23 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
     'config_sha256': settings.digest(s),
     'versions': versions(),
   }
+
+
+def _costs(report: dict[str, Any], pretrain: dict[str, Any]) -> dict[str, Any]:
+  """Returns what the paths read and cost after the base, what the base cost, and what a token costs to serve."""
+  tokens, base = report['train_tokens'], pretrain.get('tokens')
+  per_token = report['train_flops'] / tokens if report['train_flops'] and tokens else None
+  found: dict[str, Any] = {
+    'paths_tokens': tokens - base if tokens and base is not None else None,
+    'paths_flops': None, 'pretrain_flops': None, 'serve_flops_per_token': None,
+  }  # fmt: skip
+  if per_token:
+    found['pretrain_flops'] = None if base is None else per_token * base
+    found['paths_flops'] = None if found['paths_tokens'] is None else per_token * found['paths_tokens']
+    found['serve_flops_per_token'] = per_token / 3  # the forward pass
+    if report['control_tokens'] and not report['control_flops']:  # of an earlier version
+      found['control_flops'] = per_token * report['control_tokens']
+  return found
 
 
 def _wall_s(stages: dict[str, dict[str, Any]]) -> dict[str, float]:

@@ -22,8 +22,8 @@ TREES = 'sequences', 'shards/*', 'base', 'routing/*', 'modules/*', 'control/modu
 REFITTED = 'evaluation/router.safetensors*', 'evaluation/routes.npy*'
 LAST = (
   'metrics.jsonl', 'checkpoints/*.sha256/*/*.json', 'control/checkpoints/*.sha256/*/*.json', 'paths/best.json',
-  'control/paths/best.json', 'evaluation/excerpts.json*', 'evaluation/chooser.safetensors*', *REFITTED, 'sinks/*',
-  'refused.txt', 'stages/*',
+  'control/paths/best.json', 'evaluation/excerpts.json*', 'evaluation/documents.safetensors*',
+  'evaluation/samples.json', 'evaluation/chooser.safetensors*', *REFITTED, 'sinks/*', 'refused.txt', 'stages/*',
 )  # fmt: skip
 MODULES = 'modules/*', 'control/modules/*'  # trees too, among TREES
 PARTS = 'tokenize-*/sequences/*', 'shards/*-parts/*'  # trees, of stages that are not finished
@@ -35,7 +35,7 @@ REMOVED = re.compile(  # what a run removes itself
 READ = *FIRST, 'stages/*.json', 'paths/best.json', 'control/paths/best.json', *REFITTED, *PART_FILES
 SET_ASIDE = re.compile(r'(?:control/)?checkpoints/\w+-\d+-\w+-\d+/')  # checkpoints that may be moved back
 LASTING = FIRST + LAST + PART_FILES
-GROWING = 'metrics.jsonl', 'stages/seconds.json'  # that go up with checkpoints, too
+GROWING = 'metrics.jsonl', 'stages/seconds.json', 'evaluation/samples.json'  # that go up with checkpoints, too
 PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no run reads them
 CHECKPOINTS = 'checkpoints/*/*', 'control/checkpoints/*/*'  # trees too, of which the newest of each stage is enough
 

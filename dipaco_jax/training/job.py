@@ -70,6 +70,7 @@ class Evaluation:
   holdout: Rows | None = None  # for early stopping
   validate: Callable[[Callable[[Coordinates], Any]], dict[str, Any]] | None = None  # params_of_turn -> figures
   validate_every: int = 0  # phases; 0: after the last
+  sample: Callable[[int, Callable[[Coordinates], Any]], None] | None = None  # (phase from 1, params_of_turn)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,6 +27,8 @@ WORDS = {  # what each program computes, for the display
   'zero_sums': 'the zeros of the sums',
   'evaluate': 'the evaluation',
   'unshard': 'the modules to publish',
+  'path_parameters': 'the parameters of a path',
+  'continue_texts': 'the samples',
   '<lambda>': 'a program',
 }
 

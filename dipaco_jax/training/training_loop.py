@@ -265,6 +265,9 @@ class Trainer:
       best = list(state.record.best_version), list(state.record.best_loss)
       self.publication = self.publisher.submit(self._publish, version, programs.unshard(state.modules), *best)
     self.journal.write_phase(outer_s, statistics, holdout, excluded)
+    if job.evaluation.sample:
+      with time_use.doing(time_use.EVALUATE):
+        job.evaluation.sample(version, params_of_turn)
     every = job.evaluation.validate_every
     if job.evaluation.validate and (version == job.schedule.phases or (every and version % every == 0)):
       with time_use.doing(time_use.EVALUATE):

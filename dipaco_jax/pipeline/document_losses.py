@@ -1,0 +1,72 @@
+"""Losses of every validation document under each model that was evaluated, for comparisons between runs.
+
+`evaluation/documents.safetensors` has, of N documents, in their order:
+
+    nats/<model>  [N] float64, over the tokens that count; models are `paths`, `base`, `control`...
+    tokens        [N] int64, the number of those
+    bytes         [N] int64, of text that they stand for
+    domain, path  [N] int32
+    text          [N] uint64, from the sha256 of all text of the sequence
+    beginning     [N] uint64, from that of its first BEGINNING bytes, by which other tokenizers know a document too
+"""
+
+import hashlib
+import pathlib
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.storage import publishing, seals, tensors
+
+FILE = 'evaluation/documents.safetensors'
+BEGINNING = 96  # bytes
+
+
+class Documents(NamedTuple):
+  """What a run knows of its validation documents, [N] each."""
+
+  nats: dict[str, np.ndarray]  # by model
+  tokens: np.ndarray
+  num_bytes: np.ndarray
+  domain: np.ndarray
+  path: np.ndarray
+  text: np.ndarray
+  beginning: np.ndarray
+
+
+def write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping[str, np.ndarray]):
+  """Writes the file, once for all processes. path, tokens: [N]; nats: [N] by model."""
+  run.disk.only_first(lambda: _write(run, path, tokens, nats), 'losses of documents')
+
+
+def _write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping[str, np.ndarray]):
+  found = run.sequences('validation')
+  sequences = found.read(range(len(found)))
+  piece_bytes, prefix = run.tokenizer.piece_bytes(), run.settings.routing.prefix_tokens
+  texts = [run.tokenizer.decode(x.tokens).encode('utf-8', 'replace') for x in sequences]
+  arrays = {f'nats/{name}': np.asarray(x, np.float64) for name, x in nats.items()} | {
+    'tokens': np.asarray(tokens, np.int64),
+    'bytes': np.array([piece_bytes[x.tokens[prefix : run.eval_len]].sum() for x in sequences], np.int64),
+    'domain': np.array([x.domain for x in sequences], np.int32),
+    'path': np.asarray(path, np.int32),
+    'text': np.array([_number(text) for text in texts], np.uint64),
+    'beginning': np.array([_number(text[:BEGINNING]) for text in texts], np.uint64),
+  }
+  publishing.write_sealed(run.workdir / FILE, tensors.to_bytes(arrays))
+
+
+def _number(text: bytes) -> int:
+  return int.from_bytes(hashlib.sha256(text).digest()[:8], 'little')
+
+
+def read(workdir: pathlib.Path) -> Documents | None:
+  """Reads the file of a run; None where there is none, as in runs of earlier versions. Raises seals.Damaged."""
+  file = workdir / FILE
+  if not file.exists():
+    return None
+  arrays = tensors.from_bytes(memoryview(seals.read(file)))
+  nats = {name.removeprefix('nats/'): x for name, x in arrays.items() if name.startswith('nats/')}
+  names = ('tokens', 'bytes', 'domain', 'path', 'text', 'beginning')
+  return Documents(nats, *(arrays[name] for name in names))
