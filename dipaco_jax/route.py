@@ -3,9 +3,9 @@
     python -m dipaco_jax.route --workdir=runs/tiny --engines=engines.json [--port=8080]
 
 engines.json says where the engines of each path are: {"paths": {"0": ["http://HOST:8000/v1"], "1": [...]}}; export
-writes paths for them. The router chooses a path for each text, unless a request is for model NAME/path-3. The first
-Ctrl-C or SIGTERM lets answers finish, the second does not. With DIPACO_API_KEY in the environment, requests must bring
-that key.
+writes paths for them. The router chooses a path for each text, and for each conversation by what the user says first,
+unless a request is for model NAME/path-3. The first Ctrl-C or SIGTERM lets answers finish, the second does not. With
+DIPACO_API_KEY in the environment, requests must bring that key.
 """
 
 import os
@@ -63,7 +63,7 @@ def main() -> NoReturn:
   engines_file.check_paths(engines, num_paths, f'--engines={f.engines}')
   listener = listener_lib.listen(f.host, f.port)
   try:
-    from dipaco_jax.inference import chat_template, connections, route_api, route_server
+    from dipaco_jax.inference import connections, route_api, route_server
   except ModuleNotFoundError as e:
     raise InputError(f'{e.name} is missing, which routing needs: pip install "dipaco_jax[serve]"') from e
   limits = connections.Limits(connections.IDLE + f.max_open)
@@ -73,7 +73,7 @@ def main() -> NoReturn:
   command.check_devices()
   url = listener_lib.url(listener)
   server = route_server.RouteServer(
-    route_api.ApiParser(name, num_paths, f.max_open, chat_template.load(run.tokenizer)),
+    route_api.ApiParser(name, num_paths, f.max_open),
     load_router(run),
     engines,
     lambda: print(greeting(name, url, len(engines.all)), flush=True),

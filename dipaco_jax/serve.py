@@ -1,4 +1,4 @@
-"""Serves a run over HTTP, as OpenAI's completions API.
+"""Serves a run over HTTP, as OpenAI's API of completions and chat completions.
 
     python -m dipaco_jax.serve --workdir=runs/tiny [--port=8000 --max_batch=8 --max_paths=4]
 
@@ -51,7 +51,7 @@ def main() -> NoReturn:
   listener = listener_lib.listen(f.host, f.port)
   command.quiet()
   try:
-    from dipaco_jax.inference import connections, http_server
+    from dipaco_jax.inference import chat_template, connections, http_server
     from dipaco_jax.inference.engine import Engine
     from dipaco_jax.inference.trained_run import TrainedRun
   except ModuleNotFoundError as e:
@@ -72,6 +72,7 @@ def main() -> NoReturn:
     f.max_waiting,
     f.grace_s,
     os.environ.get('DIPACO_API_KEY', ''),
+    chat_template.load(run.tokenizer),
   )
   status = server.run(listener, limits, f.access_log)
   stopping.leave(status)  # at once: the engine's thread may be at a long compilation

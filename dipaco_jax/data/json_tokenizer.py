@@ -75,6 +75,9 @@ class JsonTokenizer(Tokenizer):
     given['eos_token'] = special_tokens.document_end(self.turn_end, self.special)
     named = {name: self._id_of(given[f'{name}_token']) for name in SPECIAL}
     self.special_ids = {name: i for name, i in named.items() if i is not None}
+    for token in filter(None, (*given.values(), self.turn_end)):
+      if token not in self.special and (i := self._id_of(token)) is not None:
+        self.special[token] = i
     if 'eos' not in self.special_ids:
       words = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'
       raise InputError(words)
@@ -99,6 +102,8 @@ class JsonTokenizer(Tokenizer):
     made.no_truncation()
     made.no_padding()
     made.encode_special_tokens = False
+    known = made.get_added_tokens_decoder()
+    made.add_special_tokens([token for token, i in self.special.items() if i not in known or not known[i].special])
     return made
 
   def _encode_spelled(self, text: str) -> list[int]:

@@ -1,93 +1,101 @@
-"""The chat template of a tokenizer: how a conversation is written as one text, whose beginning chooses a path."""
+"""The chat template of a tokenizer: how a conversation becomes the tokens that a model was tuned on.
 
-import datetime
+Special tokens that the template writes are ids; those that are spelled in a message are text, so that no message can
+end its turn or begin another. Before the template sees them, spellings in messages are broken up by a character that
+none of them has, and it is taken out as the result is encoded. Templates may therefore trim, compare or repeat contents
+as they like, and a conversation without such spellings has the ids that transformers gives it.
+"""
+
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.sandbox
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import tokenizer_files
+from dipaco_jax.data import special_tokens, tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.inference import template_sandbox
 
-Template = Callable[[Mapping[str, Any]], str]
-
-
-class Generation(jinja2.ext.Extension):
-  """Hugging Face's own tag, which marks what the model says; for the text it is nothing."""
-
-  tags = {'generation'}
-
-  def parse(self, parser: Any) -> Any:
-    next(parser.stream)
-    return parser.parse_statements(('name:endgeneration',), drop_needle=True)
+MAX_SOURCE_CHARS = 1 << 18
+MARKS = range(0xFDD0, 0xFDF0)  # which Unicode keeps for use inside a program
+NAMES = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
 
 
-def load(tokenizer: Tokenizer) -> Template | None:
-  """Returns what writes a body of chat completions as text, None where the tokenizer has no template.
-
-  Calling it raises InputError where the messages are none that the template takes.
-  """
-  config = json.loads(tokenizer.files.get(tokenizer_files.CONFIG, b'{}'))
-  source = config.get('chat_template')
-  if isinstance(source, list):  # several, by name
-    source = {one.get('name'): one.get('template') for one in source}.get('default')
-  if not isinstance(source, str):
-    return None
-  tokens = {name: _content(config.get(name)) for name in ('bos_token', 'eos_token', 'unk_token', 'pad_token')}
-  try:
-    template = _environment().from_string(source)
-  except jinja2.TemplateError as e:
-    raise InputError(f'the chat_template of tokenizer_config.json: {e}') from e
-
-  def render(values: Mapping[str, Any]) -> str:
-    names = {'tools': values.get('tools'), 'add_generation_prompt': values.get('add_generation_prompt', True)}
-    extra = values.get('chat_template_kwargs')
-    messages = _checked(values.get('messages'))
+class ChatTemplate:
+  def __init__(self, source: str, tokenizer: Tokenizer, tokens: Mapping[str, str]):
+    """Compiles a template; `tokens` are those that it may name, by name. Raises InputError."""
+    if len(source) > MAX_SOURCE_CHARS:
+      raise InputError(f'the chat template has {len(source):,} characters, more than {MAX_SOURCE_CHARS:,}')
+    self._tokenizer, self._tokens = tokenizer, tokens
+    self._environment = template_sandbox.Environment()
     try:
-      text = template.render(**tokens | (extra if isinstance(extra, dict) else {}) | names, messages=messages)
+      self._template = self._environment.from_string(source)
+    except (jinja2.TemplateError, RecursionError) as e:
+      raise InputError(f'the chat template: {e}; correct it, or remove it from the files of the tokenizer') from e
+    self._special = [*tokenizer.special]
+    # Tokens like <think> are none of a message's either, but an answer that is given back had them as tokens.
+    self._control = self._special + [token for token in tokenizer.added if token in source and not token.isspace()]
+
+  def encode(self, messages: Sequence[Mapping[str, str]], values: Mapping[str, Any] | None = None) -> list[int]:
+    """Returns the tokens of a conversation, up to where the model's answer begins; raises InputError.
+
+    Args:
+      messages: of `conversation.check_messages`.
+      values: other names for the template, such as `enable_thinking`.
+    """
+    mark = _unused_mark(json.dumps([*messages, values], ensure_ascii=False))
+    broken = [
+      {name: self._break_up(text, mark, message['role'] == 'assistant') for name, text in message.items()}
+      for message in messages
+    ]
+    extra = {name: self._break_up(value, mark) for name, value in (values or {}).items()}
+    names = {'messages': broken, 'tools': None, 'documents': None, 'add_generation_prompt': True}
+    try:
+      text = self._environment.render(self._template, {**self._tokens, **extra, **names})
+      return self._tokenizer.encode_chat(text, mark)
     except Exception as e:  # whatever messages of another shape lead to
       raise InputError(f'messages: the chat template does not take them: {" ".join(str(e).split())[:200]}') from e
-    return text.removeprefix(tokens['bos_token']) if tokenizer.bos_id >= 0 else text
 
-  return render
-
-
-def _checked(messages: Any) -> list[dict[str, Any]]:
-  """Returns messages with contents of text alone."""
-  if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-    raise InputError('messages should be a list of objects, as [{"role": "user", "content": "A text"}]')
-  return [message | {'content': _text(message.get('content'))} for message in messages]
+  def _break_up(self, value: Any, mark: str, is_answer: bool = False) -> Any:
+    spellings: Collection[str] = self._special if is_answer else self._control
+    return special_tokens.break_up(value, spellings, mark) if isinstance(value, str) else value
 
 
-def _text(content: Any) -> Any:
-  """Joins the parts of a content that are text."""
-  if not isinstance(content, list):
-    return content
-  return ''.join(part['text'] for part in content if isinstance(part, dict) and isinstance(part.get('text'), str))
+def load(tokenizer: Tokenizer) -> ChatTemplate | None:
+  """Returns the template of a tokenizer, None if it has none; raises InputError where it is no template."""
+  config = json.loads(tokenizer.files.get(tokenizer_files.CONFIG, b'{}'))
+  source = _source(tokenizer.files, config)
+  if source is None:
+    return None
+  spelled = {number: spelling for spelling, number in tokenizer.special.items()}
+  known = {f'{name}_token': spelled.get(number) for name, number in tokenizer.special_ids.items()}
+  named = {name: known.get(name) if config.get(name) is None else _content(config[name]) for name in NAMES}
+  return ChatTemplate(source, tokenizer, {name: token for name, token in named.items() if token is not None})
 
 
-def _content(token: Any) -> str:
+def _source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
+  """Returns the default template; one in a file of its own goes before that of tokenizer_config.json."""
+  if (content := files.get(tokenizer_files.TEMPLATE)) is not None:
+    try:
+      return content.decode()
+    except UnicodeDecodeError as e:
+      raise InputError(f'{tokenizer_files.TEMPLATE} is not UTF-8: {e}') from e
+  source = config.get('chat_template')
+  if isinstance(source, list):
+    source = {one.get('name'): one.get('template') for one in source if isinstance(one, dict)}.get('default')
+  return source if isinstance(source, str) else None
+
+
+def _content(token: Any) -> str | None:
+  """Returns a token as tokenizer_config.json has it: its spelling, or an object with it."""
   content = token.get('content') if isinstance(token, dict) else token
-  return content if isinstance(content, str) else ''
+  return content if isinstance(content, str) else None
 
 
-def _environment() -> jinja2.Environment:
-  """Returns an environment as Hugging Face's: a template comes with a model, so that it may do nothing but write."""
-  made = jinja2.sandbox.ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=[Generation, 'jinja2.ext.loopcontrols']
-  )
-
-  def raise_exception(words: str):
-    raise jinja2.TemplateError(words)
-
-  def tojson(value: Any, indent: int | None = None, **options: Any) -> str:
-    return json.dumps(value, indent=indent, **{'ensure_ascii': False} | options)
-
-  made.filters['tojson'] = tojson
-  made.globals['raise_exception'] = raise_exception
-  made.globals['strftime_now'] = lambda words: datetime.datetime.now().astimezone().strftime(words)
-  return made
+def _unused_mark(text: str) -> str:
+  """Returns a character that a text does not have; raises InputError where it has all that could be."""
+  mark = next((chr(number) for number in MARKS if chr(number) not in text), None)
+  if mark is None:
+    raise InputError('messages have all characters from U+FDD0 to U+FDEF, which are no text: leave some out')
+  return mark

@@ -1,4 +1,4 @@
-"""POST /v1/completions: a request is handed to the engine's thread, and answered whole or as a stream of events.
+"""Completions of texts and chats: a request is handed to the engine's thread, and answered whole or as a stream.
 
 When a client disconnects, its texts' rows are freed.
 """
@@ -31,12 +31,13 @@ class Completions:
     """Sends all texts in one body when they are finished."""
     async with self._deltas(request, receive) as deltas:
       last = {delta.choice: delta async for delta in deltas}
+    texts = [request.format.whole(prefix + last[index].piece) for index, prefix in enumerate(request.prefixes)]
     choices = [
-      openai_api.choice_object(index, prefix + last[index].piece, last[index].paths, last[index].finished)
-      for index, prefix in enumerate(request.prefixes)
+      openai_api.choice_object(index, text, last[index].paths, last[index].finished) for index, text in enumerate(texts)
     ]
     usage = openai_api.usage_object(request.prompt_tokens, sum(delta.num_tokens for delta in last.values()))
-    body = openai_api.completion_object(openai_api.new_id(), request.model, choices) | {'usage': usage}
+    name, kind = openai_api.new_id(request.format.id_prefix), request.format.whole_object
+    body = openai_api.completion_object(name, kind, request.model, choices) | {'usage': usage}
     await JSONResponse(body)(scope, receive, send)
 
   async def stream(self, request: CompletionRequest, scope: Scope, receive: Receive, send: Send):
@@ -92,14 +93,17 @@ async def _until_finished(pending: PendingRequest) -> AsyncIterator[Delta]:
 
 
 async def _chunks(request: CompletionRequest, deltas: AsyncIterator[Delta]) -> AsyncIterator[dict[str, Any]]:
-  """Gives the objects of a stream: one for each delta, and at the end the usage if that is asked for."""
-  name, prefixes, num_tokens = openai_api.new_id(), dict(enumerate(request.prefixes)), 0
+  """Gives the objects of a stream: those of each delta, and at the end the usage if that is asked for."""
+  name, kind, model = openai_api.new_id(request.format.id_prefix), request.format.piece_object, request.model
+  prefixes, num_tokens = dict(enumerate(request.prefixes)), 0
   no_usage = {'usage': None} if request.include_usage else {}
   async for delta in deltas:
+    is_first = delta.choice in prefixes
     piece = prefixes.pop(delta.choice, '') + delta.piece
-    choice = openai_api.choice_object(delta.choice, piece, delta.paths, delta.finished)
-    yield openai_api.completion_object(name, request.model, [choice]) | no_usage
+    for text, finished in request.format.pieces(piece, is_first, delta.finished):
+      choice = openai_api.choice_object(delta.choice, text, delta.paths, finished)
+      yield openai_api.completion_object(name, kind, model, [choice]) | no_usage
     num_tokens += delta.num_tokens if delta.finished else 0
   if request.include_usage:
     usage = openai_api.usage_object(request.prompt_tokens, num_tokens)
-    yield openai_api.completion_object(name, request.model, []) | {'usage': usage}
+    yield openai_api.completion_object(name, kind, model, []) | {'usage': usage}

@@ -1,4 +1,4 @@
-"""A run as an HTTP server: OpenAI's completions API, health and metrics.
+"""A run as an HTTP server: OpenAI's completions and chat completions, health and metrics.
 
 The connections belong to an event loop, the engine to a thread: the loop hands requests over, and gets what is new in
 their texts after every turn of the engine.
@@ -16,7 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from dipaco_jax.inference import connections, http_app, http_messages, openai_api
+from dipaco_jax.inference import chat_api, connections, http_app, http_messages, openai_api
+from dipaco_jax.inference.chat_template import ChatTemplate
 from dipaco_jax.inference.completions import Completions
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.engine_thread import EngineThread, Metrics
@@ -35,6 +36,7 @@ class Server:
   max_waiting: int  # texts that may wait for their first token
   grace_s: float  # that answers may still take after a signal
   api_key: str  # that requests to /v1 must bring; '': none
+  chat_template: ChatTemplate | None = None
 
   def __post_init__(self):
     self.metrics = Metrics()
@@ -53,7 +55,7 @@ class Server:
     return status
 
   def _app(self) -> Starlette:
-    posts = {'/v1/completions': self.complete}
+    posts = {'/v1/completions': self.complete, '/v1/chat/completions': self.chat}
     return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self._lifespan)
 
   @contextlib.asynccontextmanager
@@ -84,6 +86,13 @@ class Server:
     """POST /v1/completions."""
     model, body = self._ready_model(), await http_messages.read_body(request)
     parsed = await http_messages.parse(model.parse, body)
+    return functools.partial(self.completions.stream if parsed.stream else self.completions.answer, parsed)
+
+  async def chat(self, request: Request) -> ASGIApp:
+    """POST /v1/chat/completions."""
+    model, body = self._ready_model(), await http_messages.read_body(request)
+    # In a thread, whatever the size: a template of a few words may take a second.
+    parsed = await asyncio.to_thread(chat_api.parse, model, self.chat_template, body)
     return functools.partial(self.completions.stream if parsed.stream else self.completions.answer, parsed)
 
   async def health(self, request: Request) -> Response:

@@ -1,7 +1,8 @@
 """The objects of OpenAI's completions API: bodies are parsed to requests, texts become choices. No HTTP, no JAX.
 
-A field that is not supported is an error that names it: an answer that ignores a field is wrong. Fields that OpenAI
-does not have: `top_k`, `path`, `reroute_every`, models called NAME/path-3, and the paths of every choice.
+What differs for chat completions is in `chat_api`. A field that is not supported is an error that names it: an answer
+that ignores a field is wrong. Fields that OpenAI does not have: `top_k`, `path`, `reroute_every`, models called
+NAME/path-3, and the paths of every choice.
 """
 
 import dataclasses
@@ -10,7 +11,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
@@ -56,15 +57,47 @@ FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(('temperature', 'top_p'), ('a number', _is_a(int, float))),
   **dict.fromkeys(('stream', 'echo'), ('true or false', _is_a(bool))),
 }
+Fields = Mapping[str, tuple[str, Callable[[Any], bool]]]
 # Fields that are refused, and the values of each that change nothing and may be given.
 UNSUPPORTED: dict[str, tuple] = dict(
   suffix=('',), logprobs=(), logit_bias=({},), best_of=(1,), presence_penalty=(0,), frequency_penalty=(0,)
 )
 
 
+class AnswerFormat(Protocol):
+  """How texts are written as OpenAI's objects."""
+
+  id_prefix: str
+  whole_object: str  # the name of the object that has all texts
+  piece_object: str  # and of those of a stream
+
+  def whole(self, text: str) -> dict[str, Any]:
+    """Returns the fields of a choice that hold its text."""
+    ...
+
+  def pieces(self, piece: str, is_first: bool, finished: str) -> list[tuple[dict[str, Any], str]]:
+    """Returns the fields of the choices of a stream that hold a piece of a text, each with why the text has ended."""
+    ...
+
+
+class TextFormat:
+  """The format of completions."""
+
+  id_prefix, whole_object, piece_object = 'cmpl', 'text_completion', 'text_completion'
+
+  def whole(self, text: str) -> dict[str, Any]:
+    return {'text': text}
+
+  def pieces(self, piece: str, is_first: bool, finished: str) -> list[tuple[dict[str, Any], str]]:
+    return [({'text': piece}, finished)]
+
+
+TEXT = TextFormat()
+
+
 @dataclasses.dataclass(frozen=True)
 class CompletionRequest:
-  """A body of POST /v1/completions."""
+  """A body of POST /v1/completions or /v1/chat/completions."""
 
   model: str
   requests: tuple[Request, ...]  # n of each prompt
@@ -72,6 +105,7 @@ class CompletionRequest:
   prompt_tokens: int
   stream: bool
   include_usage: bool
+  format: AnswerFormat = TEXT
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,29 +122,30 @@ class ServedModel:
 
   def parse(self, body: bytes) -> CompletionRequest:
     """Parses and checks a body; raises ApiError."""
-    values = _parse_fields(body)
-    n, seed = values.get('n', 1), values.get('seed', Request.seed)
+    values = parse_fields(body, FIELDS, UNSUPPORTED, 'model', 'prompt')
     path = asked_path(values, self.name, self.num_paths)
-    prompts = _prompts(values['prompt'], self.tokenizer)
-    if not 1 <= n <= self.max_texts // len(prompts):
-      raise ApiError(400, f'n={n} for {len(prompts)} prompts: ask for 1 to {self.max_texts} texts at one time', 'n')
-    requests, prefixes = [], []
-    for text, tokens in prompts:
-      request = self._request(values, tokens, path)
-      self._check(request)
-      self._check(dataclasses.replace(request, seed=seed + n - 1))  # the last seed: the others lie between
-      requests += [dataclasses.replace(request, seed=seed + i) for i in range(n)]
-      prefixes += [text if values.get('echo') else ''] * n
-    total, stream = sum(len(tokens) for _, tokens in prompts), values.get('stream', False)
-    return CompletionRequest(values['model'], tuple(requests), tuple(prefixes), total, stream, _wants_usage(values))
-
-  def _request(self, values: dict[str, Any], tokens: tuple[int, ...], path: int | None) -> Request:
-    room = max(1, min(MAX_TOKENS, self.max_length - len(tokens)))
-    stop = values.get('stop', ())
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
     every = values.get('reroute_every', self.reroute_every if path is None else 0)
+    requests: list[Request] = []
+    prefixes: list[str] = []
+    prompts = _prompts(values['prompt'], self.tokenizer)
+    for text, tokens in prompts:
+      most = values.get('max_tokens', max(1, min(MAX_TOKENS, self.max_length - len(tokens))))
+      samples = self.samples(values, Request(tokens, most, path, reroute_every=every), len(prompts))
+      requests += samples
+      prefixes += [text if values.get('echo') else ''] * len(samples)
+    total, stream = sum(len(tokens) for _, tokens in prompts), values.get('stream', False)
+    return CompletionRequest(values['model'], tuple(requests), tuple(prefixes), total, stream, wants_usage(values))
+
+  def samples(self, values: Mapping[str, Any], request: Request, num_prompts: int = 1) -> list[Request]:
+    """Returns the `n` requests of a prompt, with the sampling parameters of a body; raises ApiError."""
+    n, stop = values.get('n', 1), values.get('stop', ())
+    if not 1 <= n <= self.max_texts // num_prompts:
+      raise ApiError(400, f'n={n} for {num_prompts} prompts: ask for 1 to {self.max_texts} texts at one time', 'n')
     sampling = {name: values[name] for name in ('seed', 'temperature', 'top_k', 'top_p') if name in values}
-    return Request(tokens, values.get('max_tokens', room), path, stop=stop, reroute_every=every, **sampling)
+    request = dataclasses.replace(request, stop=(stop,) if isinstance(stop, str) else tuple(stop), **sampling)
+    self._check(request)
+    self._check(dataclasses.replace(request, seed=request.seed + n - 1))  # the last seed: the others lie between
+    return [dataclasses.replace(request, seed=request.seed + i) for i in range(n)]
 
   def _check(self, request: Request):
     try:
@@ -152,9 +187,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
   return {name: value for name, value in values.items() if value is not None}
 
 
-def check_type(name: str, value: Any):
-  """Raises ApiError where a field of FIELDS is of another type."""
-  words, is_valid = FIELDS[name]
+def check_type(name: str, value: Any, fields: Fields = FIELDS):
+  """Raises ApiError where a field is of another type."""
+  words, is_valid = fields[name]
   if not is_valid(value):
     raise ApiError(400, f'{name} should be {words}', name)
 
@@ -166,12 +201,18 @@ def check_there(values: Mapping[str, Any], *names: str):
       raise ApiError(400, f'{name} is missing', name)
 
 
-def _parse_fields(body: bytes) -> dict[str, Any]:
-  """Returns the fields that are not null, of the right types; raises ApiError."""
+def parse_fields(body: bytes, fields: Fields, unsupported: Mapping[str, tuple], *needed: str) -> dict[str, Any]:
+  """Returns the fields that are not null, of the right types; raises ApiError.
+
+  Args:
+    fields: those that are supported, each with its type in words and as a test.
+    unsupported: others, each with the values that change nothing.
+    needed: fields that may not be missing.
+  """
   values = parse_object(body)
   for name, value in values.items():
-    _check_field(name, value)
-  check_there(values, 'model', 'prompt')
+    _check_field(name, value, fields, unsupported)
+  check_there(values, *needed)
   if '' in (values.get('stop'), *(values['stop'] if isinstance(values.get('stop'), list) else ())):
     raise ApiError(400, 'stop has an empty string, before which every text would end: leave it out', 'stop')
   _check_stop(values.get('stop', ()))
@@ -185,16 +226,16 @@ def _check_stop(stop: str | Sequence[str]):
     raise ApiError(400, words, 'stop')
 
 
-def _check_field(name: str, value: Any):
-  if name in UNSUPPORTED:
-    if value not in UNSUPPORTED[name]:
+def _check_field(name: str, value: Any, fields: Fields, unsupported: Mapping[str, tuple]):
+  if name in unsupported:
+    if value not in unsupported[name]:
       raise ApiError(400, f'{name} is not supported: leave it out', name, 'unsupported_parameter')
     return
-  if name not in FIELDS:
-    nearest = difflib.get_close_matches(name, FIELDS, 1)
+  if name not in fields:
+    nearest = difflib.get_close_matches(name, fields, 1)
     words = f'; did you mean {nearest[0]}?' if nearest else ': leave it out'
     raise ApiError(400, f'there is no field {name[:80]!r}{words}', name[:80], 'unknown_parameter')
-  check_type(name, value)
+  check_type(name, value, fields)
 
 
 def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[tuple[str, tuple[int, ...]]]:
@@ -212,7 +253,7 @@ def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[tuple[str, tuple[int, ..
   return found
 
 
-def _wants_usage(values: dict[str, Any]) -> bool:
+def wants_usage(values: Mapping[str, Any]) -> bool:
   options = values.get('stream_options')
   if options is None:
     return False
@@ -223,19 +264,18 @@ def _wants_usage(values: dict[str, Any]) -> bool:
   return options.get('include_usage', False)
 
 
-def new_id() -> str:
-  return f'cmpl-{uuid.uuid4().hex}'
+def new_id(prefix: str) -> str:
+  return f'{prefix}-{uuid.uuid4().hex}'
 
 
-def completion_object(name: str, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-  """Returns an answer, or a piece of one, whose id is `name`."""
-  created = int(time.time())
-  return {'id': name, 'object': 'text_completion', 'created': created, 'model': model, 'choices': choices}
+def completion_object(name: str, kind: str, model: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+  """Returns an answer, or a piece of one, whose id is `name`; `kind` is OpenAI's name of the object."""
+  return {'id': name, 'object': kind, 'created': int(time.time()), 'model': model, 'choices': choices}
 
 
-def choice_object(index: int, text: str, paths: Sequence[int], finished: str | None) -> dict[str, Any]:
-  """Returns a text, or a piece of one; `paths` wrote it so far, one after another."""
-  return {'index': index, 'text': text, 'logprobs': None, 'finish_reason': finished or None, 'paths': [*paths]}
+def choice_object(index: int, text: Mapping[str, Any], paths: Sequence[int], finished: str | None) -> dict[str, Any]:
+  """Returns a text, or a piece of one, in the fields `text`; `paths` wrote it so far, one after another."""
+  return {'index': index, **text, 'logprobs': None, 'finish_reason': finished or None, 'paths': [*paths]}
 
 
 def usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -5,16 +5,15 @@ Fields are the engine's to check, but for those by which a path is chosen and pr
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference import openai_api
+from dipaco_jax.inference import conversation, openai_api
 from dipaco_jax.inference.openai_api import ApiError
 
 USAGE = ('prompt_tokens', 'completion_tokens', 'total_tokens')
-NO_TEMPLATE = 'the tokenizer of this model has no chat template, by which a conversation is read: ask /v1/completions'
 
 
 class Asked(NamedTuple):
@@ -38,7 +37,6 @@ class ApiParser:
   name: str  # of the model
   num_paths: int
   max_texts: int  # in one body
-  write_chat: Callable[[Mapping[str, Any]], str] | None
 
   def completion(self, body: bytes) -> Asked:
     """Parses a body of POST /v1/completions; raises ApiError."""
@@ -50,12 +48,10 @@ class ApiParser:
     return Asked(values, texts, path)
 
   def chat(self, body: bytes) -> Asked:
-    """Parses a body of POST /v1/chat/completions; raises ApiError."""
-    if not self.write_chat:
-      raise ApiError(400, NO_TEMPLATE)
+    """Parses a body of POST /v1/chat/completions, which the messages' own text routes; raises ApiError."""
     values, path = self._values(body, 'model', 'messages')
     try:
-      return Asked(values, [self.write_chat(values)], path)
+      return Asked(values, [conversation.routing_text(values['messages'])], path)
     except InputError as e:
       raise ApiError(400, str(e), 'messages') from e
 

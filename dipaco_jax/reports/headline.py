@@ -62,7 +62,9 @@ def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> st
   """Returns '9% lower (7 to 11%) than the base', or that the difference is not significant, with its interval."""
   than, off = (f' than {whom}', f' from {whom}') if whom else ('', '')
   if interval is None:
-    return f'{abs(100 * (ratio - 1)):.1f}% {"lower" if ratio < 1 else "higher"}{than} (too few documents for an interval)'
+    return (
+      f'{abs(100 * (ratio - 1)):.1f}% {"lower" if ratio < 1 else "higher"}{than} (too few documents for an interval)'
+    )
   low, high = (100 * (x - 1) for x in interval)
   if low <= 0 <= high:
     return f'the difference{off} is not significant (interval {low:+.1f} to {high:+.1f}%)'

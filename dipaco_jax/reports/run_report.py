@@ -60,25 +60,29 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
   report['seconds'] = report['seconds'] or time_account.read(workdir) or None
   failed, rows = failures.read_failures(workdir), metrics_log.read_rows(workdir, b'"averaging_gap": ')
-  return report | _costs(report, pretrain) | {
-    'excluded': failed.excluded,
-    'skipped_steps': sum(failed.skipped.values()),
-    'averaging_gap_by_phase': [row['averaging_gap'] for row in rows if row['stage'] == 'train'],
-    'paths': grids.Grid(s.grid).num_paths,
-    'held_back': results.get('tokenize', {}).get('held_back'),
-    'text_by_domain': results.get('tokenize', {}).get('by_domain'),
-    **{name: results.get('tokenize', {}).get(key) for name, key in TOKENIZE.items()},
-    'pretrain_steps': pretrain.get('steps'),
-    'pretrain_tokens': pretrain.get('tokens'),
-    'domain_nmi': route.get('domain_nmi'),
-    'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
-    'wall_s': _wall_s(stages),
-    'goodput': time_use.goodput((report['seconds'] or {}).get('train', {})),
-    'began': amounts.clock_time(min(stage['ended'] - stage['wall_s'] for stage in timed)) if timed else None,
-    'ended': amounts.clock_time(max(stage['ended'] for stage in timed)) if timed else None,
-    'config_sha256': settings.digest(s),
-    'versions': versions(),
-  }
+  return (
+    report
+    | _costs(report, pretrain)
+    | {
+      'excluded': failed.excluded,
+      'skipped_steps': sum(failed.skipped.values()),
+      'averaging_gap_by_phase': [row['averaging_gap'] for row in rows if row['stage'] == 'train'],
+      'paths': grids.Grid(s.grid).num_paths,
+      'held_back': results.get('tokenize', {}).get('held_back'),
+      'text_by_domain': results.get('tokenize', {}).get('by_domain'),
+      **{name: results.get('tokenize', {}).get(key) for name, key in TOKENIZE.items()},
+      'pretrain_steps': pretrain.get('steps'),
+      'pretrain_tokens': pretrain.get('tokens'),
+      'domain_nmi': route.get('domain_nmi'),
+      'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
+      'wall_s': _wall_s(stages),
+      'goodput': time_use.goodput((report['seconds'] or {}).get('train', {})),
+      'began': amounts.clock_time(min(stage['ended'] - stage['wall_s'] for stage in timed)) if timed else None,
+      'ended': amounts.clock_time(max(stage['ended'] for stage in timed)) if timed else None,
+      'config_sha256': settings.digest(s),
+      'versions': versions(),
+    }
+  )
 
 
 def _costs(report: dict[str, Any], pretrain: dict[str, Any]) -> dict[str, Any]:

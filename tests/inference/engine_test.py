@@ -89,6 +89,14 @@ def test_texts_are_the_same_with_the_cache_as_without(run, requests, max_batch, 
   assert not engine.batches and len(engine.paths) <= max_paths
 
 
+def test_other_tokens_than_the_prompts_may_choose_the_path(run):
+  prompt, engine = (40, 41, 42), Engine(run)
+  paths = {i: run.router.path((i, i + 1, i + 2)) for i in range(3, 300, 7)}
+  others = [i for i, path in paths.items() if path != run.router.path(prompt)]
+  [text] = engine.generate([Request(prompt, 2, routed_by=(others[0], others[0] + 1, others[0] + 2))])
+  assert text.paths == [paths[others[0]]] and tuple(text.tokens[:3]) == prompt
+
+
 def test_changes_of_path_happen_and_read_only_what_differs(run):
   engine = Engine(run)
   request = Request(tuple(range(40, 60)), 60, temperature=0.9, until_eos=False, reroute_every=4)

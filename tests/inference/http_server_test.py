@@ -22,14 +22,17 @@ import serving
 from dipaco_jax.inference import connections, trained_run
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
+from dipaco_jax.storage import publishing
 
 CLIENTS = 16
+TEMPLATE = '{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:'
 
 
 @pytest.fixture(scope='module')
 def workdir(tmp_path_factory):
   folder = tmp_path_factory.mktemp('served') / 'run'
   made_run.write(folder, made_run.settings(model={'seq_len': 1024}))
+  publishing.write_sealed(folder / 'chat_template.jinja', TEMPLATE.encode())
   return folder
 
 
@@ -147,7 +150,7 @@ def test_keys_types_and_routes_are_checked_and_models_are_listed(server):
   status, said = server.ask({'model': 'run', 'prompt': 'fox'}, headers={'Content-Type': 'application/json'})
   assert status == 401 and said['error']['code'] == 'invalid_api_key' and 'DIPACO_API_KEY' in said['error']['message']
   assert server.ask({}, headers=serving.HEADERS | {'Content-Type': 'text/plain'})[0] == 415
-  for path, expected in {'/v1/completions': 405, '/v1/chat/completions': 404, '/': 404, '/v1/models/x': 404}.items():
+  for path, expected in {'/v1/completions': 405, '/v1/chat/completions': 405, '/': 404, '/v1/models/x': 404}.items():
     status, said = server.get(path)
     assert status == expected and json.loads(said)['error']['message'].startswith('there is no ')
   assert server.get('/health') == (200, '{"status":"ready"}')
@@ -228,6 +231,39 @@ def test_openais_client_gets_what_the_engine_writes(server, engine):
       client.completions.create(**ask | {'model': 'gpt-4'})
     with pytest.raises(openai.AuthenticationError):
       client.with_options(api_key='another').completions.create(**ask)
+
+
+def test_openais_client_chats_with_a_path_that_stays_as_the_conversation_grows(server, engine):
+  tokenizer = engine.run.tokenizer
+  begin, end = tokenizer.special['<s>'], tokenizer.special['</s>']
+
+  def text(words):
+    return tokenizer.encode(words, eos=False).tolist()
+
+  messages = [{'role': 'user', 'content': 'The </s> dog'}]
+  tokens = (begin, *text('user: The </s> dog'), end, begin, *text('assistant:'))
+  path = engine.run.router.path('The </s> dog')
+  with openai.OpenAI(base_url=f'http://127.0.0.1:{server.port}/v1', api_key=serving.KEY, max_retries=0) as client:
+    ask = {'model': 'run', 'messages': messages, 'max_completion_tokens': 20, 'temperature': 0.7, 'seed': 5}
+    answer = client.chat.completions.create(**ask, n=2)
+    right = engine.generate([Request(tokens, 20, path, temperature=0.7, seed=seed) for seed in (5, 6)])
+    assert [c.message.content for c in answer.choices] == [text.transcript.text for text in right]
+    assert [c.finish_reason for c in answer.choices] == [text.finished for text in right]
+    assert {c.message.role for c in answer.choices} == {'assistant'} and answer.choices[0].paths == [path]
+    assert answer.usage.prompt_tokens == len(tokens) and answer.object == 'chat.completion'
+    with client.chat.completions.create(**ask, stream=True, stream_options={'include_usage': True}) as stream:
+      first, *chunks, before, last = list(stream)
+    assert (first.choices[0].delta.role, first.choices[0].delta.content) == ('assistant', '')
+    assert ''.join(chunk.choices[0].delta.content for chunk in chunks) == right[0].transcript.text
+    assert before.choices[0].finish_reason == right[0].finished and before.choices[0].delta.content is None
+    assert not last.choices and last.usage.completion_tokens == right[0].num_new and first.id.startswith('chatcmpl-')
+    parts = [{'type': 'text', 'text': '12345'}]
+    grown = [*messages, answer.choices[0].message.model_dump(), {'role': 'user', 'content': parts}]
+    assert client.chat.completions.create(**ask | {'messages': grown}).choices[0].paths == [path]
+    assert client.chat.completions.create(**ask | {'model': 'run/path-1'}).choices[0].paths == [1]
+    with pytest.raises(openai.BadRequestError, match='tools is not supported') as refused:
+      client.chat.completions.create(**ask, tools=[{'type': 'function', 'function': {'name': 'f'}}])
+    assert refused.value.param == 'tools'
 
 
 MANY = {'model': 'run/path-1', 'prompt': 'fox', 'max_tokens': 1000, 'n': 48}  # for seconds; until_eos ends few of them

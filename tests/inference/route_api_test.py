@@ -4,19 +4,11 @@ import json
 
 import pytest
 
-from dipaco_jax.core.errors import InputError
 from dipaco_jax.inference import route_api
 from dipaco_jax.inference.openai_api import ApiError
 from dipaco_jax.inference.route_api import ApiParser, Part
 
-
-def write_chat(values) -> str:
-  if not isinstance(values['messages'], list):
-    raise InputError('messages should be a list')
-  return ''.join(message['content'] for message in values['messages'])
-
-
-PARSER = ApiParser('run', 4, 8, write_chat)
+PARSER = ApiParser('run', 4, 8)
 
 
 def body(**fields) -> bytes:
@@ -31,8 +23,6 @@ def test_fields_of_the_engine_stay_and_ours_go():
   assert PARSER.completion(body(prompt=['fox', 'dog'])).texts == ['fox', 'dog']
   assert PARSER.completion(body(prompt=[1, 2])).texts == [[1, 2]]
   assert PARSER.completion(body(prompt=[[1, 2], [3]])).texts == [[1, 2], [3]]
-  chat = PARSER.chat(json.dumps({'model': 'run', 'messages': [{'content': 'hi'}]}).encode())
-  assert chat.texts == ['hi'] and chat.path is None
 
 
 @pytest.mark.parametrize(
@@ -56,9 +46,11 @@ def test_what_a_path_cannot_be_chosen_by_is_refused(given, status, words):
   assert found.value.status == status
 
 
-def test_a_chat_needs_a_template_and_messages_that_it_takes():
-  with pytest.raises(ApiError, match='has no chat template'):
-    ApiParser('run', 4, 8, None).chat(body(messages=[]))
+def test_what_the_user_says_first_routes_a_chat_and_the_engine_gets_all_of_it():
+  messages = [{'role': 'system', 'content': 'Be terse. ' * 50}, {'role': 'user', 'content': 'hi', 'x': 1}]
+  fields = {'model': 'run', 'messages': messages, 'tools': [{'name': 'é'}]}
+  chat = PARSER.chat(json.dumps(fields).encode())
+  assert chat == (fields, ['hi'], None)
   with pytest.raises(ApiError, match='messages should be a list') as found:
     PARSER.chat(body(messages='hi'))
   assert found.value.body['error']['param'] == 'messages'

@@ -16,8 +16,10 @@ import pytest
 import serving
 
 import dipaco_jax
+from dipaco_jax.storage import publishing
 
 PROMPTS = ['The quick', 'def f(x)', 'Zwölf Box', '12345', 'lazy dog. The', 'return {x']
+TEMPLATE = '{{ "Template. " * 8 }}{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{% endfor %}<s>'
 
 
 class Running:
@@ -26,6 +28,7 @@ class Running:
   def __init__(self, folder):
     self.workdir = folder / 'run'
     made_run.write(self.workdir, made_run.settings(model={'seq_len': 1024}))
+    publishing.write_sealed(self.workdir / 'chat_template.jinja', TEMPLATE.encode())
     self.ports = [ports.free_port(), ports.free_port()]
     self.options = f'--engines={folder / "engines.json"}', '--grace_s=2', '--max_open=16'
     self.engines = [self.engine(i) for i in range(2)]
@@ -110,10 +113,24 @@ def test_openais_client_asks_for_paths_and_sees_errors(running):
       client.completions.create(model='run', prompt='fox', logprobs=1)
     with pytest.raises(openai.BadRequestError, match='give it a word'):
       client.completions.create(model='run', prompt='')
-    with pytest.raises(openai.BadRequestError, match='has no chat template'):
-      client.chat.completions.create(model='run', messages=[{'role': 'user', 'content': 'fox'}])
+    with pytest.raises(openai.BadRequestError, match='messages have no text'):
+      client.chat.completions.create(model='run', messages=[{'role': 'user', 'content': ''}])
     with pytest.raises(openai.AuthenticationError):
       client.with_options(api_key='another').completions.create(model='run', prompt='fox')
+
+
+def test_conversations_go_to_the_paths_of_what_their_users_say_and_stay_there(running):
+  router, system = dipaco_jax.load_router(str(running.workdir)), {'role': 'system', 'content': 'Be terse. '}
+  prompts = {router.path(prompt): prompt for prompt in PROMPTS}
+  assert len(prompts) > 1
+  url = f'http://127.0.0.1:{running.router.port}/v1'
+  with openai.OpenAI(base_url=url, api_key=serving.KEY, max_retries=0) as client:
+    for path, prompt in [*prompts.items()][:2]:
+      begun = [system, {'role': 'user', 'content': prompt}]
+      answer = [{'role': 'assistant', 'content': 'Yes.'}, {'role': 'user', 'content': 'x'}]
+      for messages in (begun, begun + answer):
+        raw = client.chat.completions.with_raw_response.create(model='run', messages=messages, max_tokens=3)
+        assert raw.headers['dipaco-path'] == str(path) and raw.parse().choices[0].message.content
 
 
 def test_a_client_that_hangs_up_ends_the_engines_work(running):

@@ -1,0 +1,64 @@
+"""Conversations as OpenAI's API has them: what of one chooses its path, and which messages can be answered here."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dipaco_jax.core.errors import InputError
+
+SURROGATES = re.compile('[\ud800-\udfff]')
+ROLES = ('system', 'developer', 'user', 'assistant')
+
+
+def routing_text(messages: Any) -> str:
+  """Returns the text that chooses a conversation's path; raises InputError where the messages are none or have none.
+
+  That is what the user says before the first answer, so that a conversation stays on its path as it grows. What the
+  chat template writes around it, and a system message, are alike in many conversations and say nothing about it. Where
+  the user says nothing, the first message that has a text chooses.
+  """
+  if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+    raise InputError('messages should be a list of objects, as [{"role": "user", "content": "A text"}]')
+  roles = [message.get('role') for message in messages]
+  first_answer = roles.index('assistant') if 'assistant' in roles else len(messages)
+  texts = [_text(message.get('content')) for message in messages]
+  asked = [texts[i] for i in range(first_answer) if roles[i] == 'user']
+  text = '\n'.join(filter(None, asked)) or next(filter(None, texts), '')
+  if not text:
+    raise InputError('messages have no text: give the first one of the user some')
+  return text
+
+
+def check_messages(messages: Any) -> list[dict[str, str]]:
+  """Returns messages of a role, a content and perhaps a name, all of them texts; raises InputError for any other."""
+  routing_text(messages)
+  return [_check_message(f'messages[{i}]', message) for i, message in enumerate(messages)]
+
+
+def _check_message(name: str, message: Mapping[str, Any]) -> dict[str, str]:
+  role, content = message.get('role'), message.get('content')
+  if role not in ROLES:
+    raise InputError(f'{name}.role is {str(role)[:80]!r}: it should be one of {", ".join(ROLES)}')
+  if not (isinstance(content, str) or (isinstance(content, list) and all(map(_is_text, content)))):
+    words = 'it should be a text, or a list of parts like {"type": "text", "text": "A text"}'
+    raise InputError(f'{name}.content is not supported: {words}')
+  if SURROGATES.search(_text(content)):
+    raise InputError(f'{name}.content has half a character (a lone surrogate): send whole ones')
+  for field, value in message.items():
+    if field not in ('role', 'content', 'name') and value not in (None, [], {}, ''):
+      raise InputError(f'{name}.{str(field)[:80]} is not supported: leave it out')
+  called = message.get('name')
+  if called is not None and (not isinstance(called, str) or SURROGATES.search(called)):
+    raise InputError(f'{name}.name should be a string')
+  return {'role': role, 'content': _text(content)} | ({} if called is None else {'name': called})
+
+
+def _is_text(part: Any) -> bool:
+  return isinstance(part, dict) and part.get('type') == 'text' and isinstance(part.get('text'), str)
+
+
+def _text(content: Any) -> str:
+  """Returns a content that is a text, or the parts of it that are."""
+  if isinstance(content, list):
+    return ''.join(part['text'] for part in content if isinstance(part, dict) and isinstance(part.get('text'), str))
+  return content if isinstance(content, str) else ''
