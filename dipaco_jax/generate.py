@@ -3,7 +3,8 @@
     python -m dipaco_jax.generate --workdir=runs/tiny --prompt='def main(' [--temperature=0 --reroute_every=32]
 
 A text's first tokens choose its path, unless --path does. One text is written as it grows; several grow together, and
-are written one after the other. `--prompt=-` reads standard input.
+are written one after the other. `--prompt=-` reads standard input. With --chat, each prompt is a message of a user, and
+the answers are written.
 """
 
 import dataclasses
@@ -19,14 +20,15 @@ from dipaco_jax.inference.request import Request, check_request
 from dipaco_jax.training import display
 
 
-def stream(engine, texts):
+def stream(engine, texts, shows_prompts: bool = True):
   shown = printable.text if sys.stdout.isatty() else str  # a terminal would obey control characters in a text
   for text in texts:
     while not text.paths:
       engine.step()
     if len(texts) > 1:
       print(f'--- path {text.paths[0]}')
-    print(shown(engine.run.tokenizer.decode(text.request.tokens)), end='', flush=True)
+    if shows_prompts:
+      print(shown(engine.run.tokenizer.decode(text.request.tokens)), end='', flush=True)
     while not text.finished:
       engine.step()
       print(shown(text.transcript.take()), end='', flush=True)
@@ -50,18 +52,41 @@ def requests_from_flags(run, max_length: int) -> list[Request]:
   if f.samples < 1:
     raise InputError(f'--samples={f.samples} should be 1 or more')
   path = None if f.path is None else run.number(command.path_named(f.path))
+  template = load_template(run) if f.chat else None
   found: list[Request] = []
   for prompt in f.prompt:
     words = command.decode_text(sys.stdin.buffer.read(), '--prompt=-') if prompt == '-' else prompt
-    tokens = tuple(int(t) for t in run.tokenizer.encode(words, eos=False))
+    text = tuple(int(t) for t in run.tokenizer.encode(words, eos=False))
+    tokens = tuple(template.encode([{'role': 'user', 'content': words}])) if template else text
     room = max(1, min(Request.max_tokens, max_length - len(tokens)))
     most = room if f.max_tokens is None else f.max_tokens
     request = Request(
-      tokens, most, path, f.temperature, f.top_k, f.top_p, f.seed, tuple(f.stop), not f.ignore_eos, f.reroute_every
+      tokens,
+      most,
+      path,
+      f.temperature,
+      f.top_k,
+      f.top_p,
+      f.seed,
+      tuple(f.stop),
+      not f.ignore_eos,
+      f.reroute_every,
+      text,
     )
     check_request(request, max_length)
     found += [dataclasses.replace(request, seed=(f.seed + n) % 2**32) for n in range(f.samples)]
   return found
+
+
+def load_template(run):
+  """Loads the chat template of a run; raises InputError."""
+  from dipaco_jax.inference import chat_template
+
+  if flags.FLAGS.reroute_every:
+    raise InputError(f'--reroute_every={flags.FLAGS.reroute_every}: with --chat, a conversation stays on its path')
+  if (template := chat_template.load(run.tokenizer)) is None:
+    raise InputError('--chat: the tokenizer of this run has no chat template; leave --chat out')
+  return template
 
 
 def main():
@@ -79,13 +104,16 @@ def main():
     engine = Engine(run, version=f.version)
   texts = [engine.start(request) for request in requests_from_flags(run, engine.max_length)]
   started = time.monotonic()
-  stream(engine, texts)
+  stream(engine, texts, shows_prompts=not f.chat)
   print(summary(engine, texts, time.monotonic() - started), file=sys.stderr)
 
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
   flags.DEFINE_multi_string('prompt', [], 'The text to continue; repeat it for several. -: standard input.')
+  flags.DEFINE_bool(
+    'chat', False, 'Each prompt is a message of a user, which the chat template of the tokenizer writes.'
+  )
   flags.DEFINE_string('path', None, 'The path for all texts, as 3 or 1,0; by default the router chooses.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
   flags.DEFINE_integer('max_tokens', None, f'Tokens to add; by default {Request.max_tokens}, or as many as fit.')

@@ -77,9 +77,9 @@ class Sampler:
 
   def _text(self, before: Sequence[int], tokens: Sequence[int]) -> str:
     """Returns the text of tokens that follow others, up to the end of the document."""
-    transcript, eos = Transcript(self.run.tokenizer, [int(t) for t in before]), self.run.tokenizer.eos_id
+    transcript, end_ids = Transcript(self.run.tokenizer, [int(t) for t in before]), self.run.tokenizer.end_ids
     for token in tokens:
-      if token == eos:
+      if token in end_ids:
         break
       transcript.add(int(token))
     transcript.close()

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import types
 
 import fake_cloud
 import made_run
@@ -11,6 +12,9 @@ import pytest
 import quick_xla
 from repository import ROOT
 
+from dipaco_jax import generate
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import tokenizer_files
 from dipaco_jax.inference import trained_run
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
@@ -106,3 +110,29 @@ def test_wrong_options(options, words, undisturbed):
   options = [option.replace('=DIR', f'={undisturbed}') for option in options]
   out, err = run(*options, status=2)
   assert words in err and err.startswith('dipaco_jax: ') and err.count('\n') == 1 and not out
+
+
+def test_a_prompt_is_a_message_with_chat(tmp_path, monkeypatch):
+  values = {
+    'samples': 1,
+    'path': None,
+    'prompt': ['fox'],
+    'chat': True,
+    'max_tokens': 4,
+    'stop': [],
+    'ignore_eos': False,
+  }
+  values |= {'temperature': 0.0, 'top_k': 0, 'top_p': 1.0, 'seed': 3, 'reroute_every': 0}
+  monkeypatch.setattr(generate.flags, 'FLAGS', types.SimpleNamespace(**values))
+  files = {'tokenizer.model': made_run.tokenizer_bytes(), 'chat_template.jinja': b'<s>{{ messages[0].content }}</s>'}
+  tokenizer = tokenizer_files.load(files)
+  fox = tuple(tokenizer.encode('fox', eos=False).tolist())
+  [request] = generate.requests_from_flags(types.SimpleNamespace(tokenizer=tokenizer), 96)
+  assert request.tokens == (tokenizer.special['<s>'], *fox, tokenizer.special['</s>']) and request.routed_by == fox
+  plain = types.SimpleNamespace(tokenizer=tokenizer_files.load({'tokenizer.model': files['tokenizer.model']}))
+  with pytest.raises(InputError, match='--chat: the tokenizer of this run has no chat template'):
+    generate.requests_from_flags(plain, 96)
+  values['reroute_every'] = 8
+  monkeypatch.setattr(generate.flags, 'FLAGS', types.SimpleNamespace(**values))
+  with pytest.raises(InputError, match='--reroute_every=8: with --chat, a conversation stays on its path'):
+    generate.requests_from_flags(plain, 96)
