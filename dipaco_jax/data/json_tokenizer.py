@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,8 @@ from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 JSON, CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 SPECIAL = ('bos', 'eos', 'unk', 'pad')
+NO_TEXT = ('bos', 'eos', 'pad')  # the special tokens that stand for no text at all
+BYTES = [f'<0x{byte:02X}>' for byte in range(256)]  # as models with byte fallback name them
 END = '<|endoftext|>'  # of a tokenizer that is trained here, and of GPT-2's, whose tokenizer_config.json names none
 
 
@@ -67,12 +70,9 @@ class JsonTokenizer(Tokenizer):
     self._tokenizer.no_padding()
     self._tokenizer.encode_special_tokens = True  # those that are spelled in a text are text
     self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
-    added = self._tokenizer.get_added_tokens_decoder().items()
-    self.special = {token.content: i for i, token in added if token.special}
-    self.added = {token.content: i for i, token in added if not token.special}
     given = {f'{name}_token': _content(config.get(f'{name}_token')) for name in SPECIAL}
     self.turn_end = given['eos_token'] if 'eos_token' in config else END
-    given['eos_token'] = special_tokens.document_end(self.turn_end, self.special)
+    given['eos_token'] = special_tokens.document_end(self.turn_end, self._added_tokens(True))
     named = {name: self._id_of(given[f'{name}_token']) for name in SPECIAL}
     self.special_ids = {name: i for name, i in named.items() if i is not None}
     for token in filter(None, (*given.values(), self.turn_end)):
@@ -85,6 +85,48 @@ class JsonTokenizer(Tokenizer):
     self.bos_id = self._id_in_front()
     if self.bos_id >= 0:
       self.special_ids['bos'] = self.bos_id
+    self._mark_special()
+    self.special, self.added = self._added_tokens(True), self._added_tokens(False)
+    self._cut_spelled_tokens()
+
+  def _added_tokens(self, special: bool) -> dict[str, int]:
+    """Returns the added tokens that are special, or those that are not, by their spelling."""
+    added = self._tokenizer.get_added_tokens_decoder().items()
+    return {token.content: i for i, token in added if token.special == special}
+
+  def _mark_special(self):
+    """Marks the tokens that tokenizer_config.json names as special, where tokenizer.json does not."""
+    ids = [i for name, i in self.special_ids.items() if name in NO_TEXT]
+    spellings: list[Any] = [self._tokenizer.id_to_token(i) for i in ids]
+    if self._id_of(self.turn_end) is not None:
+      spellings.append(self.turn_end)
+    tokens = [tokenizers.AddedToken(spelling, special=True, normalized=False) for spelling in spellings]
+    self._tokenizer.add_special_tokens(tokens)
+
+  def _cut_spelled_tokens(self):
+    """Cuts a text behind the first character of each special token that is spelled in it, if the model would take it.
+
+    `encode_special_tokens` keeps the library from looking for special tokens, but they may be pieces of the model too:
+    Unigram takes the piece of the highest score, WordLevel, WordPiece and BPE with `ignore_merges` whole words.
+    """
+    unknown: list[Any] = [self._tokenizer.id_to_token(i) for i in self.special_ids.values()]
+    spelled = [piece for piece in {*self.special, *unknown, *BYTES} if len(piece) > 1 and self._takes(piece)]
+    if not spelled:
+      return
+    parts = tokenizers.pre_tokenizers
+    pattern = '|'.join(f'{re.escape(piece[0])}(?={re.escape(piece[1:])})' for piece in sorted(spelled))
+    cut: Any = parts.Split(tokenizers.Regex(pattern), 'merged_with_previous')
+    before: Any = self._tokenizer.pre_tokenizer
+    self._tokenizer.pre_tokenizer = parts.Sequence([before, cut]) if before else cut
+
+  def _takes(self, piece: str) -> bool:
+    """Returns whether the model gives the token of this name where a text has its name."""
+    number = self._tokenizer.model.token_to_id(piece)
+    if number is None:
+      return False
+    texts = [piece, f'a {piece} b', f'a{piece}b', f'\n{piece}\n', piece * 2]
+    ids, others = self._encode(texts), self._encode([text.replace(piece, '') for text in texts])
+    return any(number in mine and number not in rest for mine, rest in zip(ids, others, strict=True))
 
   def _id_of(self, token: str | None) -> int | None:
     return None if token is None else self._tokenizer.token_to_id(token)
@@ -119,17 +161,20 @@ class JsonTokenizer(Tokenizer):
     sizes = np.zeros(self.vocab_size, np.int32)
     parts = json.loads(self.files[JSON])
     by_bytes = '"ByteLevel"' in json.dumps(parts.get('decoder'))
-    added = {token['id']: token for token in parts.get('added_tokens', [])}
+    added = self._tokenizer.get_added_tokens_decoder()
     unknown = {self.special_ids.get('unk'), self._id_of(_content(parts['model'].get('unk_token')))}
+    no_text, byte_pieces = {self.special_ids.get(name) for name in NO_TEXT}, {*BYTES}
     for piece, i in self._tokenizer.get_vocab().items():
-      if i in unknown:
+      if i in no_text:
+        sizes[i] = 0
+      elif i in unknown or (piece in byte_pieces and i not in added):
         sizes[i] = 1
-      elif i in added:
-        sizes[i] = 0 if added[i].get('special') else len(piece.encode())
-      elif len(piece) == 6 and piece.startswith('<0x') and piece.endswith('>'):
-        sizes[i] = 1
+      elif i in added and added[i].special:
+        sizes[i] = 0
+      elif by_bytes:
+        sizes[i] = len(piece.encode()) if i in added else len(piece)
       else:
-        sizes[i] = len(piece) if by_bytes else len(piece.replace(SPACE, ' ').encode())
+        sizes[i] = len(piece.replace(SPACE, ' ').encode())
     return sizes
 
 

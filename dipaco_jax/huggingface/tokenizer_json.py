@@ -6,6 +6,7 @@ pairs instead, in that order. Unigram is the same algorithm in both. Text is nor
 
 import base64
 import json
+import re
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
@@ -14,6 +15,7 @@ from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
+NO_TEXT = (UNKNOWN, CONTROL, BYTE)  # which SentencePiece never finds in a text, even where their names are spelled
 MANY = 1 << 20
 # Of a tokenizer_config.json that was given; what else it says is of another class, or of tokens that the model lacks.
 KEPT = ('chat_template', 'model_max_length', 'padding_side', 'truncation_side')
@@ -104,7 +106,7 @@ def convert(model: bytes) -> dict[str, Any]:
     'padding': None,
     'added_tokens': [{'id': i, 'content': p.piece} | added | {'special': p.type != USER_DEFINED} for i, p in special],
     'normalizer': {'type': 'Sequence', 'normalizers': _normalizers(proto.normalizer_spec)},
-    'pre_tokenizer': None,
+    'pre_tokenizer': None if proto.trainer_spec.model_type == BPE else _cut_spelled_pieces(proto),
     'post_processor': None,
     'decoder': {'type': 'Sequence', 'decoders': decoders},
     'model': _bpe(proto) if proto.trainer_spec.model_type == BPE else _unigram(proto),
@@ -121,6 +123,7 @@ def _check(proto):
     'spaces are at the end of its pieces': trainer.treat_whitespace_as_suffix,
     'it keeps spaces as they are': not normalizer.escape_whitespaces,
     'it changes text that it decodes': proto.denormalizer_spec.precompiled_charsmap,
+    'a control piece is one character': any(len(p.piece) == 1 for p in proto.pieces if p.type in NO_TEXT),
     'it has unused pieces': not kinds <= {NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE},
     'it has user_defined_symbols and add_dummy_prefix or remove_extra_whitespaces': is_cut,
   }
@@ -169,7 +172,35 @@ def _bpe(proto) -> dict[str, Any]:
 
 def _unigram(proto) -> dict[str, Any]:
   unknown = next(i for i, p in enumerate(proto.pieces) if p.type == UNKNOWN)
-  least = min(p.score for p in proto.pieces if p.type == NORMAL)  # unknown characters count as this less 10
+  normal = [p for p in proto.pieces if p.type == NORMAL]
+  least = min(p.score for p in normal)  # unknown characters count as this less 10
+  if {*''.join(p.piece for p in normal)} <= _characters(proto):
+    # A text has as many unknown characters in whichever way it is cut, so that their score does not matter; pieces that
+    # stand for no text get one with which they lose against their characters.
+    least = -abs(least) * (1 + max(len(p.piece) for p in proto.pieces)) - 1
   vocab = [(p.piece, p.score if p.type == NORMAL else least) for p in proto.pieces]
   byte_fallback = proto.trainer_spec.byte_fallback
   return {'type': 'Unigram', 'unk_id': unknown, 'vocab': vocab, 'byte_fallback': byte_fallback}
+
+
+def _characters(proto) -> set[str]:
+  """Returns the characters that are pieces."""
+  return {p.piece for p in proto.pieces if p.type == NORMAL and len(p.piece) == 1}
+
+
+def _cut_spelled_pieces(proto) -> dict[str, Any] | None:
+  """Returns the pre-tokenizer that cuts the names of pieces that stand for no text, None where none needs to be cut.
+
+  Names of known characters lose by their score. Others are cut between a known and an unknown character, which no piece
+  joins.
+  """
+  known = _characters(proto)
+  patterns = set()
+  for name in (p.piece for p in proto.pieces if p.type in NO_TEXT):
+    cuts = [i for i in range(1, len(name)) if (name[i - 1] in known) != (name[i] in known)]
+    if cuts:
+      patterns.add(f'{re.escape(name[: cuts[0]])}(?={re.escape(name[cuts[0] :])})')
+  if not patterns:
+    return None
+  pattern = {'Regex': '|'.join(sorted(patterns))}
+  return {'type': 'Split', 'pattern': pattern, 'behavior': 'MergedWithPrevious', 'invert': False}

@@ -78,7 +78,7 @@ def _not_loaded(manager: Any, names: Sequence[str], error: Exception) -> InputEr
       break
   why = f'{type(error).__name__}: {" ".join(str(error).split())[:300]}'
   fix = (
-    'run it once on a machine with access to huggingface.co, copy the folder of its HF_HOME here and set HF_HOME to it, '
+    'run it once on a machine with access to huggingface.co, copy its HF_HOME folder here and set HF_HOME to it, '
     'or name tasks on files of your own in --include_path'
   )
   if isinstance(error, OSError):  # as are errors of connections and missing files

@@ -231,3 +231,102 @@ def test_a_config_that_cannot_be_read_is_not_taken_for_none(files, tmp_path):
   (tmp_path / 'tokenizer_config.json').mkdir()
   with pytest.raises(ValueError, match=rf"{name}': tokenizer_config\.json beside it: Is a directory; name another"):
     tokenizer_files.open_file(tmp_path / name)
+
+
+def spelled(kind: str) -> json_tokenizer.JsonTokenizer:
+  """A tokenizer whose model has its special tokens as pieces, in the shape of a kind of models."""
+  letters = [chr(i) for i in range(0x21, 0x7F)]
+  special = ['<unk>', '<s>', '</s>', '[PAD]']
+  if kind.startswith('unigram'):
+    pieces = [(piece, 0.0) for piece in special] + [(f'<0x{i:02X}>', 0.0) for i in range(256)] * (kind != 'unigram')
+    pieces += [(c, -9.0) for c in ['\u2581', *letters]] + [('\u2581hello', -5.0), ('world', -5.0), ('</', -8.0)]
+    made = tokenizers.Tokenizer(models.Unigram(pieces, 0, kind != 'unigram'))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme='never')
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme='never')])
+  elif kind == 'wordpiece':
+    words = [*special, 'hello', 'world', *letters, *(f'##{c}' for c in letters)]
+    made = tokenizers.Tokenizer(models.WordPiece({word: i for i, word in enumerate(words)}, unk_token='<unk>'))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    made.decoder = decoders.WordPiece(cleanup=False)
+  elif kind == 'wordlevel':
+    words = [*special, 'hello', 'world']
+    made = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token='<unk>'))
+    made.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+  else:  # Llama 3's, but with its special tokens in the model; or with bytes for unknown characters
+    by_bytes = kind == 'ignore_merges'
+    pieces = [
+      *special,
+      *(pre_tokenizers.ByteLevel.alphabet() if by_bytes else ['\u2581', *letters, *json_tokenizer.BYTES]),
+    ]
+    made = tokenizers.Tokenizer(
+      models.BPE({piece: i for i, piece in enumerate(pieces)}, [], ignore_merges=True, byte_fallback=not by_bytes)
+    )
+    if by_bytes:
+      split = pre_tokenizers.Split(tokenizers.Regex(r'\S+|\s+'), 'isolated')
+      made.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
+      made.decoder = decoders.ByteLevel()
+    else:
+      made.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(prepend_scheme='never')])
+      made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme='never')])
+  made.add_special_tokens(special[:2])  # the others are named in tokenizer_config.json alone
+  made.add_tokens(['<think>'])
+  config = {'bos_token': '<s>', 'eos_token': '</s>', 'pad_token': '[PAD]', 'add_bos_token': False}
+  return json_tokenizer.JsonTokenizer({
+    'tokenizer.json': made.to_str().encode(), 'tokenizer_config.json': json.dumps(config).encode()
+  })  # fmt: skip
+
+
+SPELLED = ['unigram', 'unigram with bytes', 'wordpiece', 'wordlevel', 'ignore_merges', 'ignore_merges with bytes']
+
+
+@pytest.mark.parametrize('kind', SPELLED)
+def test_a_special_token_that_is_a_piece_of_the_model_is_text_where_it_is_spelled(kind):
+  tokenizer = spelled(kind)
+  for text in (
+    'hello </s> world',
+    '</s>',
+    '<s></s>hello',
+    'hello<</s>',
+    'hello [PAD] <0x41>',
+    'hello\n</s>\n',
+    '<unk>',
+  ):
+    tokens = tokenizer.encode(text, eos=False).tolist()
+    assert not {*tokens} & {1, 2, 3}, text
+    if kind not in ('wordlevel', 'wordpiece') and (kind != 'unigram' or '\n' not in text):  # which give all text back
+      assert 0 not in tokens and tokenizer.decode(tokens) == text
+  assert tokenizer.decode(tokenizer.encode('hello')) == 'hello'  # without the end of text
+
+
+@pytest.mark.parametrize('kind', SPELLED)
+def test_a_token_that_the_file_does_not_call_special_is_parsed(kind):
+  tokenizer = spelled(kind)
+  think = tokenizer.vocab_size - 1
+  assert think in tokenizer.encode('hello <think> world') and '<think>' in tokenizer.decode([think])
+  assert tokenizer.piece_bytes()[[think, tokenizer.eos_id]].tolist() == [len('<think>'), 0]
+
+
+@pytest.mark.parametrize('kind', SPELLED)
+def test_other_texts_have_the_ids_of_the_library(kind):
+  tokenizer = spelled(kind)
+  theirs = tokenizers.Tokenizer.from_str(tokenizer.files['tokenizer.json'].decode())
+  for text in ('hello world', '< /s> <s> s> 0x41>', 'hello <think> x', ''):
+    text = text.replace('<s>', '<')
+    assert tokenizer.encode(text, eos=False).tolist() == theirs.encode(text, add_special_tokens=False).ids
+
+
+def test_blanks_of_added_tokens_count_as_blanks():
+  """As Gemma's runs of blanks, which are both pieces and added tokens."""
+  made = tokenizers.Tokenizer.from_str(MADE['llama2'].to_str())
+  made.add_tokens([tokenizers.AddedToken('\u2581\u2581', normalized=False)])
+  tokenizer = json_tokenizer.JsonTokenizer({
+    'tokenizer.json': made.to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "</s>"}'
+  })  # fmt: skip
+  (blanks,) = [i for piece, i in made.get_vocab().items() if piece == '\u2581\u2581']
+  assert tokenizer.piece_bytes()[blanks] == 2
+
+
+def test_an_end_of_text_that_also_stands_for_unknown_text_has_no_bytes():
+  config = json.dumps(dict.fromkeys(('eos_token', 'unk_token'), json_tokenizer.END)).encode()
+  files = json_tokenizer.train(TEXTS, 600) | {'tokenizer_config.json': config}
+  assert json_tokenizer.JsonTokenizer(files).piece_bytes()[0] == 0

@@ -52,6 +52,9 @@ MODELS = {
   'llama': lambda: train(vocab_size=900, split_digits=True, **LLAMA),
   'gemma': lambda: train(vocab_size=900, add_dummy_prefix=False, user_defined_symbols=['\n\n', '<mask>'], **LLAMA),
   'spaces': lambda: train(vocab_size=900, **LLAMA | dict(remove_extra_whitespaces=True)),
+  'unigram': lambda: train(
+    vocab_size=900, **LLAMA | dict(model_type='unigram', add_dummy_prefix=False, max_sentencepiece_length=8)
+  ),
   't5': lambda: train(vocab_size=600, model_type='unigram', pad_id=0, eos_id=1, unk_id=2, bos_id=-1),
 }
 
@@ -98,6 +101,31 @@ def test_unigram_with_rules_agrees_where_characters_stand_alone():
     for text in texts(PARTS, 1000)
   ]
   assert [text for text in hard if theirs.encode(text).ids != ours.encode(text)] == []
+
+
+@pytest.mark.parametrize('without', ['', '<', '/', '</s'])
+@pytest.mark.parametrize('options', [{}, {'byte_fallback': True, 'vocab_size': 600}])
+def test_special_pieces_that_are_spelled_are_text_in_unigram_too(without, options):
+  """Also where characters of their names are unknown, as '<' is to T5."""
+  lines = [''.join(c for c in line if c not in without) for line in sentences()]
+  model = io.BytesIO()
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(lines), model_writer=model, minloglevel=3, **{'vocab_size': 300} | options
+  )
+  ours = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+  theirs = tokenizers.Tokenizer.from_str(json.dumps(tokenizer_json.convert(model.getvalue())))
+  theirs.encode_special_tokens = True
+  parts = ('<', '/', 's', '>', 'self', ' ', ' the ', '漢', '0x41>', *SPECIAL)
+  for text in [*SPECIAL, 'hello </s> world', '</s></s>', *texts(parts, 100)]:
+    text = ''.join(c for c in text if c.isascii() or c == '漢')
+    ids = ours.encode(text)
+    assert theirs.encode(text).ids == ids
+    assert not {*ids} & {ours.bos_id(), ours.eos_id()}
+  again = json_tokenizer.JsonTokenizer(
+    tokenizer_json.make_files(sentencepiece_tokenizer.SentencePieceTokenizer(model.getvalue()))
+  )
+  for text in SPECIAL:
+    assert again.encode(text, eos=False).tolist() == ours.encode(text)
 
 
 def test_files_name_the_special_pieces():

@@ -305,11 +305,14 @@ def test_a_task_whose_dataset_is_not_there_ends_the_command(folder, tmp_path):
 @pytest.mark.parametrize(
   ('error', 'words'),
   [
-    (ConnectionError("Couldn't reach\n'a'"), r"its dataset is not on this machine .*\(ConnectionError: Couldn't reach 'a'"),
+    (
+      ConnectionError("Couldn't reach\n'a'"),
+      r"its dataset is not on this machine .*ConnectionError: Couldn't reach 'a'",
+    ),
     (FileNotFoundError('none.jsonl'), 'its dataset is not on this machine .*and set HF_HOME to it'),
     (KeyError('test_split'), "it cannot be loaded .KeyError: 'test_split'"),
   ],
-)  # fmt: skip
+)
 def test_the_task_that_cannot_be_loaded_is_named(monkeypatch, error, words):
   from dipaco_jax.inference import lm_eval_tasks
 
