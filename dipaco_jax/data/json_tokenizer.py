@@ -3,7 +3,7 @@
 import functools
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,34 @@ def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
     'split_special_tokens': True,  # in a text it is text
   }
   return {JSON: made.to_str(pretty=True).encode(), CONFIG: (json.dumps(config, indent=1) + '\n').encode()}
+
+
+def leave_out_without_row(files: Mapping[str, bytes], num_rows: int) -> dict[str, bytes]:
+  """Returns a tokenizer's files without the added tokens that have no row in a model of `num_rows` rows.
+
+  Gemma 3's tokenizer.json, for instance, has a token for images behind the vocabulary of the models of text. Raises
+  InputError where a text can give such a token: it is not special, or tokenizer_config.json names it.
+  """
+  content, config = json.loads(files[JSON]), json.loads(files.get(CONFIG, b'{}'))
+  rowless = [token for token in content['added_tokens'] if token['id'] >= num_rows]
+  used = [_content(config.get(f'{name}_token')) for name in SPECIAL]
+  template = json.dumps(content.get('post_processor'), ensure_ascii=False)
+  for token in rowless:
+    if not token['special'] or token['content'] in used or json.dumps(token['content'], ensure_ascii=False) in template:
+      words = f'{token["content"]!r} is token {token["id"]}, and a text can have it'
+      raise InputError(f'{words}, but the model has {num_rows} rows')
+  content['added_tokens'] = [token for token in content['added_tokens'] if token not in rowless]
+  names = {token['content'] for token in rowless}
+  kept = {name: _without(names, value) for name, value in config.items() if _content(value) not in names}
+  made = {JSON: json.dumps(content, ensure_ascii=False).encode()}
+  return {**files, **made} | ({CONFIG: json.dumps(kept, indent=1).encode()} if CONFIG in files else {})
+
+
+def _without(names: Collection[str], value: Any) -> Any:
+  """Returns a list or object of tokenizer_config.json without the tokens of these names."""
+  if isinstance(value, dict):
+    return {key: token for key, token in value.items() if _content(token) not in names}
+  return [token for token in value if _content(token) not in names] if isinstance(value, list) else value
 
 
 class JsonTokenizer(Tokenizer):

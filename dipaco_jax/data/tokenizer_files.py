@@ -25,8 +25,14 @@ TEMPLATE = 'chat_template.jinja'
 FILES = (MODEL, JSON, CONFIG, TEMPLATE, GENERATION)  # that a run may have
 
 
-def open_file(file: str | os.PathLike) -> Tokenizer:
-  """Opens a tokenizer by its file, with what lies beside it. Raises InputError that names the file."""
+def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:
+  """Opens a tokenizer by its file, with what lies beside it. Raises InputError that names the file.
+
+  Args:
+    file: its name.
+    num_rows: of the embedding of the model that it is for; tokens of tokenizer.json that have none are left out if no
+      text can have them. 0: all are kept.
+  """
   path = os.fspath(file)
   try:
     content = remote_files.read(path)
@@ -37,7 +43,11 @@ def open_file(file: str | os.PathLike) -> Tokenizer:
   try:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
       files[CONFIG] = remote_files.read(f'{folder}/{CONFIG}')
-    return load(files | _read_chat_files(folder))
+    files |= _read_chat_files(folder)
+    tokenizer = load(files)
+    if JSON in files and 0 < num_rows < tokenizer.vocab_size:
+      tokenizer = load(json_tokenizer.leave_out_without_row(files, num_rows))
+    return tokenizer
   except OSError as e:
     why = f'{CONFIG} beside it: {e.strerror or e}'
     # A bucket that may not be listed answers so for what is not there.

@@ -65,7 +65,7 @@ def check_config(s: settings.Settings):
   folder = s.pretrain.init
   _fitting_config(folder, s.model)
   _check_tokenizer(folder, s.tokenizer.model_file)
-  vocab_size = tokenizer_files.open_file(s.tokenizer.model_file).vocab_size
+  vocab_size = open_tokenizer(s).vocab_size
   theirs, model = _fitting_config(folder, s.model, vocab_size), transformer.make_model(s.model, vocab_size)
   wanted, ours = their_names(theirs, model), transformer.shapes(model)
   there = {name: x for file in weight_files.find(folder) for name, x in weight_files.shapes(folder, file).items()}
@@ -74,6 +74,14 @@ def check_config(s: settings.Settings):
     _check_shape(folder, name, there[name], our_name, ours[our_name].shape)
   if s.model.tied and families.ENDS['head/kernel'] in there:
     load_params(folder, model)  # whether that is the embedding
+
+
+def open_tokenizer(s: settings.Settings) -> Tokenizer:
+  """Opens the tokenizer that a config names, without the tokens that its model has no row for. Raises InputError."""
+  num_rows = 0
+  if folder := s.pretrain.init:
+    num_rows = weight_files.parsed(folder, 'config.json', weight_files.read(folder, 'config.json'))['vocab_size']
+  return tokenizer_files.open_file(s.tokenizer.model_file, num_rows)
 
 
 def their_names(theirs: Mapping[str, Any], model: transformer.Transformer) -> dict[str, str]:

@@ -36,8 +36,8 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   check_init(s)
   folder, held = run.workdir / _folder_name(s), corpus.plan_held_back(s)
   share = jax.process_index(), jax.process_count()
-  if given := s.tokenizer.model_file:
-    run.disk.only_first(lambda: _keep(run, tokenizer_files.open_file(given).files), 'tokenizer')
+  if s.tokenizer.model_file:
+    run.disk.only_first(lambda: _keep(run, model_folder.open_tokenizer(s).files), 'tokenizer')
   elif not is_reference(s.tokenizer.kind) and not processes.any_process(_is_kept(run), 'tokenizer'):
     # A part's own sample: the lowest hashes of all are among the lowest of the parts.
     samples = [folder / f'sample-{k}.json' for k in range(s.data.parts)]
@@ -153,7 +153,7 @@ def check_input(s: settings.Settings):
   """Raises InputError, before any work, if a model or tokenizer cannot be used, or text is far too short."""
   check_init(s)
   if file := s.tokenizer.model_file:
-    given = tokenizer_files.open_file(file)
+    given = model_folder.open_tokenizer(s)
     _warn_of_export(file, given)
     _log_document_end(file, given)
   elif is_reference(s.tokenizer.kind):

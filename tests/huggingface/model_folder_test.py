@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 import shapes_of_families
+import tokenizers
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
@@ -245,6 +246,50 @@ def test_weights_that_cannot_be_used_are_named_before_any_work(tmp_path, pieces,
   with pytest.raises(ValueError) as e:
     tokenize_stage.check_init(of(tmp_path, str(pieces)))
   assert words in str(e.value)
+
+
+def write_tokenizer(folder: pathlib.Path, special: bool, **config) -> int:
+  """A tokenizer.json with an added token behind all others, as Gemma 3's; returns the number of the others."""
+  made = tokenizers.Tokenizer.from_str(
+    json_tokenizer.train([pathlib.Path(__file__).read_text()], 400)['tokenizer.json'].decode()
+  )
+  made.add_special_tokens(['<bos>'])
+  num_others = made.get_vocab_size()
+  made.add_tokens([tokenizers.AddedToken('<image>', special=special)])
+  made.save(str(folder / 'tokenizer.json'))
+  decoder = {str(num_others - 1): {'content': '<bos>'}, str(num_others): {'content': '<image>'}}
+  config = {
+    'bos_token': '<bos>',
+    'image_token': '<image>',
+    'added_tokens_decoder': decoder,
+    'more': ['<image>'],
+  } | config
+  (folder / 'tokenizer_config.json').write_text(json.dumps(config))
+  return num_others
+
+
+def test_a_token_without_a_row_that_no_text_can_have_is_left_out(tmp_path):
+  """Published Gemma 3 models of text have one, for images."""
+  num_others = write_tokenizer(tmp_path, special=True)
+  write(tmp_path, num_others)
+  s = of(tmp_path, f'{tmp_path}/tokenizer.json')
+  tokenize_stage.check_init(s)
+  tokenizer = model_folder.open_tokenizer(s)
+  assert tokenizer.vocab_size == num_others
+  assert tokenizer.decode(tokenizer.encode('a <image> b')) == 'a <image> b'
+  assert b'<image>' not in b''.join(tokenizer.files.values()) and b'<bos>' in tokenizer.files['tokenizer_config.json']
+  all_kept = tokenizer_files.open_file(tmp_path / 'tokenizer.json')
+  assert all_kept.vocab_size == num_others + 1 and all_kept.special_ids == tokenizer.special_ids
+  assert tokenizer_files.load(tokenizer.files).encode('x y').tolist() == all_kept.encode('x y').tolist()
+
+
+@pytest.mark.parametrize(('special', 'config'), [(False, {}), (True, {'eos_token': '<image>'})])
+def test_a_token_without_a_row_that_a_text_can_have_is_an_error(tmp_path, special, config):
+  num_others = write_tokenizer(tmp_path, special, **config)
+  write(tmp_path, num_others)
+  words = f"'<image>' is token {num_others}, and a text can have it, but the model has {num_others} rows"
+  with pytest.raises(InputError, match=words):
+    tokenize_stage.check_init(of(tmp_path, f'{tmp_path}/tokenizer.json'))
 
 
 def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
