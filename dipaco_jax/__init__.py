@@ -1,6 +1,7 @@
 """DiPaCo and DiLoCo in JAX: one language model trained on many small, scattered islands of accelerators."""
 
 import importlib
+import os
 import signal
 import sys
 from typing import Any
@@ -20,7 +21,8 @@ HOMES = {  # of what is public; the rest are files of `core`
 }
 
 # A command of ours is being loaded: its imports' callbacks would swallow an exception, and it hears signals only later.
-if sys.argv[:1] == ['-m'] and any(arg.split('.')[0] == __name__ for arg in sys.orig_argv):
+IS_MODULE = sys.argv[:1] == ['-m'] and any(arg.split('.')[0] == __name__ for arg in sys.orig_argv)
+if IS_MODULE or os.path.basename(sys.argv[0] if sys.argv else '') == 'dipaco':
   signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

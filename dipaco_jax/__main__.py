@@ -1,18 +1,31 @@
-"""Lists the commands: `python -m dipaco_jax`."""
+"""The command `dipaco`, and `python -m dipaco_jax`: runs the command that its first word names, or lists them all."""
 
+import difflib
+import runpy
 import sys
 
 import dipaco_jax
 from dipaco_jax.command_line import command, usage
 from dipaco_jax.training import processes
 
-if __name__ == '__main__':
-  given = sys.argv[1:]
+
+def main():
+  """Runs `dipaco COMMAND [OPTION ...]`, which is `python -m dipaco_jax.COMMAND` by a shorter name."""
+  name = sys.argv[1] if len(sys.argv) > 1 else '--help'
+  if name in usage.MODULES:
+    sys.argv[1:2] = []
+    runpy.run_module(f'dipaco_jax.{usage.MODULES[name]}', run_name='__main__', alter_sys=True)
+    return
   with processes.ending():
-    if given[:1] == ['--version']:
+    if name == '--version':
       print(f'dipaco_jax {dipaco_jax.__version__}')
-    elif not given or given[0] in ('-h', '--help', 'help'):
+    elif name in ('-h', '--help', 'help'):
       print(usage.commands())
     else:
-      name = given[0] if given[0] in usage.COMMANDS else 'main'
-      command.fail(f'{given[0]}: write python -m dipaco_jax.{name}; python -m dipaco_jax lists all commands')
+      near = difflib.get_close_matches({'main': 'train'}.get(name, name), usage.MODULES, 1)
+      hint = f'did you mean dipaco {near[0]}?' if near else 'dipaco --help lists all commands'
+      command.fail(f'{name}: there is no such command; {hint}')
+
+
+if __name__ == '__main__':
+  main()

@@ -33,6 +33,7 @@ def run(main: Callable[[], int | None]):
   """Parses flags and runs `main`; an InputError from it is the user's to mend. Define the flags first."""
 
   def parse(argv: list[str]) -> list[str]:
+    show_all_flags(argv[0])
     try:
       rest = flags.FLAGS(['--help' if arg == '-h' else arg for arg in argv])
     except flags.Error as e:
@@ -58,6 +59,15 @@ def run(main: Callable[[], int | None]):
       print(f'dipaco_jax {dipaco_jax.__version__}')
     else:
       app.run(guarded, flags_parser=parse)
+
+
+def show_all_flags(program: str):
+  """Has --help show the flags that other files of this package define for a command, as well as its own."""
+  values = flags.FLAGS
+  for file, defined in values.flags_by_module_dict().items():
+    if not file.startswith('absl.'):
+      for flag in defined:
+        values.register_key_flag_for_module(program, flag)
 
 
 def ending(e: Exception) -> tuple[str, int] | None:

@@ -8,9 +8,11 @@ from collections.abc import Mapping
 from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
 
-COMMANDS = {
+COMMANDS = {  # by the files of this package that they are
   'main': ('--config=tiny --workdir=runs/tiny', 'trains, from text to report; the same command again goes on'),
+  'size': ("--data='books/*.txt'", 'suggests a size of model, a grid and a command for a text and a machine'),
   'recipe': ('--config=tiny --workdir=runs/recipe', 'finds how often paths should exchange, and how, by short runs'),
+  'local': ('--config=tiny --workdir=runs/islands', 'trains by islands: all roles on this machine'),
   'status': ('--workdir=runs/tiny', 'where a run is, how fast, when it ends; also while it runs'),
   'generate': ('--workdir=runs/tiny --prompt=TEXT', 'continues a text'),
   'serve': ('--workdir=runs/tiny', "answers requests as OpenAI's completions API does"),
@@ -26,6 +28,7 @@ COMMANDS = {
   'inspect': ('--workdir=runs/tiny --text=WORDS', 'which path reads each part of a text, and its loss'),
   'report': ('--workdir=runs/tiny', 'writes the report again; several --workdir are compared'),
 }
+MODULES = {'train' if name == 'main' else name: name for name in COMMANDS}  # by what `dipaco` calls them
 
 DEVICES = 'all devices are used; CUDA_VISIBLE_DEVICES and JAX_PLATFORMS choose among them'
 LONG = 'write --config.train.phases, or --config.train.steps_per_phase: a run is as long as these say'
@@ -42,8 +45,15 @@ MEANT = {
 
 
 def commands() -> str:
-  lines = [f'  python -m dipaco_jax.{name} {options}\n      {words}' for name, (options, words) in COMMANDS.items()]
-  return '\n'.join(['Commands; --help tells the options of each:', '', *lines])
+  """Returns the list of commands, by both of their names."""
+  lines = []
+  for name, module in MODULES.items():
+    options, about = COMMANDS[module]
+    lines.append(f'  dipaco {name} {options}\n      {about}')
+  same = 'python -m dipaco_jax.main is dipaco train; python -m dipaco_jax.NAME is dipaco NAME for all others.'
+  return '\n'.join(
+    ['usage: dipaco COMMAND [OPTION ...]; dipaco COMMAND --help lists its options', '', *lines, '', same]
+  )
 
 
 def main_help(about: str, options: Mapping[str, str | None]) -> str:

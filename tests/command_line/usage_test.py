@@ -44,13 +44,32 @@ def test_help_has_everything_in_lines_that_fit(monkeypatch, width):
 
 def test_commands_are_listed(capfd):
   page = run('dipaco_jax')
-  for name in usage.COMMANDS:
-    assert f'python -m dipaco_jax.{name} ' in page
-    assert (ROOT / 'dipaco_jax' / f'{name}.py').exists() or (ROOT / 'dipaco_jax' / name / '__main__.py').exists()
+  for name, module in usage.MODULES.items():
+    assert f'  dipaco {name} ' in page
+    assert (ROOT / 'dipaco_jax' / f'{module}.py').exists() or (ROOT / 'dipaco_jax' / module / '__main__.py').exists()
   page = (ROOT / 'docs' / 'commands.md').read_text()
-  assert all(f'`python -m dipaco_jax.{name} ' in page for name in usage.COMMANDS)
-  assert 'write python -m dipaco_jax.status;' in run('dipaco_jax', 'status', status=2)
+  assert all(f'`dipaco {name} ' in page for name in usage.MODULES)
+  assert 'main: there is no such command; did you mean dipaco train?' in run('dipaco_jax', 'main', status=2)
   assert run('dipaco_jax', '--version') == run('dipaco_jax.main', '--version') == run('dipaco_jax.status', '--version')
+
+
+@pytest.mark.parametrize('name', ['train', 'serve', 'inspect', 'local'])
+def test_the_first_word_names_the_command(name):
+  assert run('dipaco_jax', name, '--help') == run(f'dipaco_jax.{usage.MODULES[name]}', '--help')
+
+
+def test_a_command_starts_and_ends_as_its_module_does():
+  expected = run('dipaco_jax.status', '--workdir=nowhere', status=2)
+  assert run('dipaco_jax', 'status', '--workdir=nowhere', status=2) == expected
+  assert run('dipaco_jax', 'train', '--config=tiny', status=2) == run('dipaco_jax.main', '--config=tiny', status=2)
+
+
+@pytest.mark.parametrize('name', ['serve', 'route'])
+def test_the_help_of_a_server_shows_where_it_listens(name):
+  """These options are defined in a file that both share."""
+  page = run(f'dipaco_jax.{name}', '--help')
+  assert all(f'--{option}: ' in page for option in ('port', 'host', 'grace_s')) and '--[no]access_log: ' in page
+  assert '--verbosity' not in page  # of absl
 
 
 @pytest.mark.parametrize('words', ['dipaco_jax.main -h', 'dipaco_jax.generate --help', 'dipaco_jax'])

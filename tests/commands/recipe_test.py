@@ -8,16 +8,21 @@ import shlex
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import quick_xla
 import tiny_run
 
 from dipaco_jax import recipe
-from dipaco_jax.core import settings
+from dipaco_jax.core import paired, settings
+from dipaco_jax.reports import recipe_outcomes
+
+TOKENS = np.full(200, 100)
 
 
-def found(tau: int, loss: float, name: str = '', **changes) -> recipe.Outcome:
-  return recipe.Outcome(name, changes, loss, 0.01, tau, 60.0)
+def outcome(name: str, loss: float, tau: int = 50, gap: float | None = 0.01, **changes) -> recipe_outcomes.Outcome:
+  losses = (paired.Losses(np.full(200, loss * 100.0), TOKENS),) if math.isfinite(loss) else ()
+  return recipe_outcomes.Outcome(name, changes, loss, gap, tau, 60.0, losses)
 
 
 def test_shorter_phases_divide_the_configs():
@@ -28,19 +33,39 @@ def test_shorter_phases_divide_the_configs():
   assert recipe.taus(1) == []
 
 
-def test_longer_phases_win_unless_they_cost_something():
-  assert recipe.longest_good([found(100, 3.05), found(25, 3.009), found(5, 3.0)]).tau == 25
-  assert recipe.longest_good([found(100, math.inf), found(25, 3.5), found(5, 3.0)]).tau == 5
-  assert recipe.longest_good([found(100, math.inf), found(25, math.inf)]).tau == 100
+def test_a_difference_within_the_noise_is_not_significant():
+  compared = recipe_outcomes.compare(outcome('tau 4', 4.388), outcome('the config', 4.392))
+  assert not compared.is_better and not compared.is_worse
+  said = recipe_outcomes.describe(compared)
+  assert said.startswith('not significant: tau 4 and the config are level (-0.004 nats a token, 95% interval -0.024 to')
+  assert recipe_outcomes.compare(outcome('tau 4', 4.3), outcome('the config', 4.392)).is_better
+  worse = recipe_outcomes.compare(outcome('tau 4', 4.5), outcome('the config', 4.392))
+  assert recipe_outcomes.describe(worse).startswith('tau 4 is worse than the config (+0.108')
+
+
+def test_what_diverged_is_worse_and_nothing_is_better_than_it_by_chance():
+  good, bad = outcome('a', 4.0), outcome('b', math.inf)
+  assert recipe_outcomes.compare(good, bad).is_better and not recipe_outcomes.compare(bad, good).is_better
+  assert not recipe_outcomes.compare(bad, bad).is_better
+  assert recipe_outcomes.describe(recipe_outcomes.compare(bad, good)) == 'b is worse than a'
+
+
+def test_seeds_are_combined():
+  both = recipe_outcomes.combine([outcome('a', 4.0), outcome('a', 4.2)])
+  assert both.loss == pytest.approx(4.1) and len(both.losses) == 2 and both.seconds == 120
+  assert recipe_outcomes.combine([outcome('a', 4.0), outcome('a', math.inf)]).losses == ()
 
 
 def test_a_table_names_what_diverged():
-  lines = recipe.table([found(8, 3.5, 'the config'), found(2, math.inf, 'tau 2')], found(8, 3.25, 'dense')).splitlines()
+  config, dense = outcome('the config', 3.5), outcome('dense', 3.25)
+  compared = [recipe_outcomes.compare(outcome('tau 2', loss), config) for loss in (3.4, math.inf)]
+  lines = recipe_outcomes.table(compared, dense).splitlines()
   assert [line.split() for line in lines] == [
-    ['loss', 'minus', 'dense', 'averaging', 'gap', 'seconds'],
+    ['loss', 'compared', 'with', 'difference', '95%', 'interval', 'averaging', 'gap', 'seconds'],
     ['dense', '3.250', '60'],
-    ['the', 'config', '3.500', '+0.250', '+0.010', '60'],
-    ['tau', '2', 'diverged', '+0.010', '60'],
+    ['the', 'config', '3.500', '+0.010', '60'],
+    ['tau', '2', '3.400', 'the', 'config', '-0.100', '-0.120', 'to', '-0.080', '+0.010', '60'],
+    ['tau', '2', 'diverged', 'the', 'config', '+0.010', '60'],
   ]
 
 
@@ -48,14 +73,14 @@ class Planned:
   """Losses by name, in place of runs."""
 
   def __init__(self, losses: dict[str, float]):
-    self.losses, self.steps, self.ran, self.num_runs = losses, 100, [], 0
+    self.losses, self.steps, self.ran, self.num_runs, self.seeds = losses, 100, [], 0, (0,)
 
   def settings_with(self, changes):
     pass
 
   def run(self, name, changes):
     self.ran.append((name, dict(changes)))
-    return recipe.Outcome(name, dict(changes), self.losses[name], 0.0, changes.get('train.steps_per_phase', 50), 1.0)
+    return outcome(name, self.losses[name], changes.get('train.steps_per_phase', 50))._replace(changes=dict(changes))
 
 
 def test_what_was_better_is_kept_by_what_comes_after():
@@ -64,15 +89,25 @@ def test_what_was_better_is_kept_by_what_comes_after():
   losses = {'the config': 4.0, 'plain averages': 3.7, 'averages by row': 3.5, 'dense': 3.6}
   losses |= {'tau 10': 3.3, 'tau 2': 3.295}
   runs = Planned(losses | {'a third of the rate': 3.4})
-  best, candidates, dense = recipe.search(s, runs)
+  best, compared, dense = recipe.search(s, runs)
   by_row, third = recipe.PLAIN | recipe.BY_ROW, {'train.learning_rate': s.inner.learning_rate / 3}
-  assert best.name == 'tau 10' and dense.loss == 3.6 and len(runs.ran) == runs.num_runs == len(candidates) + 1
+  assert best.name == 'tau 10' and dense.loss == 3.6 and len(runs.ran) == runs.num_runs == len(compared) + 2
   assert dict(runs.ran)['a third of the rate'] == by_row | recipe.lasting(100, 10) | third
   counted = {'evaluate.every_phases': 10, 'checkpoint.state_every_phases': 80}
   assert recipe.advice(s, best) == by_row | recipe.lasting(2000, 10) | counted
-  losses |= {'plain averages': 4.2, 'averages by row': 4.1, 'tau 10': 4.1, 'tau 2': 4.0, 'a third of the rate': 3.9}
+  losses |= {'plain averages': 4.2, 'averages by row': 4.1, 'tau 10': 4.1, 'tau 2': 3.99, 'a third of the rate': 3.9}
   best, *_ = recipe.search(s, Planned(losses))
   assert recipe.advice(s, best) == third
+
+
+def test_nothing_is_recommended_where_all_are_level():
+  s = settings.from_dict({'grid': {'a': 2}, 'train': {'steps_per_phase': 50, 'phases': 40}})
+  names = ('plain averages', 'averages by row', 'tau 10', 'tau 2', 'a third of the rate', 'dense')
+  best, compared, dense = recipe.search(s, Planned(dict.fromkeys(names, 4.388) | {'the config': 4.392}))
+  assert best.name == 'the config' and recipe.advice(s, best) == {}
+  lines = recipe_outcomes.conclusions(best, compared, dense)
+  assert sum('are level' in line and line.endswith('the config stays') for line in lines) == 5
+  assert any(line.startswith('not significant: the config and dense are level') for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -128,8 +163,7 @@ def start(*options: str) -> subprocess.CompletedProcess:
     (['--workdir=x'], 'name a config'),
     (['--config=tiny:dense', '--workdir=x'], 'one path'),
     (['--config=tiny', '--workdir=x', '--steps=17'], '--steps=17 should be a multiple'),
-    (['--config=tiny', '--workdir=x', '--config.train.early_stopping=False'], 'early_stopping=False'),
-    (['--config=tiny', '--workdir=x', '--config.data.holdout_fraction=0'], 'holdout_fraction=0 holds no text back'),
+    (['--config=tiny', '--workdir=x', '--seeds=0'], '--seeds=0 should be a whole number, 1 or more'),
     (['--config=tiny', '--workdir=x', '--steps=160'], 'more than the 96'),
     (['--config=tiny', '--workdir=x', '--config.train.schedule=((0,(0,1)),)'], 'schedule counts phases'),
     (['--config=tiny', '--workdir=x', '--config.outer.rate=1'], '--config.outer.rate'),

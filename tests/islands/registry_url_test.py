@@ -1,6 +1,5 @@
 """The registry's password: from where no list of processes shows it, and in nothing that is said, however misspelt."""
 
-import importlib.util
 import logging
 import pathlib
 import signal
@@ -8,11 +7,11 @@ import sys
 import time
 
 import pytest
-from repository import ROOT
 
+from dipaco_jax import local
 from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
-from dipaco_jax.islands import database, registry_url
+from dipaco_jax.islands import database, registry, registry_url, roles
 
 URL = 'postgresql://dipaco:secret@first/dipaco'
 MISSPELT = [
@@ -77,9 +76,6 @@ def test_redacting_takes_linear_time():
 
 
 def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys):
-  spec = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
-  local = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(local)
   told = []
 
   def supervise(running, facts, resumed):
@@ -91,8 +87,8 @@ def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys)
 
   monkeypatch.setattr(local, 'supervise', supervise)
   monkeypatch.setattr(local, 'check', lambda options, rest: registry_url.given(options.registry))  # nor such a config
-  monkeypatch.setattr(local.registry, 'Registry', lambda *args: None)  # there is no such database
-  monkeypatch.setattr(local.roles, 'resume', lambda *args: 0)
+  monkeypatch.setattr(registry, 'Registry', lambda *args: None)  # there is no such database
+  monkeypatch.setattr(roles, 'resume', lambda *args: 0)
   monkeypatch.setenv(registry_url.VARIABLE, URL)
   monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', f'--workdir={tmp_path}'])
   before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]

@@ -1,7 +1,6 @@
 """What launch/ and docs/islands.md say can be typed and applied: manifests, command lines, names, the image."""
 
 import configparser
-import importlib.util
 import json
 import math
 import pathlib
@@ -16,6 +15,7 @@ import pytest
 import yaml
 from repository import ROOT
 
+from dipaco_jax import local
 from dipaco_jax.command_line import command as command_lib
 from dipaco_jax.islands import registry, registry_url, roles
 from dipaco_jax.planning import topology
@@ -228,26 +228,18 @@ def test_the_pages_command_lines_are_accepted():
   assert set(parsed(*lines)) == set(roles.ROLES)
 
 
-@pytest.fixture
-def local():
-  spec = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
-  module = importlib.util.module_from_spec(spec)
-  spec.loader.exec_module(module)
-  return module
-
-
 ENDS = (17.123, 0, 'perplexity 17.12'), (None, command_lib.DIVERGED, 'training diverged')
 
 
 @pytest.mark.parametrize('perplexity, status, words', ENDS)
-def test_how_local_ends(perplexity, status, words, local, tmp_path, capsys):
+def test_how_local_ends(perplexity, status, words, tmp_path, capsys):
   facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': perplexity})])
   assert local.supervise([], facts) == status and words in ''.join(capsys.readouterr())
   facts.close()
 
 
-def test_local_ends_where_the_run_has_diverged_since_it_was_resumed(local, tmp_path, capsys):
+def test_local_ends_where_the_run_has_diverged_since_it_was_resumed(tmp_path, capsys):
   facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   facts.put([registry.Fact('diverged', '', 0, '', '', {'why': 'train diverged in phase 3: all'})])
   assert local.supervise([], facts) == 65
@@ -257,13 +249,13 @@ def test_local_ends_where_the_run_has_diverged_since_it_was_resumed(local, tmp_p
   facts.close()
 
 
-def test_the_pages_options_of_local_are_there(local):
-  lines = commands('launch/local.py')
+def test_the_pages_options_of_local_are_there():
+  lines = commands('dipaco_jax.local')
   assert lines
   for line in lines:
     before, sys.argv = sys.argv, ['local.py', *line]
     try:
-      assert local.parse_options()[0].config == 'configs/tiny.py'
+      assert local.parse_options()[0].config == 'tiny'
     finally:
       sys.argv = before
 

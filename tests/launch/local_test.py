@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import importlib.util
 import os
 import re
 import signal
@@ -19,13 +18,12 @@ import slow
 import sqlalchemy as sa
 from repository import ROOT
 
+from dipaco_jax import local
 from dipaco_jax.core import errors
-from dipaco_jax.islands import registry as registry_lib, registry_schema
+from dipaco_jax.data import corpus
+from dipaco_jax.islands import registry as registry_lib, registry_schema, roles
 from dipaco_jax.storage import object_store
 
-SPEC = importlib.util.spec_from_file_location('local', ROOT / 'launch' / 'local.py')
-local = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(local)
 ENV = os.environ | {'PYTHONPATH': str(ROOT)}
 BEATS = """
 import sys, time
@@ -46,7 +44,8 @@ time.sleep(60)
 # Its roles sleep, and its registry is not there.
 WAITS = """
 import subprocess, sys
-from local_test import local
+from dipaco_jax import local
+from dipaco_jax.islands import roles
 
 class Sleeper(local.Role):
   def start(self):
@@ -55,7 +54,7 @@ class Sleeper(local.Role):
     return process
 
 url, folder = sys.argv[1:]
-local.Role, local.check, local.roles.resume = Sleeper, lambda *args: url, lambda *args: 0
+local.Role, local.check, roles.resume = Sleeper, lambda *args: url, lambda *args: 0
 sys.argv = ['local.py', '--config=no.py', f'--workdir={folder}']
 sys.exit(local.main())
 """
@@ -122,7 +121,7 @@ def test_a_registry_that_cannot_be_used_is_told_in_one_line(kind, db, tmp_path, 
     connection.execute(sa.update(registry_schema.SCHEMA).values(version=99))
   url = f'sqlite:///{tmp_path}/registry.db' if kind != 'away' else f'postgresql://me@/x?host={tmp_path}'
   monkeypatch.setattr(local, 'check', lambda options, rest: url)
-  monkeypatch.setattr(local.roles, 'Registry', functools.partial(registry_lib.Registry, patience_s=0))
+  monkeypatch.setattr(roles, 'Registry', functools.partial(registry_lib.Registry, patience_s=0))
   monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', f'--workdir={tmp_path}'])
   monkeypatch.setenv(local.registry_url.VARIABLE, '')
   before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -148,7 +147,7 @@ def test_what_cannot_be_read_before_the_start_is_told_in_one_line(fault, status,
   def check_readable(data):
     raise errors.Unavailable('text.txt: no answer; run it again')
 
-  monkeypatch.setattr(local.corpus, 'check_readable', check_readable)
+  monkeypatch.setattr(corpus, 'check_readable', check_readable)
   monkeypatch.setattr(local.object_store, 'open_storage', functools.partial(object_store.open_storage, patience_s=0))
   monkeypatch.setattr(sys, 'argv', ['local.py', f'--config={ROOT}/configs/tiny.py', '--workdir=s3://bucket/run'])
   with line.Line(9) as wire:

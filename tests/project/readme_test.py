@@ -25,7 +25,20 @@ SET_UP = (
   '--config=configs/tiny.py --workdir=runs/tiny',
   "python3 -m venv .venv && .venv/bin/pip install -q -e '.[test]' && .venv/bin/python -m pytest -q",
 )
-COMMANDS = ('main', 'recipe', 'status', 'generate', 'serve', 'route', 'export', 'harness', 'report', 'inspect')
+COMMANDS = (
+  'main',
+  'size',
+  'recipe',
+  'local',
+  'status',
+  'generate',
+  'serve',
+  'route',
+  'export',
+  'harness',
+  'report',
+  'inspect',
+)
 FILES = {'inspect': 'inspect/__main__'}
 
 
@@ -66,7 +79,7 @@ def of_others(run: dict) -> float:
 def test_every_command_and_option_is_there():
   assert set(re.findall(r'-m dipaco_jax\.(\w+)', PAGES)) == set(COMMANDS)
   source = ''.join((ROOT / 'dipaco_jax' / f'{FILES.get(name, name)}.py').read_text() for name in COMMANDS)
-  source += ''.join((ROOT / file).read_text() for file in ('launch/local.py', 'dipaco_jax/command_line/listener.py'))
+  source += ''.join((ROOT / file).read_text() for file in ('dipaco_jax/command_line/listener.py',))
   text = ''.join(words for name, words in TEXT.items() if name not in FOREIGN)
   options = set(re.findall(r'(?<![\w-])--([a-z_]+)', text)) - {'help', 'config'}
   assert {'workdir', 'distributed', 'coordinator'} <= options
