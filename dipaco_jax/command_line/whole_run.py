@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dipaco_jax.command_line import bucket_run, command
 from dipaco_jax.core import errors, settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import preflight, run as run_lib, stage_records, stages, time_account
+from dipaco_jax.pipeline import inputs, preflight, reuse, run as run_lib, stage_records, stages, time_account
 from dipaco_jax.reports import live_report, run_report
 from dipaco_jax.storage import files, lock, time_use
 from dipaco_jax.training import (
@@ -76,6 +76,7 @@ def _train(
     stack.enter_context(preflight.kept(workdir))
     if first:
       stack.enter_context(lock.hold(workdir))
+      inputs.check_inputs(workdir, settings)
       preflight.settle_config(workdir, settings, call.words)
       account = stack.enter_context(time_account.kept(workdir, signals))
     disk.follow('config', with_checkpoints=True)  # of which some may have gone with an earlier config
@@ -115,7 +116,7 @@ def _run_stages(
       call.watched.read = functools.partial(run_lib.read_metrics, run, clock)
     preflight.note_environment(run)
     if call.reuse and processes.is_first():
-      preflight.take_stages(run, pathlib.Path(call.reuse))
+      reuse.take_stages(run, pathlib.Path(call.reuse))
     disk.follow('reuse')
     disk.publish()
     try:

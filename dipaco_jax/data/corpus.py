@@ -9,10 +9,8 @@ of a place in it (`source_files`).
 import collections
 import dataclasses
 import functools
-import hashlib
 import heapq
 import itertools
-import json
 import logging
 import math
 from collections.abc import Callable, Iterator
@@ -230,12 +228,6 @@ def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:
     )
     for name, globs, weight in train
   }
-
-
-def fingerprint(data: settings.Data) -> str:
-  """Returns a digest of the files' names and sizes, by which parts that were made of other files are not mixed up."""
-  listing = source_files.listing(data) if data.source == 'files' else []
-  return hashlib.sha256(json.dumps(listing).encode()).hexdigest()[:12]
 
 
 def check_readable(data: settings.Data) -> None:

@@ -4,6 +4,7 @@ Neighbouring pieces of a text predict each other. So whole files of plain text a
 WHOLE_FILES or more, else a stretch at the end of each. A record, as a line of JSON, is a text of its own.
 """
 
+import contextlib
 import functools
 import glob
 import itertools
@@ -13,7 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from dipaco_jax.core import fields, settings
-from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import compressed_files, file_kinds, source, table_files, text_files, token_files
 from dipaco_jax.storage import remote_files
 
@@ -55,6 +56,29 @@ def listing(data: settings.Data) -> list[tuple[str, int]]:
   """Lists (name, bytes) of every file; 0 bytes in a bucket."""
   files = _find(data.train, data) + _find(data.validation, data)
   return [(name, 0 if remote_files.is_remote(path) else os.path.getsize(path)) for name, path in files]
+
+
+def list_with_domains(data: settings.Data, split: str) -> list[tuple[str, str, str]]:
+  """Lists (name, path, domain) of the files of a split, with indices of files of tokens; [] where it names none."""
+  globs = data.validation if split == 'validation' else data.train
+  files = _find(globs, data) if globs else []
+  domains = domains_of([path for _, path in files])
+  indices = [(name, f'{os.path.splitext(path)[0]}{file_kinds.INDEX}') for name, path in files if _is_tokens(path)]
+  with_index = [(f'{name}{file_kinds.INDEX}', path, '') for name, path in indices if remote_files.can_open(path)]
+  return [*((name, path, domains[path]) for name, path in files), *with_index]
+
+
+def _is_tokens(path: str) -> bool:
+  return file_kinds.suffix(path) == file_kinds.TOKENS
+
+
+def list_present(globs: tuple[str | fields.Source, ...]) -> list[str]:
+  """Lists the files that globs match and can be listed now; none of a glob whose disk or bucket is away."""
+  found: list[str] = []
+  for pattern in fields.globs(globs):
+    with contextlib.suppress(OSError, InputError, Unavailable):
+      found += _paths(os.path.expanduser(pattern.strip()))
+  return found
 
 
 def check_beginnings(data: settings.Data) -> None:

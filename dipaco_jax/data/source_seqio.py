@@ -2,7 +2,10 @@
 
 import difflib
 import functools
+import hashlib
 import importlib
+import importlib.util
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +44,15 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
     source.Item(f'{split}:{n}', source.spread(f'{data.name}/{split}', n), functools.partial(_decode, *row))
     for n, row in numbered
   )
+
+
+def content_digest(data: settings.Data) -> str:
+  """Returns a digest of the source of the task's module, and of its splits with the examples that each has."""
+  task = _task(load_library('seqio', data.source), data)
+  splits = _as_input_error(data, lambda: {split: task.num_input_examples(split) for split in sorted(task.splits)})
+  found = importlib.util.find_spec(data.module) if data.module else None
+  code = found.loader.get_source(data.module) if found and found.loader else ''  # type: ignore[attr-defined]
+  return hashlib.sha256(json.dumps([splits, code]).encode()).hexdigest()
 
 
 def _task(seqio: Any, data: settings.Data) -> Any:

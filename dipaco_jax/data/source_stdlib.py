@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import hashlib
 import os
 import re
 import sysconfig
@@ -18,17 +19,34 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   return source.take(_items(), part) if split == 'train' else None
 
 
-def _items() -> source.Items:
-  """Yields sources, tests and documentation of the standard library, in the order of a hash: any prefix is fair."""
+def content_digest(data: settings.Data) -> str:
+  """Returns a digest of all files."""
+  total = hashlib.sha256()
+  for name, path in sorted(_list_files().items()):
+    with open(path, 'rb') as f:
+      total.update(f'{name} {hashlib.file_digest(f, "sha256").hexdigest()}\n'.encode())
+  return total.hexdigest()
+
+
+def _list_files() -> dict[str, str]:
+  """Returns {name: path} of the standard library's sources and documentation."""
   root = sysconfig.get_path('stdlib')
-  found: dict[str, Callable[[], str]] = {}
+  found: dict[str, str] = {}
   for folder, folders, names in os.walk(root):
     folders[:] = [f for f in folders if f not in ('site-packages', 'dist-packages', '__pycache__')]
     for file in names:
       name = os.path.relpath(os.path.join(folder, file), root).replace(os.sep, '/')
-      if name.endswith(('.py', '.txt', '.rst')) and name != TOPICS:
-        found[name] = functools.partial(_plain, os.path.join(folder, file))
-  if os.path.exists(topics := os.path.join(root, TOPICS)):
+      if name.endswith(('.py', '.txt', '.rst')):
+        found[name] = os.path.join(folder, file)
+  return found
+
+
+def _items() -> source.Items:
+  """Yields sources, tests and documentation of the standard library, in the order of a hash: any prefix is fair."""
+  files = _list_files()
+  topics = files.pop(TOPICS, '')
+  found: dict[str, Callable[[], str]] = {name: functools.partial(_plain, path) for name, path in files.items()}
+  if topics:
     with open(topics, encoding='utf-8') as f:
       texts = ast.literal_eval(ast.parse(f.read()).body[-1].value)  # type: ignore[attr-defined]
     found |= {f'{TOPICS}/{name}': functools.partial(str, text) for name, text in texts.items()}

@@ -5,8 +5,10 @@ Only `load_library` imports TensorFlow, when such text is read.
 
 import contextlib
 import functools
+import hashlib
 import importlib
 import itertools
+import json
 import os
 import sys
 from collections.abc import Iterator
@@ -50,6 +52,18 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
     source.Item(f'{split}:{number}', source.spread(name, number), functools.partial(parse, number, record))
     for number, record in source.take(itertools.chain.from_iterable(_records(tf, *file) for file in files), part)
   )
+
+
+def content_digest(data: settings.Data) -> str:
+  """Returns a digest of a dataset's description, which has its splits, and of its files' names and sizes.
+
+  Raises InputError where it is not prepared.
+  """
+  tfds = load_library('tensorflow_datasets', data.source)
+  folder = tfds.core.Path(_builder(tfds, data.name, data.data_dir).data_dir)
+  listed = sorted((file.name, file.stat().length) for file in folder.iterdir() if not file.is_dir())
+  described = [(name, (folder / name).read_text()) for name, _ in listed if name.endswith('.json')]
+  return hashlib.sha256(json.dumps([listed, described]).encode()).hexdigest()
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from dipaco_jax.storage import remote_files
 
 TEMPLATE = 'chat_template.jinja'
 FILES = (MODEL, JSON, CONFIG, TEMPLATE, GENERATION)  # that a run may have
+BESIDE = (CONFIG, TEMPLATE, GENERATION, 'config.json')  # what is read of the folder of a given tokenizer
 
 
 def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:

@@ -48,7 +48,7 @@ from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
-from dipaco_jax.pipeline import run as run_lib, stage_records
+from dipaco_jax.pipeline import inputs, run as run_lib, stage_records
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import files, publishing
 from dipaco_jax.storage.object_store import Storage, open_storage
@@ -96,6 +96,8 @@ def run_role(
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data, profiler)
   registry = Registry(url or default_registry(local), lease_s)
+  if role == 'worker' and hosts.is_first:
+    inputs.check_inputs(local, settings, keeps=False)
   run_id = settle(registry, storage, settings, local)
   island = Island(run, registry, storage, name or f'{role}-{socket.gethostname()}-{os.getpid()}')
   if not hosts.is_first:

@@ -7,7 +7,7 @@ from dipaco_jax.islands.island import Gone, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
-from dipaco_jax.pipeline import jobs, resharding_round, stage_records, stages
+from dipaco_jax.pipeline import inputs, jobs, resharding_round, stage_records, stages
 from dipaco_jax.storage import object_store as storage_lib, time_use
 
 TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves in storage
@@ -32,6 +32,7 @@ def prepare(island: Island, task: Task, lease: Lease) -> Publish:
     needed = (*TREES, *tokenizer_files.names(run.settings.tokenizer, is_here))
     if run.record('route') and not all(map(is_here, needed)):
       stage_records.reopen(run.workdir, 'tokenize')  # records that came from storage, which has lost the rest
+    inputs.check_inputs(run.workdir, run.settings)
     stages.run_all(run, 'route')
     lease.check()  # after a long stop, what is here may be in use by others
     prepared = island.publish_trees('prepared', 0, TREES, {'tokenizer': island.publish_tokenizer()})

@@ -23,9 +23,9 @@ from dipaco_jax.core import (
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, source, tokenizer_files
 from dipaco_jax.models import block_check, transformer
-from dipaco_jax.pipeline import rate_check, run as run_lib, stage as stage_lib, stage_records, tokenize_stage
+from dipaco_jax.pipeline import rate_check, run as run_lib, stage_records, tokenize_stage
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import files, module_store, publishing, seals
+from dipaco_jax.storage import files, module_store, publishing
 from dipaco_jax.training import display, mesh, metrics_log, processes
 
 # May be gone: no longer needed, or made again when they are; of a tokenizer's files some are there.
@@ -171,58 +171,3 @@ def note_environment(run: run_lib.Run):
     logging.warning('this run began elsewhere (%s): it goes on, but its last bits will differ', ', '.join(changed))
   if processes.is_first():
     files.write_file(file, json.dumps(now, indent=1) + '\n')
-
-
-# -- stages of another run: runs that are compared share a tokenizer and a base, and make them once
-
-
-def take_stages(run: run_lib.Run, other: pathlib.Path):
-  """Takes the stages that `other` has finished with the same settings, up to the first that differs or is here.
-
-  Files are linked where they are on one disk: they are never written again. Raises InputError where there is no run in
-  `other`, seals.Damaged where what would be taken is not as it was written.
-  """
-  theirs = stage_records.read_settings(other)
-  for one in stage_lib.STAGES:
-    if not one.artefacts:
-      return
-    if run.record(one.name):
-      continue
-    record = stage_records.read_record(other, one.name)
-    same_base = one.name == 'tokenize' or stage_lib.same_base(theirs, run.settings)
-    if not record or record['digest'] != stage_lib.digest(run.settings, one.name) or not same_base:
-      return
-    needed = [path for path in one.artefacts if path not in OPTIONAL]
-    if one.name == 'tokenize':
-      needed += tokenizer_files.names(run.settings.tokenizer, lambda name: (other / name).exists())
-    if not all((other / path).exists() for path in needed):
-      return
-    for path in one.artefacts:
-      _check(other / path)
-      _link(other / path, run.workdir / path)
-    if rows := [row for row in metrics_log.read_rows(other) if row['stage'] == one.name]:
-      run.metrics.rewind(one.name, -1)  # rows of an earlier start
-    for row in rows:
-      run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
-    publishing.write_json(stage_records.record_file(run.workdir, one.name), record)
-
-
-def _check(source: pathlib.Path):
-  """Checks a file, or all files of a directory, JSON records included: damage copied here could not be mended here."""
-  for file in [source] if source.is_file() else files.complete_files(source):
-    (seals.read_json if file.suffix == '.json' else seals.check)(file)
-
-
-def _link(source: pathlib.Path, target: pathlib.Path):
-  if source.is_file():
-    publishing.write_sealed(target, source.read_bytes())
-  elif source.is_dir():
-    with publishing.publish_directory(target, sealed=False) as aside:
-      shutil.copytree(source, aside, copy_function=_link_file, dirs_exist_ok=True)
-
-
-def _link_file(source: str, target: str):
-  with contextlib.suppress(OSError):  # another disk
-    os.link(source, target)
-    return
-  shutil.copy2(source, target)

@@ -59,6 +59,11 @@ def control_name(settings: settings_lib.Settings) -> str:
   return CONTROLS[settings.evaluate.control_budget]
 
 
+def find(name: str) -> Stage:
+  """Returns the named stage."""
+  return STAGES[NAMES.index(name)]
+
+
 def up_to(name: str) -> tuple[Stage, ...]:
   """Returns the stages up to and including the named one."""
   return STAGES[: NAMES.index(name) + 1]

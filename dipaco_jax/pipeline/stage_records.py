@@ -6,12 +6,12 @@ import math
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import stage
+from dipaco_jax.pipeline import input_records, stage
 from dipaco_jax.storage import files, publishing, retry, seals
 from dipaco_jax.training import metrics_log, processes
 
@@ -32,7 +32,7 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
 
 
 def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
-  """Reads `stages/<name>.json`: {'digest', 'wall_s', 'ended', 'result'}; None where the stage is not complete."""
+  """Reads a stage's record, {'digest', 'inputs', 'wall_s', 'ended', 'result'}; None where it is not complete."""
   file = record_file(workdir, name)
   return seals.read_json(file, 'digest', 'wall_s', 'result') if file.exists() else None
 
@@ -101,7 +101,8 @@ def is_done(workdir: pathlib.Path, s: settings.Settings, name: str) -> bool:
 
 def write_record(workdir: pathlib.Path, s: settings.Settings, name: str, wall_s: float, result: dict[str, Any]):
   """Marks a stage as done; its artefacts are there already."""
-  about = {'digest': stage.digest(s, name), 'wall_s': wall_s, 'ended': time.time()}
+  about: dict[str, Any] = {'digest': stage.digest(s, name), 'inputs': input_records.read_inputs(workdir).digests(name)}
+  about |= {'wall_s': wall_s, 'ended': time.time()}
   publishing.write_json(record_file(workdir, name), about | {'result': metrics_log.plain(result)})
   seconds_file(workdir, name).unlink(missing_ok=True)
 
@@ -166,6 +167,12 @@ def write_refusal(workdir: pathlib.Path, why: str):
     files.write_file(workdir / REFUSED, f'{why}\n')
 
 
+def remove_leftovers(workdir: pathlib.Path, stages: Iterable[stage.Stage]):
+  """Removes what unfinished stages have left."""
+  for path in (path for one in stages for pattern in one.leftovers for path in workdir.glob(pattern)):
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def check_changes(workdir: pathlib.Path, old: settings.Settings, new: settings.Settings):
   """Refuses another config than the run began with; where that was refused, removes what it has left unfinished.
 
@@ -182,5 +189,4 @@ def check_changes(workdir: pathlib.Path, old: settings.Settings, new: settings.S
   if not read_refusal(workdir) or any(record_file(workdir, one.name).exists() for one in later):
     words = settings.in_words(differ)
     raise InputError(f'--workdir={workdir} holds a run with another config ({words}): use another --workdir')
-  for path in (path for one in later for pattern in one.leftovers for path in workdir.glob(pattern)):
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
+  remove_leftovers(workdir, later)

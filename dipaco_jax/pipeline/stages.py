@@ -20,6 +20,7 @@ from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import (
   excerpt_choice,
   features,
+  inputs,
   jobs,
   rate_check,
   rerouted_perplexity,
@@ -82,6 +83,7 @@ def _run_stage(run: run_lib.Run, stage: stage_lib.Stage, function: Callable[[run
 
 def pretrain(run: run_lib.Run) -> dict[str, Any]:
   """Trains the base model: one path on all text [2.6]."""
+  inputs.note_inputs(run, 'pretrain')
   params, about = first_parameters(run)
   if processes.any_process((run.workdir / 'base').exists(), 'base'):
     s = run.settings.pretrain  # the record was lost, and with it the speed

@@ -1,12 +1,13 @@
 """Documents to a tokenizer and to sequences: the stage `tokenize`.
 
 Text is dealt out in parts, and parts to the processes of the job. Each is kept as soon as it is whole, so that a run
-that was stopped makes only those that are missing. They are in `tokenize-<fingerprint>/`, where the fingerprint is
-of the text's files: parts made of other files are not mixed in.
+that was stopped makes only those that are missing. They are in `tokenize-<digest>/`, where the digest is of
+the content of the text and the tokenizer: parts made of others are not mixed in.
 """
 
 import collections
 import functools
+import hashlib
 import json
 import logging
 import pathlib
@@ -22,7 +23,7 @@ from dipaco_jax.core.extension import is_reference
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
 from dipaco_jax.huggingface import model_folder, tokenizer_json
-from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.pipeline import input_records, inputs, run as run_lib
 from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.training import display, processes, stopping
 
@@ -34,7 +35,8 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   """Trains or takes a tokenizer, and makes sequences of at most seq_len tokens of all documents; returns figures."""
   s = run.settings
   check_init(s)
-  folder, held = run.workdir / _folder_name(s), corpus.plan_held_back(s)
+  inputs.note_inputs(run, 'tokenize')
+  folder, held = find_folder(run.workdir), corpus.plan_held_back(s)
   share = jax.process_index(), jax.process_count()
   if s.tokenizer.model_file:
     run.disk.only_first(lambda: _keep(run, model_folder.open_tokenizer(s).files), 'tokenizer')
@@ -43,7 +45,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
     samples = [folder / f'sample-{k}.json' for k in range(s.data.parts)]
     _sample(s, samples, share, held)
     run.disk.gather('samples', f'{folder.name}/sample-*')
-    run.disk.only_first(lambda: _keep(run, _train(s, samples)), 'trained tokenizer')
+    run.disk.only_first(lambda: _keep(run, _train(run, samples)), 'trained tokenizer')
   if not processes.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
     write_parts(run, folder / 'sequences', share, held)
     run.disk.gather('sequences in parts', f'{folder.name}/sequences/*')
@@ -62,8 +64,10 @@ def _is_kept(run: run_lib.Run) -> bool:
   return any((run.workdir / name).exists() for name in (tokenizer_files.MODEL, tokenizer_files.JSON))
 
 
-def _folder_name(s: settings.Settings) -> str:
-  return f'tokenize-{corpus.fingerprint(s.data)}'
+def find_folder(workdir: Path) -> Path:
+  """Returns the folder of parts that are made of the inputs that the stage has noted."""
+  digests = input_records.read_inputs(workdir).digests('tokenize')
+  return workdir / f'tokenize-{hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:12]}'
 
 
 def _sample(s: settings.Settings, samples: list[Path], share: publishing.Share, held: corpus.HeldBack):
@@ -74,19 +78,14 @@ def _sample(s: settings.Settings, samples: list[Path], share: publishing.Share, 
       publishing.write_sealed(samples[k], found.encode())
 
 
-def _train(s: settings.Settings, samples: list[Path]) -> Mapping[str, bytes]:
-  check_files(s, samples[0].parent)
+def _train(run: run_lib.Run, samples: list[Path]) -> Mapping[str, bytes]:
+  s = run.settings
+  inputs.check_unchanged(run, 'tokenize')
   check_parts(samples)
   documents = (document for file in samples for document in json.loads(seals.read(file)))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
   with display.doing('training the tokenizer'):
     return tokenizer_files.train((words for _, words in drawn), s.tokenizer)
-
-
-def check_files(s: settings.Settings, folder: Path):
-  """Raises InputError where the files are others now than when `folder` was begun: documents move from part to part."""
-  if folder.name != _folder_name(s):
-    raise InputError('config.data: files came, went or changed while they were read: run it again')
 
 
 def check_parts(parts: list[Path]):
@@ -123,7 +122,7 @@ def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: c
 def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
   """Publishes `sequences/` when all parts are there, and removes what was left of making it."""
   made, parts = folder / 'sequences', run.settings.data.parts
-  check_files(run.settings, folder)
+  inputs.check_unchanged(run, 'tokenize')
   check_parts([made / str(k) for k in range(parts)])
   meta = sequences.merge_meta(str(made), parts) | {'held_back': held.how, 'validation_fraction': held.fraction}
   check_rows(run.settings, meta['tokens'])

@@ -145,6 +145,11 @@ class Bucket:
   def names(self, prefix: str) -> Iterator[str]:
     return (found['path'] for chunk in self.api.list(self.store, prefix or None) for found in chunk)
 
+  def identities(self, prefix: str) -> Iterator[tuple[str, str]]:
+    """Yields (name, what tells its content from another's) of all objects below a folder, '' for all."""
+    for chunk in self.api.list(self.store, prefix or None):
+      yield from ((x['path'], f'{x["size"]} {x["e_tag"] or x["last_modified"].isoformat()}') for x in chunk)
+
   def tidy(self, prefix: str):
     """Does nothing: an unfinished upload is never seen."""
 

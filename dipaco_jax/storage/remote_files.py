@@ -8,8 +8,9 @@ import contextlib
 import errno
 import functools
 import io
+import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO, cast
 
 from dipaco_jax.core.errors import InputError, Unavailable
@@ -42,6 +43,41 @@ def find(pattern: str) -> list[str]:
     return [f'{bucket}/{found}' for found in _storage(bucket).names(folder) if matches(found)]
   except OSError as e:
     raise InputError(f'{pattern}: {e.strerror}; check its name and your credentials') from e
+
+
+def identities(paths: Sequence[str]) -> dict[str, str]:
+  """Returns {path: what tells its content from another's} of objects and files of the Hub that are there.
+
+  It is the size and the entity tag, which a bucket lists, or the Hub's hash. Raises OSError, Unavailable.
+  """
+  found = {path: _identity_in_hub(path) for path in paths if path.startswith(HUB)}
+  by_bucket: dict[str, list[str]] = {}
+  for path in paths:
+    if not path.startswith(HUB):
+      by_bucket.setdefault(_split(path)[0], []).append(_split(path)[1])
+  for bucket, names in by_bucket.items():
+    with waiting_for(bucket):
+      listed = _list_identities(_storage(bucket), os.path.commonpath([os.path.dirname(name) for name in names]))
+    found |= {f'{bucket}/{name}': listed[name] for name in names if name in listed}
+  return {path: identity for path, identity in found.items() if identity}
+
+
+def _list_identities(storage: object_store.Storage, folder: str) -> dict[str, str]:
+  backend = storage.backend
+  return storage.retry(folder, lambda: dict(backend.identities(folder))) if isinstance(backend, backends.Bucket) else {}
+
+
+def _identity_in_hub(path: str) -> str:
+  with waiting_for(path):
+    try:
+      about = _hub(path).info(path.removeprefix(HUB))
+    except FileNotFoundError:
+      return ''
+    except (InputError, OSError):
+      raise
+    except Exception as e:  # of httpx, and of the Hub's own kinds
+      raise _OfHub(e) from e
+  return f'{about["size"]} {(about.get("lfs") or {}).get("sha256") or about.get("blob_id") or ""}'
 
 
 def open_file(path: str) -> BinaryIO:

@@ -122,7 +122,6 @@ def test_limits_are_divided_by_the_weights(of_three):
 def test_what_it_is_made_of_is_planned_and_written_down(of_three):
   assert corpus.plan_held_back(of_three).how == 'ends'
   assert settings.from_dict(of_three.to_dict()) == of_three
-  assert corpus.fingerprint(of_three.data) != corpus.fingerprint(settings.Data(source='stdlib'))
 
 
 def test_a_source_without_text_is_named(of_three, tmp_path):

@@ -92,16 +92,6 @@ def test_files_of_one_name_in_several_folders_have_documents_of_their_own(tmp_pa
   assert alone[0][0].id == 'a.jsonl:1'
 
 
-def test_other_files_have_another_fingerprint(tmp_path):
-  (tmp_path / 'a.jsonl').write_bytes(corpora.lines(50))
-  found = [corpus.fingerprint(corpora.in_files(tmp_path))]
-  (tmp_path / 'b.jsonl').write_bytes(corpora.lines(50))
-  found.append(corpus.fingerprint(corpora.in_files(tmp_path)))
-  (tmp_path / 'b.jsonl').write_bytes(corpora.lines(51))
-  found.append(corpus.fingerprint(corpora.in_files(tmp_path)))
-  assert len({*found}) == 3 and found[-1] == corpus.fingerprint(corpora.in_files(tmp_path, max_documents=3))
-
-
 @pytest.mark.parametrize('validation', ['b.jsonl', '../x/b*', 'link'])
 def test_a_file_that_is_trained_on_is_no_validation_text(tmp_path, validation):
   (tmp_path / 'x').mkdir()

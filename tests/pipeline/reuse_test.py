@@ -2,12 +2,16 @@
 
 import dataclasses
 import json
+import shutil
 
+import bits
 import pytest
 import tiny_run
 
 from dipaco_jax.core import settings
-from dipaco_jax.pipeline import preflight, run as run_lib
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.pipeline import inputs, reuse, run as run_lib
+from dipaco_jax.storage import publishing
 from dipaco_jax.training import metrics_log
 
 
@@ -42,7 +46,7 @@ def test_a_stage_of_other_settings_is_not_taken(undisturbed, tmp_path, changes, 
   for section, fields in changes.items():
     values[section] = values[section] | fields if isinstance(fields, dict) else fields
   run = run_lib.unattended(tmp_path, settings.from_dict(values))
-  preflight.take_stages(run, undisturbed)
+  reuse.take_stages(run, undisturbed)
   run.metrics.close()
   assert sorted(file.stem for file in tmp_path.glob('stages/*.json')) == sorted(reused)
   assert (tmp_path / 'base').exists() == ('pretrain' in reused)
@@ -54,7 +58,7 @@ def test_rows_of_an_earlier_start_are_not_there_twice(undisturbed, tmp_path):
   run.metrics.close()
   with metrics_log.Metrics(tmp_path) as rows:
     rows.write('step', 'pretrain', 1, loss=9.0)  # begun before --reuse was given
-    preflight.take_stages(dataclasses.replace(run, metrics=rows), undisturbed)
+    reuse.take_stages(dataclasses.replace(run, metrics=rows), undisturbed)
   ours, theirs = (
     [row for row in map(json.loads, (w / 'metrics.jsonl').read_text().splitlines()) if row['stage'] == 'pretrain']
     for w in (tmp_path, undisturbed)
@@ -67,3 +71,76 @@ def test_a_directory_without_a_run_is_refused(undisturbed, tmp_path):
     tiny_run.start(undisturbed.parent / 'config.py', tmp_path / 'run', f'--reuse={tmp_path}'), status=2
   )
   assert 'there is no run' in said
+
+
+@pytest.fixture
+def as_undisturbed(undisturbed, tmp_path):
+  """`as_undisturbed(text)`: a run with the settings of `undisturbed`, whose text is elsewhere: these bytes."""
+  made = []
+
+  def make(text: bytes) -> run_lib.Run:
+    (tmp_path / 'elsewhere').mkdir(exist_ok=True)
+    (tmp_path / 'elsewhere' / 'text.jsonl').write_bytes(text)
+    values = json.loads((undisturbed / 'config.json').read_text())
+    values['data'] |= {'train': (f'{tmp_path}/elsewhere/*.jsonl',)}
+    made.append(run_lib.unattended(tmp_path / f'run {len(made)}', settings.from_dict(values)))
+    return made[-1]
+
+  yield make
+  for run in made:
+    run.metrics.close()
+
+
+def taken(run: run_lib.Run) -> list[str]:
+  return sorted(file.stem for file in run.workdir.glob('stages/*.json'))
+
+
+def test_the_same_text_in_another_place_is_the_same(undisturbed, as_undisturbed):
+  run = as_undisturbed((undisturbed.parent / 'text.jsonl').read_bytes())
+  reuse.take_stages(run, undisturbed)
+  assert taken(run) == ['pretrain', 'route', 'tokenize']
+  inputs.check_inputs(run.workdir, run.settings)
+  bits.rewrite_in_place(run.workdir.parent / 'elsewhere' / 'text.jsonl')
+  with pytest.raises(InputError, match=r'text.jsonl has changed since stage tokenize'):
+    inputs.check_inputs(run.workdir, run.settings)
+
+
+def test_other_text_of_the_same_size_is_not(undisturbed, as_undisturbed, caplog):
+  text = bytearray((undisturbed.parent / 'text.jsonl').read_bytes())
+  text[len(text) // 2] ^= 1
+  run = as_undisturbed(bytes(text))
+  reuse.take_stages(run, undisturbed)
+  assert not taken(run) and not (run.workdir / 'sequences').exists()
+  assert [record.getMessage() for record in caplog.records] == [
+    f'--reuse={undisturbed}: from stage tokenize on this run makes its own: config.data.train has other contents'
+  ]
+
+
+def test_a_base_of_other_text_is_not_taken_by_a_run_that_is_tokenized(undisturbed, as_undisturbed, caplog):
+  run = as_undisturbed((undisturbed.parent / 'text.jsonl').read_bytes())
+  reuse.take_stages(run, undisturbed)
+  for name in ('stages/pretrain.json', 'stages/route.json'):
+    (run.workdir / name).unlink()
+  record = json.loads((run.workdir / 'stages' / 'tokenize.json').read_text())
+  publishing.write_json(run.workdir / 'stages' / 'tokenize.json', record | {'inputs': {'data.train': 'of other text'}})
+  reuse.take_stages(run, undisturbed)
+  assert taken(run) == ['tokenize'] and 'config.data.train has other contents' in caplog.text
+
+
+def test_a_run_without_digests_cannot_be_compared(undisturbed, as_undisturbed, tmp_path):
+  run = as_undisturbed((undisturbed.parent / 'text.jsonl').read_bytes())
+  (tmp_path / 'other' / 'stages').mkdir(parents=True)
+  shutil.copy(undisturbed / 'config.json', tmp_path / 'other')
+  record = json.loads((undisturbed / 'stages' / 'tokenize.json').read_text())
+  del record['inputs']
+  publishing.write_json(tmp_path / 'other' / 'stages' / 'tokenize.json', record)
+  with pytest.raises(InputError, match='cannot be compared: leave --reuse out, or name another run'):
+    reuse.take_stages(run, tmp_path / 'other')
+
+
+def test_the_field_that_differs_is_named(undisturbed, tmp_path, caplog):
+  values = json.loads((undisturbed / 'config.json').read_text()) | {'seed': 1}
+  run = run_lib.unattended(tmp_path, settings.from_dict(values))
+  reuse.take_stages(run, undisturbed)
+  run.metrics.close()
+  assert 'from stage tokenize on this run makes its own: config.seed was 0, is 1' in caplog.text

@@ -11,7 +11,7 @@ import sentencepiece
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus
-from dipaco_jax.pipeline import route_stage, run as run_lib, stage_records, tokenize_stage
+from dipaco_jax.pipeline import inputs, route_stage, run as run_lib, stage_records, tokenize_stage
 
 
 def contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -35,7 +35,8 @@ def copy(undisturbed, run, *names):
 
 def test_the_stage_makes_what_is_missing_and_leaves_nothing_else(undisturbed, run):
   """Killed after two parts of the sequences and before the tokenizer had its last sample."""
-  folder = run.workdir / f'tokenize-{corpus.fingerprint(run.settings.data)}'
+  inputs.note_inputs(run, 'tokenize')
+  folder = tokenize_stage.find_folder(run.workdir)
   copy(undisturbed, run, 'tokenizer.model')
   tokenize_stage.write_parts(run, folder / 'sequences', (0, 2), corpus.plan_held_back(run.settings))
   assert {path.name for path in (folder / 'sequences').iterdir()} == {'0', '2'}
@@ -46,7 +47,7 @@ def test_the_stage_makes_what_is_missing_and_leaves_nothing_else(undisturbed, ru
   assert (run.workdir / 'sequences' / '2' / 'mark').exists(), 'it was made again'
   (run.workdir / 'sequences' / '2' / 'mark').unlink()
   assert contents(run.workdir / 'sequences') == contents(undisturbed / 'sequences')
-  assert {path.name for path in run.workdir.iterdir()} == {'tokenizer.model', 'sequences'}
+  assert {path.name for path in run.workdir.iterdir()} == {'tokenizer.model', 'sequences', 'inputs.json'}
   assert meta['parts'] == 3 and meta['documents'] + meta['validation_documents'] == 300
 
 
@@ -94,6 +95,7 @@ def test_a_tokenizer_of_bytes_is_trained_kept_and_given_to_another_run(run):
   first = tokenize_stage.tokenize(made)
   assert {path.name for path in made.workdir.iterdir()} == {
     'sequences',
+    'inputs.json',
     *(name + seal for name in ('tokenizer.json', 'tokenizer_config.json') for seal in ('', '.sha256')),
   }
   assert first['vocab_size'] == made.tokenizer.vocab_size == 400

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.inference import trained_run
-from dipaco_jax.pipeline import preflight, run as run_lib, stage_records
+from dipaco_jax.pipeline import preflight, reuse, run as run_lib, stage_records
 from dipaco_jax.storage import seals, tensors
 
 
@@ -63,7 +63,7 @@ def test_every_file_of_a_finished_run_has_a_seal(undisturbed):
 def test_seals_travel_with_what_is_reused(undisturbed, workdir, tmp_path_factory):
   s, other = stage_records.read_settings(undisturbed), tmp_path_factory.mktemp('other')
   run = run_lib.unattended(other, s)
-  preflight.take_stages(run, workdir)
+  reuse.take_stages(run, workdir)
   assert (other / 'base' / seals.SUMS).read_bytes() == (workdir / 'base' / seals.SUMS).read_bytes()
   bits.flip_in_middle(other / 'base' / 'params.safetensors')
   with pytest.raises(seals.Damaged, match=rf'{other}/base/params\.safetensors'):
@@ -78,7 +78,7 @@ def test_what_is_damaged_is_not_reused(name, undisturbed, workdir, tmp_path_fact
   run = run_lib.unattended(tmp_path_factory.mktemp('other'), stage_records.read_settings(undisturbed))
   bits.flip_in_middle(workdir / name)
   with pytest.raises(seals.Damaged, match=f'{workdir}/{name}.* is not as it was written'):
-    preflight.take_stages(run, workdir)
+    reuse.take_stages(run, workdir)
   run.metrics.close()
 
 

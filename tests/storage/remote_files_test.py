@@ -78,6 +78,19 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   assert ids[0] == ids[1]
 
 
+def test_the_content_of_objects_is_told_by_the_bucket(bucket):
+  root = f's3://{object_server.BUCKET}'
+  for name, content in (('same/a.txt', b'words'), ('same/sub/b.txt', b'words'), ('same/c.txt', b'other')):
+    bucket.write(name, content)
+  paths = [f'{root}/same/{name}' for name in ('a.txt', 'sub/b.txt', 'c.txt', 'none.txt')]
+  a, b, c = paths[:3]
+  found = remote_files.identities(paths)
+  assert [*found] == [a, b, c] and found[a] != found[c]
+  bucket.write('same/a.txt', b'drows')
+  again = remote_files.identities(paths)
+  assert again[a] != found[a] and (again[b], again[c]) == (found[b], found[c])
+
+
 @pytest.mark.parametrize('kind', ['parquet', 'feather', 'tar', 'jsonl.xz'])
 def test_records_in_a_bucket_or_on_the_hub_are_those_on_disk(tmp_path, bucket, monkeypatch, kind):
   """The Hub's file system is another one of fsspec's here, as it cannot be reached."""

@@ -1,0 +1,113 @@
+"""What the text of a config holds, by digests: texts are the same where these are, wherever their files lie.
+
+The sha256 of a file on this machine is computed once: as long as its size, times and inode stay, it has not changed. An
+object in a bucket and a file of the Hub have an identity of their own there.
+"""
+
+import concurrent.futures
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from dipaco_jax.core import fields, settings
+from dipaco_jax.core.extension import is_reference
+from dipaco_jax.data import corpus, source, source_files, source_seqio, source_stdlib, source_tfds
+from dipaco_jax.storage import remote_files
+
+THREADS = 4  # that read files
+RACY_NS = 2_000_000_000  # a file that changed so shortly before it was read may change again with the same times
+
+Known = list[int | str]  # size, times in ns, inode, when it was read in ns, sha256
+
+
+class File(NamedTuple):
+  """A file of text."""
+
+  name: str  # from which ids of documents are made
+  path: str
+  domain: str = ''
+
+
+class Content(NamedTuple):
+  """What a field of the config names: files, or a digest of what is in no files that can be listed."""
+
+  files: tuple[File, ...] = ()
+  other: str = ''
+
+
+class Digests:
+  """Digests of files by path, those that are `known` without reading the files again."""
+
+  def __init__(self, known: Mapping[str, Known]):
+    self.known = dict(known)
+
+  def of_files(self, paths: Iterable[str]) -> dict[str, str]:
+    """Returns {path: digest} of the files that are there. Raises OSError, Unavailable where one cannot be read."""
+    wanted = list(dict.fromkeys(paths))
+    remote = [path for path in wanted if remote_files.is_remote(path)]
+    local = [path for path in wanted if not remote_files.is_remote(path)]
+    with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
+      found = dict(zip(local, pool.map(self._of_file, local), strict=True))
+    return {path: digest for path, digest in found.items() if digest} | remote_files.identities(remote)
+
+  def of_content(self, content: Content) -> str:
+    """Returns a digest of what a field names. Raises FileNotFoundError where a file has gone."""
+    found = self.of_files(file.path for file in content.files)
+    if gone := [file.path for file in content.files if file.path not in found]:
+      raise FileNotFoundError(2, 'No such file or directory', gone[0])
+    listed = [[file.name, file.domain, found[file.path]] for file in content.files]
+    return hashlib.sha256(json.dumps([listed, content.other]).encode()).hexdigest()
+
+  def _of_file(self, path: str) -> str:
+    """Returns the sha256 of a file; '' where there is none."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+      state, known = _state(path), self.known.get(path)
+      if known and known[:-2] == state and int(known[-2]) - max(state[1:3]) > RACY_NS:
+        return str(known[-1])
+      now = time.time_ns()
+      with open(path, 'rb') as f:
+        sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
+      self.known[path] = [*state, now, sha256]
+      return sha256
+    return ''
+
+
+def _state(path: str) -> list[int]:
+  found = os.stat(path)
+  return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+
+
+def of_text(data: settings.Data) -> dict[str, Content]:
+  """Returns what each field holds that names text; raises InputError where there is none."""
+  if data.source == 'files':
+    return {f'data.{split}': Content(tuple(_files(data, split))) for split in ('train', 'validation')}
+  if is_reference(data.source):
+    return {'data.source': Content(other=_digest_documents(data))}
+  of_source = {'stdlib': source_stdlib, 'tfds': source_tfds, 'seqio': source_seqio}[data.source]
+  return {'data.source' if data.source == 'stdlib' else 'data.name': Content(other=of_source.content_digest(data))}
+
+
+def _files(data: settings.Data, split: str) -> list[File]:
+  """Lists the files of a split; of a mixture with the names of its sources."""
+  sources = corpus.sources_of(data)
+  if not sources or (split == 'validation' and not fields.sources(data.validation)):
+    return [File(*file) for file in source_files.list_with_domains(data, split)]
+  return [
+    File(f'{name}/{file}', path, name)
+    for name, (of_source, _) in sources.items()
+    for file, path, _ in source_files.list_with_domains(of_source, split)
+  ]
+
+
+def _digest_documents(data: settings.Data) -> str:
+  """Returns a digest of all documents of a source of the user's own, which is read whole for it."""
+  total = hashlib.sha256()
+  for split in ('train', 'validation'):
+    for item in corpus.find(data.source)(data, split) or ():
+      found = source.read_or_skip(item.read, data, lambda error: None)
+      total.update(json.dumps([split, item.id, *map(str, found or ())]).encode())
+  return total.hexdigest()

@@ -1,0 +1,38 @@
+"""`inputs.json` of a workdir: what its stages have read from outside it, by content. Loads no JAX."""
+
+import logging
+import pathlib
+from typing import Any, NamedTuple
+
+from dipaco_jax.storage import publishing, seals
+
+FILE = 'inputs.json'
+
+
+class Inputs(NamedTuple):
+  """What is known of a run's inputs."""
+
+  files: dict[str, list[Any]]  # of files on this machine, see `content.Digests`
+  stages: dict[str, dict[str, dict[str, Any]]]  # {stage: {field: {'digest', 'files': {path: digest}}}}
+
+  def digests(self, stage: str) -> dict[str, str]:
+    """Returns {field: digest} of what a stage has read."""
+    return {field: about['digest'] for field, about in self.stages.get(stage, {}).items()}
+
+
+def read_inputs(workdir: pathlib.Path) -> Inputs:
+  """Returns what is known of a run's inputs: nothing of a run that has read none, or was made by an earlier version."""
+  file = workdir / FILE
+  if not file.exists():
+    return Inputs({}, {})
+  try:
+    found = seals.read_json(file, 'files', 'stages')
+  except seals.Damaged:
+    logging.warning('%s is damaged: whether text and models are those that the run began with is not known', file)
+    return Inputs({}, {})
+  return Inputs(found['files'], found['stages'])
+
+
+def write_inputs(workdir: pathlib.Path, inputs: Inputs) -> None:
+  """Writes what is known of a run's inputs."""
+  publishing.write_json(workdir / FILE, inputs._asdict())
