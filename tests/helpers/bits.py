@@ -1,5 +1,6 @@
 """Single bits of bytes and of files, changed."""
 
+import os
 import pathlib
 
 
