@@ -247,6 +247,9 @@ def print_summary(workdir: str, r: dict[str, Any]):
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
     f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',
     *([f'learning rate at most {rate:.3g}'] if (rate := r['highest_learning_rate']) else []),
+    *([f'epochs        {words}'] if (words := headline.epochs(r)) else []),
+    *([f'bytes a token {r["bytes_per_token"]:.2f}'] if r['bytes_per_token'] else []),
+    f'wall time     {headline.wall_time(r)}',
     f'report        {place}/report.html',
     f'next          python -m dipaco_jax.generate --workdir={place} --prompt=TEXT',
   ]

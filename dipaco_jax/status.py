@@ -14,7 +14,7 @@ from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.core import averaging_gap, dense_control, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
-from dipaco_jax.pipeline import stage as stage_lib, time_account
+from dipaco_jax.pipeline import plan, stage as stage_lib, time_account
 from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_stages
 from dipaco_jax.reports import failures, headline, time_table
 from dipaco_jax.storage.lock import owner
@@ -130,6 +130,8 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
   rate = statistics.median(rates) if rates else None  # so ends of phases and pauses between two sittings don't count
   if running and rate is not None:  # 0 if rows were written within a tick of the clock
     figures.append(f'about {duration(left * rate)} to go {"with it" if is_control else "in this stage"}')
+    if later := plan.later_work(config, stage_lib.CONTROL if is_control else stage):
+      figures.append(f'about {duration((left + later * total) * rate)} in the whole run')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
 
 

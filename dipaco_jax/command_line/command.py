@@ -17,7 +17,7 @@ import dipaco_jax
 from dipaco_jax.core import errors, fields, printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import object_store
-from dipaco_jax.training import display, processes, stopping
+from dipaco_jax.training import devices, display, processes, stopping
 
 TRY_AGAIN = stopping.TRY_AGAIN  # exit status: a disk, bucket, text or database is full or away
 DIVERGED = 65  # exit status: training cannot go on
@@ -142,7 +142,10 @@ def decode_text(data: bytes, option: str) -> str:
 
 
 def check_devices() -> None:
-  """Raises InputError, in one line, where JAX finds no device; JAX's own error has many lines, or none."""
+  """Shows the devices, and warns of a fall back to the CPU; raises InputError, in one line, where JAX finds none.
+
+  JAX's own error has many lines, or none.
+  """
   import jax
 
   try:
@@ -152,6 +155,8 @@ def check_devices() -> None:
     why = (str(e).splitlines() or ['it has no such platform'])[0].partition(' (set JAX_PLATFORMS')[0]
     fix = 'unset it to take what there is, or set it to cpu' if named else 'JAX_PLATFORMS=cpu does without'
     raise InputError(f'JAX_PLATFORMS={named}: JAX has no device: {why}; {fix}') from e
+  if processes.is_first():
+    devices.show()
 
 
 def quiet() -> None:

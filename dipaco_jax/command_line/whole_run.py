@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from dipaco_jax.command_line import bucket_run, command
 from dipaco_jax.core import errors, settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import inputs, preflight, reuse, run as run_lib, stage_records, stages, time_account
+from dipaco_jax.pipeline import inputs, plan, preflight, reuse, run as run_lib, stage_records, stages, time_account
 from dipaco_jax.reports import live_report, run_report
 from dipaco_jax.storage import files, lock, time_use
 from dipaco_jax.training import (
@@ -119,6 +119,7 @@ def _run_stages(
       reuse.take_stages(run, pathlib.Path(call.reuse))
     disk.follow('reuse')
     disk.publish()
+    display.STDERR.note(plan.describe(settings, stage_records.read_stages(workdir)))
     try:
       stages.run_all(run)
     except training_loop.Stopped:

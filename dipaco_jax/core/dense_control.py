@@ -4,11 +4,12 @@
 
     'steps'   as many steps as one path: it reads 1 / P of what P paths read together
     'flops'   as many tokens as all paths together, and so with as many FLOPs, since it is as large as a path
+
+Nothing here imports JAX.
 """
 
 import dataclasses
 
-from dipaco_jax.core import outer
 from dipaco_jax.core.settings import Settings
 
 
@@ -17,8 +18,17 @@ def steps_per_phase(s: Settings) -> int:
   t = s.train
   if s.evaluate.control_budget == 'steps':
     return t.steps_per_phase
-  trained = sum(int(outer.active_paths(t, s.num_paths, s.seed, phase).sum()) for phase in range(t.phases))
-  return -(-trained * t.steps_per_phase // t.phases)
+  return -(-count_path_phases(s) * t.steps_per_phase // t.phases)
+
+
+def count_path_phases(s: Settings) -> int:
+  """Returns in how many phases each path is trained, summed over paths."""
+  t = s.train
+  if not t.schedule:
+    return t.phases * min(t.paths_per_phase or s.num_paths, s.num_paths)
+  firsts = [first for first, _ in t.schedule]
+  spans = zip(firsts, [*firsts[1:], t.phases], t.schedule, strict=True)
+  return sum(len({*paths}) * max(0, min(end, t.phases) - first) for first, end, (_, paths) in spans)
 
 
 def control_settings(s: Settings) -> Settings:

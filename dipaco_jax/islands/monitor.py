@@ -50,10 +50,12 @@ PAGE_S = 60.0  # between pages of the run so far
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged where it has diverged."""
   collector, page, about = Collector(island), LivePage(island), {'task': '', 'stuck': ''}
-  told, progress = -1, display.Progress('train', island.run.settings.train.phases, 'phases of all paths')
+  s, told = island.run.settings, -1
+  # One process trains the control, and paths are trained by many: how long it takes is not known.
+  progress = display.Progress('train', s.train.phases, 'phases of all paths', later=None if s.evaluate.control else 0.0)
   # Signs of life come from a thread, as collecting may take minutes.
   beating = retry.every(PAUSE_S, 'a sign of life', lambda: island.registry.beat(island.name, 'monitor', dict(about)))
-  made = sinks.make(island.run.settings, island.storage.url.rstrip('/').rpartition('/')[2])
+  made = sinks.make(s, island.storage.url.rstrip('/').rpartition('/')[2])
   fed = sinks.fed(made, lambda: live_rows.follow(island), sinks.in_storage(island.storage), LOOK_S)
   with contextlib.closing(progress), beating, fed:
     while not schedule.is_finished(island):
@@ -69,7 +71,7 @@ def watch(island: Island):
       about['stuck'] = why
       page.write_if_due()
       time.sleep(PAUSE_S)
-    collector.collect(island.run.settings.train.phases)
+    collector.collect(s.train.phases)
     collector.finish()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dipaco_jax.core import dense_control, grid as grid_lib, outer, settings as settings_lib
 from dipaco_jax.data import loader
-from dipaco_jax.pipeline import run as run_lib, samples, stage, validate_stage
+from dipaco_jax.pipeline import plan, run as run_lib, samples, stage, validate_stage
 from dipaco_jax.storage import tensors, time_use
 from dipaco_jax.training import display, job as job_lib, mesh, train_state as state_lib, training_loop
 from dipaco_jax.training.programs import Programs
@@ -22,7 +22,10 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> job_lib.Job:
   once = job_lib.Schedule(phases=1, steps_per_phase=s.pretrain.steps, steps_per_dispatch=s.train.steps_per_dispatch)
   data = job_lib.Data(s.pretrain.batch_size, streams(run, 'base', s.pretrain.batch_size))
   evaluation = job_lib.Evaluation(validate=functools.partial(validate_stage.validate, run, made))
-  return job_lib.Job('pretrain', made, once, data, _alone, base=params, base_state=None, evaluation=evaluation)
+  return job_lib.Job(
+    'pretrain', made, once, data, _alone, base=params, base_state=None, evaluation=evaluation,
+    later_work=plan.later_work(s, 'pretrain'),
+  )  # fmt: skip
 
 
 def _alone(phase: int) -> np.ndarray:
@@ -46,6 +49,7 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
   return job_lib.Job(
     'train', made, schedule, data, weights(run, number), base=run.base(), base_state=base_state(run, made),
     keep_state=s.inner.keep_state, evaluation=evaluation, publish=True, round=number, lost=lost(run),
+    later_work=plan.later_work(s, 'train'),
   )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from dipaco_jax.core.errors import Diverged
 from dipaco_jax.huggingface import model_folder
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import (
+  epochs,
   excerpt_choice,
   features,
   inputs,
@@ -87,11 +88,15 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
   params, about = first_parameters(run)
   if processes.any_process((run.workdir / 'base').exists(), 'base'):
     s = run.settings.pretrain  # the record was lost, and with it the speed
-    return {
-      'steps': s.steps,
-      'tokens': s.steps * s.batch_size * run.settings.model.seq_len,
-      'tokens_per_s': None,
-    } | about
+    return (
+      {
+        'steps': s.steps,
+        'tokens': s.steps * s.batch_size * run.settings.model.seq_len,
+        'tokens_per_s': None,
+      }
+      | epochs.of_base(run)
+      | about
+    )
   route_stage.write_base_shards(run, 'pretrain')
   record, inner = state_lib.new_record(1), {}
   if run.settings.pretrain.steps:
@@ -103,7 +108,8 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
       (aside / 'params.safetensors').write_bytes(tensors.to_bytes(params))
       (aside / 'inner.safetensors').write_bytes(tensors.to_bytes(inner))
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
-  return {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate} | about
+  found = {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate}
+  return found | epochs.of_base(run) | about
 
 
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -206,6 +212,7 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
   return {
     'phases': phases, 'steps': phases * tau, 'highest_learning_rate': rate_check.find_highest(s),
     'train_tokens': tokens, 'tokens_per_s': rate,
+    'epochs_by_path': epochs.of_paths(run),
     'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, phases),
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
     'outer_bytes_per_phase':

@@ -25,7 +25,7 @@ from dipaco_jax.data import corpus, left_out, own_tokenizer, sequences, source, 
 from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import input_records, inputs, run as run_lib
 from dipaco_jax.storage import files, publishing, seals
-from dipaco_jax.training import display, processes, stopping
+from dipaco_jax.training import display, processes
 
 Path = pathlib.Path
 LIMITED = 0.95  # of a limit of documents: fewer are all there are; draws of validation text are not exact
@@ -126,7 +126,7 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
   check_parts([made / str(k) for k in range(parts)])
   meta = sequences.merge_meta(str(made), parts) | {'held_back': held.how, 'validation_fraction': held.fraction}
   check_rows(run.settings, meta['tokens'])
-  left_out.log_all(meta, stopping.say)
+  left_out.log_all(meta, display.STDERR.note)
   _warn_of_limit(run.settings.data, meta)
   publishing.write_json(made / 'meta.json', meta)
   files.put_in_place(made, run.workdir / 'sequences')

@@ -1,6 +1,7 @@
 """Numbers, bytes and times in words."""
 
 import datetime
+import math
 from collections.abc import Sequence
 
 
@@ -20,6 +21,13 @@ def _scaled(n: float, units: Sequence[str]) -> str:
     if abs(n) >= 0.9995 * 1000**power:  # else 999,600 would be '1e+03 K'
       return f'{n / 1000**power:.3g} {unit}'
   return ''
+
+
+def bytes_per_token(perplexity: float | None, bits_per_byte: float | None) -> float | None:
+  """Returns the mean bytes of text that a token stands for, from the loss per token and the loss per byte."""
+  if not perplexity or not bits_per_byte or not math.isfinite(perplexity):
+    return None
+  return math.log2(perplexity) / bits_per_byte
 
 
 def clock_time(unix_s: float) -> str:

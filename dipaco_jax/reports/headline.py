@@ -10,6 +10,7 @@ from typing import Any
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import left_out
+from dipaco_jax.training.display import duration
 
 HELD_BACK = {
   'given': "Validated on the source's own validation text, or on that of config.data.validation.",
@@ -72,6 +73,25 @@ def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> st
   digits = 0 if ends[1] >= 5 and ends[1] - ends[0] >= 1 else 1
   nearer, further = (f'{x:.{digits}f}' for x in ends)
   return f'{abs(100 * (ratio - 1)):.{digits}f}% {"lower" if high < 0 else "higher"} ({nearer} to {further}%){than}'
+
+
+def epochs(report: Mapping[str, Any]) -> str:
+  """Says how often the base and the paths have read their text; '' where that is not known."""
+  parts = []
+  if (of_base := report.get('pretrain_epochs')) and (tokens := report.get('pretrain_text_tokens')):
+    parts.append(f'base {of_base:.2f} ({of_base * tokens:,.0f} of {tokens:,} tokens)')
+  if (of_paths := report.get('epochs_by_path')) and (shards := report.get('shard_tokens')):
+    low, high = (f'{ends(of_paths):.2f}' for ends in (min, max))
+    seen = sum(times * tokens for times, tokens in zip(of_paths, shards, strict=True))
+    who = 'paths' if len(of_paths) > 1 else 'path'
+    parts.append(f'{who} {low}{f" to {high}" * (high != low)} ({seen:,.0f} of {sum(shards):,} tokens)')
+  return ', '.join(parts)
+
+
+def wall_time(report: Mapping[str, Any]) -> str:
+  """Says how long the run took, and each of its stages."""
+  seconds = report['wall_s']
+  return f'{duration(sum(seconds.values()))}: {", ".join(f"{name} {duration(s)}" for name, s in seconds.items())}'
 
 
 def outcome(about: Mapping[str, Any]) -> list[str]:

@@ -47,7 +47,8 @@ class Figure(NamedTuple):
     return cls(name, title, picture.caption, plot_style.to_svg(drawn, name), drawn.get_figheight(), kind)
 
 
-def render(run: Run, pictures: dict[str, Picture]) -> str:
+def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
+  """Returns the page of a run; with `reload_s`, browsers load it anew after so many seconds."""
   r = run.report
   drawn = {}
   for name, picture in pictures.items():
@@ -60,6 +61,7 @@ def render(run: Run, pictures: dict[str, Picture]) -> str:
   return pages.render(
     'report.html',
     run=run,
+    reload_s=reload_s,
     name=_name(run.grid),
     about=[words for words in (str(run.workdir), _when(r), *_devices(r)) if words],
     lead=headline.lead(r) if r['perplexity'] and r['base_perplexity'] else _lead_so_far(run),

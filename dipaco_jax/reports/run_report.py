@@ -28,7 +28,7 @@ TRAIN = (
   'phases steps highest_learning_rate train_tokens paths parameters_path parameters_total train_flops tokens_per_s '
   'model_flops_utilization step_s outer_s outer_fraction outer_bytes_per_phase synchronous_bytes_per_phase '
   'peak_memory_bytes compilations seconds seconds_by_path modules_sha256 island_bytes island_bytes_by_phase '
-  'island_mbits diloco_bytes_per_phase goodput_over_time replay_s device num_devices dtype'
+  'island_mbits diloco_bytes_per_phase goodput_over_time replay_s epochs_by_path device num_devices dtype'
 ).split()
 TOKENIZE = {  # names in report.json, and in the record of tokenizing
   'text_documents': 'documents',
@@ -38,6 +38,7 @@ TOKENIZE = {  # names in report.json, and in the record of tokenizing
   'dropped_tokens': 'dropped_tokens',
   'skipped_records': 'skipped_records',
 }
+RELOAD_S = 60  # between reloads of the page of a run that is at work
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
@@ -73,6 +74,10 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
       **{name: results.get('tokenize', {}).get(key) for name, key in TOKENIZE.items()},
       'pretrain_steps': pretrain.get('steps'),
       'pretrain_tokens': pretrain.get('tokens'),
+      'pretrain_epochs': pretrain.get('epochs'),
+      'pretrain_text_tokens': pretrain.get('text_tokens'),
+      'shard_tokens': route.get('shard_tokens'),
+      'bytes_per_token': amounts.bytes_per_token(report['perplexity'], report['bits_per_byte']),
       'domain_nmi': route.get('domain_nmi'),
       'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
       'wall_s': _wall_s(stages),
@@ -159,8 +164,8 @@ def _check_artefacts(run):
 def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = None, tasks: list | None = None) -> str:
   """Returns the page of a run that is not finished; raises as `make_report`.
 
-  `rows` and `tasks` are what metrics.jsonl and timeline.json would hold, for a workdir without them; the page then says
-  that the run is at work.
+  The page reloads itself, until the final one takes its place. `rows` and `tasks` are what metrics.jsonl and
+  timeline.json would hold, for a workdir without them; the page then says that the run is at work.
   """
   from dipaco_jax.reports import figures, report_page, run_data
 
@@ -168,4 +173,4 @@ def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = N
   if rows is not None:
     notice = run_data.progress_notice(run.settings, run.results, run.history, True)
     run = run._replace(notice=notice, tasks=tasks or [])
-  return report_page.render(run, figures.draw_all(run))
+  return report_page.render(run, figures.draw_all(run), RELOAD_S)

@@ -55,6 +55,11 @@ class Display:
     elif not self.only_terminal:
       self._write(f'{line}\n', False)
 
+  def note(self, line: str):
+    """Shows a whole line that stays, however wide the terminal is."""
+    if self.is_terminal or not self.only_terminal:
+      self._write(f'{self.cleared}{line}\n', False)
+
   def leave(self):
     """Ends the line that is shown, so that it stays."""
     self.stands = False
@@ -70,6 +75,10 @@ class Display:
   def cleared(self) -> str:
     """The characters that clear a terminal's line."""
     return '\r\x1b[K' if self.is_terminal else ''
+
+  def fits(self, line: str) -> bool:
+    """Returns whether a line is shown whole."""
+    return not self.is_terminal or len(line) < self._width()
 
   def _write(self, words: str, is_open: bool):
     with self._lock, contextlib.suppress(OSError, ValueError, AttributeError):
@@ -165,11 +174,15 @@ def doing(words: str, tells: bool = True, at_once: bool = False) -> Iterator[Non
 
 
 def duration(seconds: float) -> str:
-  """Formats seconds: '7 s', '3:12' minutes, '2:03:12' hours, '3 d 4 h'."""
+  """Formats seconds in the two largest units: '7 s', '3 min 12 s', '2 h 3 min', '3 d 4 h'; a zero is left out."""
   s = round(seconds)
   if s < 3600:
-    return f'{s // 60}:{s % 60:02d}' if s >= 60 else f'{s} s'
-  return f'{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}' if s < 86_400 else f'{s // 86_400} d {s // 3600 % 24} h'
+    parts = (s // 60, 'min'), (s % 60, 's')
+  elif s < 86_400:
+    parts = (s // 3600, 'h'), (s // 60 % 60, 'min')
+  else:
+    parts = (s // 86_400, 'd'), (s // 3600 % 24, 'h')
+  return ' '.join(f'{number} {unit}' for number, unit in parts if number) or '0 s'
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -181,9 +194,14 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 class Progress:
   """The progress line of one stage."""
 
-  def __init__(self, stage: str, total: int, unit: str, stream=None, clock=time.monotonic):
-    """`total`: number of units; 0 if unknown."""
-    self._stage, self._total, self._unit, self._clock = stage, total, unit, clock
+  def __init__(self, stage: str, total: int, unit: str, stream=None, clock=time.monotonic, later: float | None = None):
+    """Begins the line of a stage.
+
+    Args:
+      total: number of units; 0 if unknown.
+      later: the work of the run's later stages, in units of this one; None: unknown, so no ETA of the run is shown.
+    """
+    self._stage, self._total, self._unit, self._later, self._clock = stage, total, unit, later, clock
     self._display = STDERR if stream is None else Display(stream)
     self._started, self._next_time = clock(), -math.inf
     self._recent: collections.deque[tuple[float, int]] = collections.deque()
@@ -196,7 +214,7 @@ class Progress:
     self._recent.append((now, done))
     while len(self._recent) > 2 and now - self._recent[1][0] > 30:  # seconds that the rate looks back
       self._recent.popleft()
-    self._line = '  '.join([self._position(done), *(_show(k, v) for k, v in shown.items()), *self._eta(done)])
+    self._line = self._fit(self._position(done), [_show(k, v) for k, v in shown.items()], self._eta(done))
     if now >= self._next_time or now + since > self._next_time + SLACK_S:  # the next update would come too late
       self._next_time = now + (0.2 if self._display.is_terminal else pause_s(now - self._started))
       self._print()
@@ -217,7 +235,14 @@ class Progress:
     (first_time, first), (last_time, last) = self._recent[0], self._recent[-1]
     if not self._total or done >= self._total or last <= first or last_time <= first_time:
       return []
-    return [f'ETA {duration((self._total - done) * (last_time - first_time) / (last - first))}']
+    unit_s, left = (last_time - first_time) / (last - first), self._total - done
+    of_run = [] if self._later is None else [f'run ETA ~{duration((left + self._later) * unit_s)}']
+    return [f'ETA {duration(left * unit_s)}', *of_run]
+
+  def _fit(self, position: str, shown: list[str], eta: list[str]) -> str:
+    """Joins the parts of a line; on a terminal that is too narrow, the last of `shown` are left out."""
+    line = '  '.join([position, *shown, *eta])
+    return line if not shown or self._display.fits(line) else self._fit(position, shown[:-1], eta)
 
   def _print(self):
     self._display.show(self._line, stands=True)

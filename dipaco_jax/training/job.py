@@ -87,6 +87,7 @@ class Job:
   keep_state: bool = True
   evaluation: Evaluation = Evaluation()
   publish: bool = False  # modules, for others to read
+  later_work: float = 0.0  # of the run's training after this job, in multiples of this job's
   round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
   lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 

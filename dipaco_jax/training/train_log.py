@@ -48,7 +48,8 @@ class Journal:
 
   def __init__(self, job: Job, rows: metrics_log.Metrics, record: Record):
     self._job, self._name, self._rows, self._record = job, job.name, rows, record
-    self._progress = display.Progress(job.name, job.updates(job.schedule.phases, 0, 0), 'updates')
+    updates = job.updates(job.schedule.phases, 0, 0)
+    self._progress = display.Progress(job.name, updates, 'updates', later=job.later_work * updates)
     self._pending: tuple[Dispatch, dict[str, Any]] | None = None
     self._timed = False  # the first dispatch compiles
     self._told_gap = False
@@ -107,8 +108,8 @@ class Journal:
     self._rows.write('step', self._name, updates, **values, **({'skipped': skipped} if skipped.any() else {}))
     self._note_not_finite(step, trained, finite, skipped)
     num_paths = job.programs.layout.grid.num_paths
-    shown: dict[str, Any] = {'phase': phase + 1} if num_paths > 1 else {}
-    shown[display.whose_loss(trained, num_paths)] = float(means['loss'].mean())
+    shown: dict[str, Any] = {display.whose_loss(trained, num_paths): float(means['loss'].mean())}
+    shown |= {'phase': phase + 1} if num_paths > 1 else {}
     shown |= {'tokens_per_s': rate} if rate else {}
     self._progress.update(updates, **shown)
 

@@ -12,7 +12,7 @@ import synthetic
 
 from dipaco_jax import status
 from dipaco_jax.storage import object_store, seals
-from dipaco_jax.training import metrics_log
+from dipaco_jax.training import display, metrics_log
 
 HOLDER = """
 import fcntl, json, os, sys
@@ -86,7 +86,13 @@ def test_time_to_go_is_that_of_recent_steps(tmp_path, held):
     when -= 10_000 if step == 300 else 20  # a pause between two sittings
   (tmp_path / 'metrics.jsonl').write_text('\n'.join(reversed(rows)) + '\n')
   lines = status.status(tmp_path).splitlines()
-  assert lines[1:3] == ['step 500 of 1,000, 50% of this stage', 'loss 3.000, about 16:40 to go in this stage (0 s ago)']
+  assert lines[1] == 'step 500 of 1,000, 50% of this stage'
+  # The paths' 12 phases of 50 steps of 16 paths, and as many steps of the control, have as many rows a step.
+  later_s = (12 * 50 * 16 + 12 * 50) * 2
+  assert lines[2] == (
+    f'loss 3.000, about 16 min 40 s to go in this stage, about {display.duration(1000 + later_s)} in the whole run '
+    '(0 s ago)'
+  )
 
 
 def test_progress_of_paths_that_take_turns_is_that_of_all(tmp_path):

@@ -38,6 +38,25 @@ def test_a_run_that_was_evaluated_before_there_were_intervals_speaks_of_none():
   )
 
 
+def test_epochs_are_tokens_seen_of_tokens_there():
+  report = {
+    'pretrain_epochs': 1.5,
+    'pretrain_text_tokens': 2000,
+    'epochs_by_path': [0.5, 2.0],
+    'shard_tokens': [800, 400],
+  }
+  assert headline.epochs(report) == 'base 1.50 (3,000 of 2,000 tokens), paths 0.50 to 2.00 (1,200 of 1,200 tokens)'
+  one = {'pretrain_epochs': None, 'epochs_by_path': [0.5], 'shard_tokens': [800]}
+  assert headline.epochs(one) == 'path 0.50 (400 of 800 tokens)'
+  assert headline.epochs({}) == ''
+
+
+def test_wall_time_has_units():
+  assert (
+    headline.wall_time({'wall_s': {'tokenize': 4.4, 'train': 80.3}}) == '1 min 25 s: tokenize 4 s, train 1 min 20 s'
+  )
+
+
 @pytest.mark.parametrize(
   ('ratio', 'interval', 'words'),
   [

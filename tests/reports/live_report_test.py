@@ -39,7 +39,10 @@ def test_a_child_writes_the_page_and_no_more(workdir):
     page.write_if_due()
     assert page._child is child, 'one at a time'
     assert wait(page) == 0
-    assert 'phase 2 of 4 is done. Written at' in (workdir / 'report.html').read_text()
+    text = (workdir / 'report.html').read_text()
+    assert 'phase 2 of 4 is done. Written at' in text and 'This page reloads every 60 s.' in text
+    assert text.count('<meta http-equiv="refresh" content="60">') == 1
+    assert text.index('http-equiv="refresh"') < text.index('</head>')
     assert {p.name for p in workdir.iterdir()} == before | {'report.html'}
     page.write_if_due()
     took_s = page._every_s * live_report.SHARE

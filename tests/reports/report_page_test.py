@@ -37,6 +37,7 @@ def test_a_page_stands_alone_and_has_every_picture(reports, name):
   assert all(p.endswith('.png') for p in drawn)
   assert page.tags.count('figure') == page.tags.count('svg') == len(drawn)
   assert page.tags.count('h1') == 1 and not page.unlabelled
+  assert 'http-equiv="refresh"' not in text
 
 
 def test_a_grid_has_its_pictures(reports):

@@ -35,7 +35,7 @@ def test_paths_have_rows_and_add_up_with_what_they_spent_together():
 
 
 def test_a_line_names_the_largest_and_the_rest():
-  words = 'time 1:40: inner steps 80%, text, router, shards 8%, waiting for others 6%, outer steps 4%, start 2%'
+  words = 'time 1 min 40 s: inner steps 80%, text, router, shards 8%, waiting for others 6%, outer steps 4%, start 2%'
   assert time_table.in_words(SECONDS) == f'{words}; goodput of training 93%'
   more = SECONDS | {'evaluate': {'evaluate': 1.0, 'compile': 99.0}}
   assert time_table.in_words(more).endswith('outer steps 2%, the rest 2%; goodput of training 93%')

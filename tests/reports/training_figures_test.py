@@ -55,10 +55,10 @@ def test_the_time_of_training_is_told_by_cause_without_text_and_shards(run):
     'other': 100.0,
   }
   picture = training_figures.time_by_cause(run._replace(report=run.report | {'seconds': {'train': found}}))
-  assert words(picture) == ['1:40, 20.0%', '1:00, 12.0%', '30 s, 6.0%', '10 s, 2.0%', '5:00, 60.0%']
+  assert words(picture) == ['1 min 40 s, 20.0%', '1 min, 12.0%', '30 s, 6.0%', '10 s, 2.0%', '5 min, 60.0%']
   names = [label.get_text() for label in picture.figure.axes[0].get_yticklabels()]
   assert names == ['other work', 'waiting for others', 'storage', 'start', 'inner steps']
-  assert picture.caption == '8:20 of training; goodput, the share of steps, is 60%.'
+  assert picture.caption == '8 min 20 s of training; goodput, the share of steps, is 60%.'
   for nothing in (None, {'tokenize': found}, {'train': {'stages': 1.0}}):
     assert training_figures.time_by_cause(run._replace(report=run.report | {'seconds': nothing})) is None
 
@@ -66,5 +66,5 @@ def test_the_time_of_training_is_told_by_cause_without_text_and_shards(run):
 def test_time_is_the_sum_of_the_stages(run):
   seconds = {'tokenize': 60.0, 'train': 3600.0}
   picture = training_figures.time_by_stage(run._replace(report=run.report | {'wall_s': seconds}))
-  assert picture.caption.startswith('1:01:00 in all. Exchange between paths')
-  assert words(picture) == ['1:00:00', '1:00']
+  assert picture.caption.startswith('1 h 1 min in all. Exchange between paths')
+  assert words(picture) == ['1 h', '1 min']

@@ -51,7 +51,7 @@ def test_what_is_quick_gets_no_word(clock):
 
 def test_few_lines_where_work_is_long(clock):
   lines = waited(clock, io.StringIO(), 3000).splitlines()
-  assert lines[:3] == ['compiling ...', 'compiling 4 s', 'compiling 7 s'] and lines[-1] == 'compiling: 50:00'
+  assert lines[:3] == ['compiling ...', 'compiling 4 s', 'compiling 7 s'] and lines[-1] == 'compiling: 50 min'
   assert len(lines) < 150
   assert waited(clock, io.StringIO(), 2) == 'compiling ...\n'  # which is over soon
 
@@ -168,10 +168,39 @@ def test_progress_never_wraps(monkeypatch):
   assert written.split('\r')[1] == 'train 1/1,000 steps\x1b[K'
 
 
+def test_the_eta_of_the_run_counts_later_stages():
+  now, stream = [0.0], io.StringIO()
+  progress = display.Progress('pretrain', 100, 'updates', stream, clock=lambda: now[0], later=300.0)
+  for done in range(11):
+    now[0] = 3.0 * done
+    progress.update(done, loss=3.25)
+  last = stream.getvalue().splitlines()[-1]
+  assert last == 'pretrain 10/100 updates 10%  loss 3.250  ETA 4 min 30 s  run ETA ~19 min 30 s'
+
+
+def test_on_a_narrow_terminal_the_etas_and_the_loss_come_first(monkeypatch):
+  monkeypatch.setenv('TERM', 'xterm')
+  updates = [(float(t), t, {'loss': 3.25, 'phase': 3, 'tokens_per_s': 8012.3}) for t in range(20)]
+  assert on_terminal(60, updates).split('\r')[-2] == 'train 19/1,000 steps 1%  loss 3.250  ETA 16 min 21 s\x1b[K'
+  assert 'phase 3  8,012 tokens/s  ETA' in on_terminal(90, updates)
+
+
+def test_a_note_stays_whole(monkeypatch):
+  stream = Terminal()
+  monkeypatch.setenv('TERM', 'xterm')
+  shown = display.Display(stream)
+  shown.show('working ...')
+  shown.note('a' * 500)
+  assert stream.getvalue().endswith(f'\r\x1b[K{"a" * 500}\n')
+  shown.only_terminal, shown.silent = True, True
+  shown.note('b')
+  assert 'b' not in stream.getvalue()
+
+
 def test_eta_is_of_the_recent_rate(monkeypatch):
   monkeypatch.setenv('TERM', 'xterm')
   slow_first = [(0.0, 0, {}), (100.0, 1, {}), *((100.0 + t, 1 + t, {}) for t in range(1, 60))]
-  assert 'ETA 15:40' in on_terminal(80, slow_first)  # 940 steps at one a second
+  assert 'ETA 15 min 40 s' in on_terminal(80, slow_first)  # 940 steps at one a second
 
 
 def test_progress_off_a_terminal_is_rare():
@@ -206,7 +235,16 @@ def test_the_last_update_is_shown_once():
 
 
 @pytest.mark.parametrize(
-  ('seconds', 'words'), [(0.4, '0 s'), (59.4, '59 s'), (61, '1:01'), (3661, '1:01:01'), (90_061, '1 d 1 h')]
+  ('seconds', 'words'),
+  [
+    (0.4, '0 s'),
+    (59.4, '59 s'),
+    (61, '1 min 1 s'),
+    (119.7, '2 min'),
+    (3661, '1 h 1 min'),
+    (3600, '1 h'),
+    (90_061, '1 d 1 h'),
+  ],
 )
 def test_duration(seconds, words):
   assert display.duration(seconds) == words
