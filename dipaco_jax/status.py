@@ -78,7 +78,7 @@ def _now(facts: Any) -> list[str]:
   """Returns lines on what paths wait for, and what replays would cost, in a registry that knows the config."""
   import jax
 
-  from dipaco_jax.islands import island, lineage, run_costs, schedule, wire_status
+  from dipaco_jax.islands import island, lineage, run_costs, schedule, status_table, wire_status
   from dipaco_jax.pipeline import run
   from dipaco_jax.storage import object_store
 
@@ -88,6 +88,7 @@ def _now(facts: Any) -> list[str]:
     with contextlib.suppress(InputError):  # of another version of this program, whose table is shown all the same
       made = run.unattended(pathlib.Path(os.devnull), settings.from_dict(config.meta['config']))
       here = island.Island(made, facts, object_store.open_storage(os.devnull), 'status')
+      lines += status_table.time_left(facts, made.settings)
       lines += [f'waiting for {why}: {_paths(paths)}' for why, paths in schedule.waits(here).items()]
       lines += [
         f'without its worker, {n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again: {_paths(paths)}'

@@ -1,12 +1,14 @@
 """The live table of an islands run: each role's task, how far it is, and when it was last heard."""
 
+import statistics
 from typing import Any
 
-from dipaco_jax.core import printable
+from dipaco_jax.core import dense_control, printable, settings
 from dipaco_jax.islands import registry as registry_lib
 from dipaco_jax.training.display import columns, duration
 
 EXCLUDED, SHOWN = 'excluded: ', 5
+RECENT = 64  # tasks by which time is estimated
 KINDS = ('prepare', 'train', 'piece', 'ship', 'outer', 'evaluate', 'reroute', 'finish')
 
 
@@ -20,6 +22,16 @@ def lines(registry: registry_lib.Registry) -> list[str]:
   stuck = [printable.text(f'stuck: {why}') for role in roles if (why := role['about'].get('stuck'))]
   so_far = 'tasks so far: ' + (', '.join(done) or 'none')
   return [so_far, *columns(rows), *stuck, *map(printable.text, failures(registry))]
+
+
+def time_left(registry: registry_lib.Registry, s: settings.Settings) -> list[str]:
+  """Returns a line on the time that training still takes, by the newest tasks and the workers at work; or none."""
+  counts, seconds = registry.counts().get('train', {}), registry.durations('train', RECENT)
+  left, workers = dense_control.count_path_phases(s) - counts.get('done', 0), counts.get('running', 0)
+  if not seconds or not workers or left <= 0:
+    return []
+  to_go = duration(left * statistics.fmean(seconds) / workers)
+  return [f'about {to_go} of training to go ({left:,} phases of paths, {workers:,} at a time)']
 
 
 def failures(registry: registry_lib.Registry) -> list[str]:

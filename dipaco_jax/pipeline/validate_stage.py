@@ -126,9 +126,7 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets)}
     result |= group_ratios.compare(f'ratio_to_{name}', groups, nats, best.targets, num_paths)
-  document_losses.write(
-    run, assignment, best.targets, {'paths': best.nll} | {n: other.nll for n, other in others.items()}
-  )
+  document_losses.write(run, assignment, best.targets, {'paths': best.nll} | {n: other.nll for n, other in others.items()})
   if s.evaluate.matrix:
     result['loss_matrix'] = evaluation.loss_matrix(made, load, holdout_rows(run, s.rounds))
   return result

@@ -71,9 +71,7 @@ def _cost(tokens: int | None, flops: float | None, how: str) -> str:
   """Returns 'Trained on 1.5 M tokens, 6.1 T FLOPs: 96 steps after the base'; '' where nothing is known."""
   if not tokens:
     return ''
-  return (
-    f'Trained on {count(tokens)} tokens{f" with {count(flops)} FLOPs" if flops else ""}{f", {how}" if how else ""}.'
-  )
+  return f'Trained on {count(tokens)} tokens{f" with {count(flops)} FLOPs" if flops else ""}{f", {how}" if how else ""}.'
 
 
 def _serving(r: dict[str, Any], has_router: bool) -> str:

@@ -45,7 +45,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
   before = sorted(pathlib.Path().rglob('*'))
   status, said = run(*options, f'--workdir={workdir}')
   *waiting, said = said.splitlines(keepends=True)
-  assert all(line.startswith(('loading JAX', 'looking ')) for line in waiting), waiting
+  assert all(line.startswith(('loading JAX', 'devices: ', 'looking ')) for line in waiting), waiting
   assert status == 2 and said.startswith('dipaco_jax: ') and said.count('\n') == 1 and len(said) < 400, said
   assert sorted(pathlib.Path().rglob('*')) == before
   return said

@@ -169,7 +169,7 @@ def test_one_run_per_workdir(workdir, undisturbed):
     second = tiny_run.finish(start(config, workdir), status=2)
     *waiting, said = second.strip().split('\n')
     assert f'in use by process {first.pid}' in said
-    assert all(line.startswith(('loading JAX', 'looking ')) for line in waiting)
+    assert all(line.startswith(('loading JAX', 'devices: ', 'looking ')) for line in waiting)
     assert first.poll() is None
   finally:
     first.kill()

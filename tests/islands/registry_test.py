@@ -8,6 +8,7 @@ import registries
 import sqlalchemy as sa
 from registries import train
 
+from dipaco_jax.core import settings
 from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.islands import database, registry_schema, status_table
 from dipaco_jax.islands.registry import Fact, Lost, NewTask, Registry
@@ -257,6 +258,18 @@ def test_one_name_in_two_roles_is_two(db):
   shown = status_table.lines(db)
   assert any(line.startswith('mine (outer)   idle') for line in shown)
   assert any(line.startswith('mine (worker)  train 3 1') for line in shown)
+
+
+def test_the_time_left_is_that_of_recent_tasks_and_workers(db, monkeypatch):
+  s = settings.from_dict({'grid': {'a': 4}, 'levels': (('all', '.*', ('a',)),), 'train': {'phases': 3}})
+  db.add_tasks(train(('0', 0), ('1', 0), ('2', 0), ('3', 0)))
+  assert status_table.time_left(db, s) == []
+  db.complete(db.claim('a', ['train']), [])
+  assert status_table.time_left(db, s) == [], 'nobody is at work'
+  db.claim('a', ['train'])
+  db.claim('b', ['train'])
+  monkeypatch.setattr(db, 'durations', lambda kind, limit: [50.0, 70.0])
+  assert status_table.time_left(db, s) == ['about 5 min 30 s of training to go (11 phases of paths, 2 at a time)']
 
 
 def test_tables_of_another_version_are_refused(url, connect):
