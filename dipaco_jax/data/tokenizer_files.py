@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
-from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer, special_tokens
+from dipaco_jax.data import foreign_files, json_tokenizer, sentencepiece_tokenizer, special_tokens
 from dipaco_jax.data.json_tokenizer import CONFIG, JSON, JsonTokenizer
 from dipaco_jax.data.own_tokenizer import OwnTokenizer
 from dipaco_jax.data.sentencepiece_tokenizer import MODEL, SentencePieceTokenizer
@@ -37,8 +37,12 @@ def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:
   path = os.fspath(file)
   try:
     content = remote_files.read(path)
+  except IsADirectoryError as e:
+    raise InputError(f'config.tokenizer.model_file={path} is a folder: name its {JSON} or {MODEL}') from e
   except OSError as e:
     raise _unusable(path, e.strerror or str(e)) from e
+  if advice := foreign_files.explain_tokenizer(path, content):
+    raise InputError(f'config.tokenizer.model_file={path} {advice}')
   files = {JSON if content.lstrip()[:1] == b'{' else MODEL: content}
   folder = os.path.dirname(path) or '.'
   try:

@@ -16,7 +16,7 @@ import safetensors.numpy
 
 from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import tokenizer_files
+from dipaco_jax.data import foreign_files, tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.huggingface import config_json, families, tokenizer_json, weight_files
 from dipaco_jax.models import transformer
@@ -65,8 +65,9 @@ def check_config(s: settings.Settings):
   folder = s.pretrain.init
   _fitting_config(folder, s.model)
   _check_tokenizer(folder, s.tokenizer.model_file)
-  vocab_size = open_tokenizer(s).vocab_size
-  theirs, model = _fitting_config(folder, s.model, vocab_size), transformer.make_model(s.model, vocab_size)
+  tokenizer = open_tokenizer(s)
+  theirs = _fitting_config(folder, s.model, tokenizer)
+  model = transformer.make_model(s.model, tokenizer.vocab_size)
   wanted, ours = their_names(theirs, model), transformer.shapes(model)
   there = {name: x for file in weight_files.find(folder) for name, x in weight_files.shapes(folder, file).items()}
   _check_names(folder, there, wanted, s.model.tied)
@@ -74,6 +75,8 @@ def check_config(s: settings.Settings):
     _check_shape(folder, name, there[name], our_name, ours[our_name].shape)
   if s.model.tied and families.ENDS['head/kernel'] in there:
     load_params(folder, model)  # whether that is the embedding
+  for file in weight_files.find(folder):
+    weight_files.check_values(folder, file)
 
 
 def open_tokenizer(s: settings.Settings) -> Tokenizer:
@@ -102,8 +105,8 @@ def _check_tokenizer(folder: str, named: str):
     words = f'comes with its tokenizer: set config.tokenizer.model_file={min(there)}'
     raise InputError(f'config.pretrain.init={folder} {words}')
   if not named:
-    words = 'has no tokenizer.model and no tokenizer.json: name its own in config.tokenizer.model_file, or start from '
-    raise InputError(f'config.pretrain.init={folder} {words}another folder')
+    advice = foreign_files.explain_missing_tokenizer(folder, remote_files.list_names(folder))
+    raise InputError(f'config.pretrain.init={folder} {advice}')
   with contextlib.suppress(OSError):  # opening it tells what is wrong
     if remote_files.read(named) not in there.values():
       words = f'is not the tokenizer that config.pretrain.init={folder} comes with: leave it out'
@@ -129,7 +132,7 @@ def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, 
 
   Raises InputError where the folder's model is no path of this config, or a file is not what it should be.
   """
-  theirs, heads = _fitting_config(folder, model.config, model.vocab_size), model.config.num_heads
+  theirs, heads = _fitting_config(folder, model.config), model.config.num_heads
   shapes, wanted, head = transformer.shapes(model), their_names(theirs, model), families.ENDS['head/kernel']
   found: dict[str, np.ndarray] = {}
   sha256: dict[str, str] = {}
@@ -167,8 +170,8 @@ def _check_tied(folder: str, head_VD: np.ndarray, tokens_VD: np.ndarray):
     )
 
 
-def _fitting_config(folder: str, model: settings.Model, vocab_size: int = 0) -> Mapping[str, Any]:
-  """Reads the config.json. Raises InputError where its model cannot be a path, or its vocabulary is too small."""
+def _fitting_config(folder: str, model: settings.Model, tokenizer: Tokenizer | None = None) -> Mapping[str, Any]:
+  """Reads the config.json. Raises InputError where its model cannot be a path, or a token has no row in it."""
   theirs = weight_files.parsed(folder, 'config.json', weight_files.read(folder, 'config.json'))
   try:
     wrong = config_json.misfits(theirs, model)
@@ -176,10 +179,21 @@ def _fitting_config(folder: str, model: settings.Model, vocab_size: int = 0) -> 
     raise weight_files.wrong(folder, f'config.json: {e}') from e
   if wrong:
     raise weight_files.wrong(folder, ', '.join(f'set config.model.{name}={x!r}' for name, x in wrong.items()))
-  if theirs['vocab_size'] < vocab_size:
-    words = f'has a vocabulary of {theirs["vocab_size"]}, config.tokenizer.model_file one of {vocab_size}'
-    raise InputError(f'config.pretrain.init={folder} {words}: name its own tokenizer')
+  if tokenizer and theirs['vocab_size'] < tokenizer.vocab_size:
+    raise weight_files.wrong(folder, _explain_rows(theirs['vocab_size'], tokenizer))
   return theirs
+
+
+def _explain_rows(num_rows: int, tokenizer: Tokenizer) -> str:
+  """Says which tokens have no row in the embedding, and what helps."""
+  words = f'its vocab_size is {num_rows}, and its tokenizer has {tokenizer.vocab_size} tokens'
+  added = json_text.parse(tokenizer.files.get(tokenizer_files.JSON, b'{}')).get('added_tokens', [])
+  beyond = [token['content'] for token in added if token['id'] >= num_rows]
+  if len(beyond) != tokenizer.vocab_size - num_rows:
+    return f'{words}: it is the tokenizer of another model; put the one of this model there'
+  names = ', '.join(map(repr, beyond[:3])) + (', ...' if len(beyond) > 3 else '')
+  resize = f'in transformers, model.resize_token_embeddings({tokenizer.vocab_size}) and save_pretrained'
+  return f'{words}: the added {names} has no row; take it out of tokenizer.json and tokenizer_config.json, or {resize}'
 
 
 def _json(value: Any) -> bytes:

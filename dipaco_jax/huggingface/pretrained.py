@@ -7,7 +7,7 @@ from typing import Any
 
 from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import tokenizer_files
+from dipaco_jax.data import foreign_files, tokenizer_files
 from dipaco_jax.huggingface import config_json
 from dipaco_jax.storage import remote_files
 
@@ -58,6 +58,8 @@ def read_model(folder: str, workdir: str = '') -> dict[str, Any]:
   try:
     return config_json.read_config(json_text.parse(remote_files.read(f'{folder}/config.json')))
   except OSError as e:
+    if advice := foreign_files.explain_model(folder, remote_files.list_names(folder)):
+      raise InputError(f'config.pretrain.init={folder.removeprefix(remote_files.HUB)} {advice}') from e
     raise _unreadable(folder, e.strerror or str(e)) from e
   except InputError as e:
     at_hub = folder.startswith(remote_files.HUB) and str(e).startswith(folder)

@@ -17,6 +17,7 @@ UNIGRAM, BPE = 1, 2  # kinds of models
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
 NO_TEXT = (UNKNOWN, CONTROL, BYTE)  # which SentencePiece never finds in a text, even where their names are spelled
 MANY = 1 << 20
+OR_ANOTHER = 'use the tokenizer.json of its model if there is one, or train another'
 # Of a tokenizer_config.json that was given; what else it says is of another class, or of tokens that the model lacks.
 KEPT = ('chat_template', 'model_max_length', 'padding_side', 'truncation_side')
 
@@ -128,7 +129,7 @@ def _check(proto):
     'it has user_defined_symbols and add_dummy_prefix or remove_extra_whitespaces': is_cut,
   }
   if why := [words for words, is_so in odd.items() if is_so]:
-    raise InputError(f'the tokenizer cannot be written as tokenizer.json: {why[0]}; train with another model_file')
+    raise InputError(f'the tokenizer cannot be written as {tokenizer_files.JSON}: {why[0]}; {OR_ANOTHER}')
 
 
 def _spaces_in_front(spec) -> int:

@@ -1,10 +1,12 @@
 """Files of a model's weights: safetensors, or PyTorch's own by `weights_only`, whole or in shards with an index.
 
-Names, types and shapes are told by headers alone, for checks before any work.
+Headers state names, types, shapes and the size of a file, for checks before any work. `check_values` reads all weights.
 """
 
+import functools
 import hashlib
 import io
+import os
 from collections.abc import Collection
 from typing import Any, BinaryIO
 
@@ -20,6 +22,7 @@ TORCH_FLOATS = ('torch.float64', 'torch.float32', 'torch.bfloat16', 'torch.float
 WEIGHTS = 'model.safetensors'
 TORCH = 'pytorch_model.bin'
 INDEX = '.index.json'  # behind the name of the whole
+AGAIN = 'download or copy the file again, or name another folder'
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -58,14 +61,34 @@ def shapes(folder: str, name: str) -> Shapes:
 
 def _shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
   try:
-    header = json_text.parse(file.read(min(int.from_bytes(file.read(8), 'little'), MOST_HEADER_BYTES)))
+    header_bytes = int.from_bytes(file.read(8), 'little')
+    header = json_text.parse(file.read(min(header_bytes, MOST_HEADER_BYTES)))
     found = {key: (x['dtype'], tuple(x['shape'])) for key, x in header.items() if key != '__metadata__'}
-  except (ValueError, AttributeError, TypeError, KeyError) as e:
-    raise wrong(folder, f'{name} is no safetensors file, or not whole') from e
+    ends = [x['data_offsets'][1] for key, x in header.items() if key != '__metadata__']
+    expected_bytes = 8 + header_bytes + max(ends, default=0)
+  except (ValueError, AttributeError, TypeError, KeyError, IndexError) as e:
+    raise wrong(folder, f'{name} is no safetensors file, or not whole: {AGAIN}') from e
   for key, (kind, _) in found.items():
     if kind not in tensors.DTYPES or (key.endswith(('.weight', '.bias')) and kind not in FLOATS):
       raise _wrong_type(folder, name, kind)
+  if (num_bytes := file.seek(0, os.SEEK_END)) != expected_bytes:
+    raise wrong(folder, f'{name} has {num_bytes:,} bytes, and its header describes {expected_bytes:,}: {AGAIN}')
   return {key: shape for key, (_, shape) in found.items()}
+
+
+def check_values(folder: str, name: str) -> None:
+  """Raises InputError where a weight of a file is not finite. Reads the whole file, once in a process for its size."""
+  try:
+    with remote_files.waiting_for(path := f'{folder}/{name}'), remote_files.open_file(path) as file:
+      num_bytes = file.seek(0, os.SEEK_END)
+  except OSError as e:
+    raise unreadable(folder, name, e) from e
+  _check_values(folder, name, num_bytes)
+
+
+@functools.cache
+def _check_values(folder: str, name: str, _num_bytes: int) -> None:
+  load(folder, name, ())
 
 
 def _torch_shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
@@ -73,19 +96,31 @@ def _torch_shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
 
 
 def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str, np.ndarray], Collection[str]]:
-  """Returns a file's sha256, those of its weights that are wanted, and the names of all. Raises InputError."""
+  """Returns a file's sha256, those of its weights that are wanted, and the names of all.
+
+  Raises InputError where the file is damaged or has a value that is not finite.
+  """
   data = read(folder, name)
   sha256 = hashlib.sha256(data).hexdigest()
   if name.endswith('.bin'):
     loaded = _torch_load(folder, name, io.BytesIO(data), 'cpu')
+    for key, x in loaded.items():
+      _check_finite(folder, name, key, int((~x.isfinite()).sum()))
     return sha256, {key: x.float().numpy() for key, x in loaded.items() if key in wanted}, loaded.keys()
   try:
     arrays = tensors.from_bytes(memoryview(data))
   except KeyError as e:
     raise _wrong_type(folder, name, e.args[0]) from e
   except (ValueError, TypeError) as e:
-    raise wrong(folder, f'{name} is no safetensors file, or not whole: {e}') from e
+    raise wrong(folder, f'{name} is no safetensors file, or not whole: {AGAIN} ({e})') from e
+  for key, x in arrays.items():
+    _check_finite(folder, name, key, int(np.count_nonzero(~np.isfinite(x))))
   return sha256, {key: x for key, x in arrays.items() if key in wanted}, arrays.keys()
+
+
+def _check_finite(folder: str, name: str, key: str, num_wrong: int):
+  if num_wrong:
+    raise wrong(folder, f'{key} in {name} is not finite (NaN or infinity) in {num_wrong:,} places: {AGAIN}')
 
 
 def _torch_load(folder: str, name: str, file: BinaryIO, device: str) -> dict[str, Any]:
@@ -98,8 +133,8 @@ def _torch_load(folder: str, name: str, file: BinaryIO, device: str) -> dict[str
   try:
     found = torch.load(file, map_location=device, weights_only=True)
   except Exception as e:  # of pickle, zipfile and PyTorch
-    words = 'is no file of weights alone as PyTorch writes it, or not whole'
-    raise wrong(folder, f'{name} {words}: {" ".join(str(e).split())[:100]}') from e
+    words = f'is no file of weights alone as PyTorch writes it, or not whole: {AGAIN}'
+    raise wrong(folder, f'{name} {words} ({" ".join(str(e).split())[:100]})') from e
   if not isinstance(found, dict) or not all(isinstance(x, torch.Tensor) for x in found.values()):
     raise wrong(folder, f'{name} is not of tensors by name; name another folder')
   for key, x in found.items():

@@ -80,6 +80,16 @@ def _identity_in_hub(path: str) -> str:
   return f'{about["size"]} {(about.get("lfs") or {}).get("sha256") or about.get("blob_id") or ""}'
 
 
+def list_names(folder: str) -> list[str]:
+  """Lists the names of what is in a folder; [] where that cannot be listed."""
+  try:
+    if is_remote(folder):
+      return sorted(path.rpartition('/')[2] for path in find(f'{folder}/*'))
+    return sorted(os.listdir(folder))
+  except (OSError, InputError):
+    return []
+
+
 def open_file(path: str) -> BinaryIO:
   """Opens a file, in a bucket, where a part at a time is in memory, or on this machine; raises OSError."""
   if path.startswith(HUB):

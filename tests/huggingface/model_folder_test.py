@@ -205,7 +205,7 @@ def test_shards_are_all_read(tmp_path):
     ({'model_type': 'gpt2'}, "its model_type is 'gpt2', not one of llama"),
     ({'hidden_act': 'gelu'}, "config.json: its hidden_act is 'gelu', not 'silu'"),
     ({'hidden_size': None}, 'config.json: it has no hidden_size'),
-    ({'vocab_size': 399}, 'has a vocabulary of 399, config.tokenizer.model_file one of 400'),
+    ({'vocab_size': 399}, 'its vocab_size is 399, and its tokenizer has 400 tokens: it is the tokenizer of another'),
   ],
 )
 def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, words):
@@ -233,16 +233,16 @@ def test_a_runs_own_folder_is_told_from_a_model(tmp_path, pieces):
   ],
 )
 def test_weights_that_cannot_be_used_are_named_before_any_work(tmp_path, pieces, kind, words):
-  """By the header alone, in which one weight is of another type, or left out."""
+  """By the header alone, in which one weight is of another type, or has another name."""
   write(tmp_path, 400)
   file = tmp_path / 'model.safetensors'
   data = file.read_bytes()
   start = 8 + int.from_bytes(data[:8], 'little')
   header = json.loads(data[8:start])
   norm = header.pop('model.norm.weight')
-  header |= {'model.norm.weight': norm | {'dtype': kind}} if kind else {}
+  header |= {'model.norm.weight': norm | {'dtype': kind}} if kind else {'model.norm.other': norm}
   words_of_header = json.dumps(header).encode()
-  file.write_bytes(len(words_of_header).to_bytes(8, 'little') + words_of_header)
+  file.write_bytes(len(words_of_header).to_bytes(8, 'little') + words_of_header + data[start:])
   with pytest.raises(ValueError) as e:
     tokenize_stage.check_init(of(tmp_path, str(pieces)))
   assert words in str(e.value)
@@ -294,7 +294,7 @@ def test_a_token_without_a_row_that_a_text_can_have_is_an_error(tmp_path, specia
 
 def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
   write(tmp_path, 400)
-  with pytest.raises(ValueError, match=r'has no tokenizer\.model and no tokenizer\.json'):
+  with pytest.raises(ValueError, match=r'has no tokenizer\.json and no tokenizer\.model'):
     tokenize_stage.check_init(of(tmp_path))
   (tmp_path / 'tokenizer.model').write_bytes(pieces.read_bytes())
   with pytest.raises(ValueError, match=rf'set config.tokenizer.model_file={tmp_path}/tokenizer.model'):
@@ -326,6 +326,63 @@ def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, data, 
     file.write_bytes(whole[:-1])
     with pytest.raises(ValueError, match='not whole'):
       model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
+
+
+def in_two_shards(folder: pathlib.Path, weights: dict[str, np.ndarray]):
+  names = sorted(weights)
+  for i in range(2):
+    safetensors.numpy.save_file({name: weights[name] for name in names[i::2]}, folder / f'{i}.safetensors')
+  (folder / 'model.safetensors').unlink()
+  index = {'weight_map': {name: f'{i % 2}.safetensors' for i, name in enumerate(names)}}
+  (folder / 'model.safetensors.index.json').write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize('change', [lambda data: data[:-1], lambda data: data + b'x', lambda data: data[:-100]])
+def test_a_shard_of_another_size_is_found_before_any_work(tmp_path, pieces, change):
+  in_two_shards(tmp_path, write(tmp_path, 400))
+  tokenize_stage.check_init(of(tmp_path, str(pieces)))
+  file = tmp_path / '1.safetensors'
+  data = file.read_bytes()
+  file.write_bytes(change(data))
+  words = rf'1\.safetensors has {len(change(data)):,} bytes, and its header describes {len(data):,}: download or copy'
+  with pytest.raises(InputError, match=words):
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
+
+
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize('dtype', ['float32', jnp.bfloat16, 'float16'])
+def test_a_value_that_is_not_finite_is_found_before_any_work(tmp_path, pieces, value, dtype):
+  weights = {name: x.astype(dtype) for name, x in write(tmp_path, 400).items()}
+  name = 'model.layers.1.mlp.up_proj.weight'
+  weights[name][3, 5] = value
+  in_two_shards(tmp_path, weights)
+  with pytest.raises(InputError, match=rf'{name} in \d\.safetensors is not finite \(NaN or infinity\) in 1 place'):
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
+
+
+def test_a_weight_that_its_shard_lacks_is_named(tmp_path, pieces):
+  weights = write(tmp_path, 400)
+  in_two_shards(tmp_path, weights)
+  first = {name: weights[name] for name in sorted(weights)[2::2]}
+  safetensors.numpy.save_file(first, tmp_path / '0.safetensors')
+  with pytest.raises(InputError, match=f'0.safetensors, 1.safetensors has no {min(weights)}'):
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
+
+
+def test_an_added_token_without_a_row_is_named(tmp_path):
+  text = [pathlib.Path(__file__).read_text()]
+  write(tmp_path, 400)
+  for name, data in json_tokenizer.train(text, 400).items():
+    (tmp_path / name).write_bytes(data)
+  file = tmp_path / 'tokenizer.json'
+  tokenize_stage.check_init(of(tmp_path, str(file)))
+  tokenizer = json.loads(file.read_text())
+  tokenizer['added_tokens'].append(tokenizer['added_tokens'][0] | {'id': 400, 'content': '<pad>'})
+  file.write_text(json.dumps(tokenizer))
+  words = r"its vocab_size is 400, and its tokenizer has 401 tokens: the added '<pad>' has no row; take it out of"
+  with pytest.raises(InputError, match=words) as e:
+    tokenize_stage.check_init(of(tmp_path, str(file)))
+  assert 'model.resize_token_embeddings(401)' in str(e.value)
 
 
 @pytest.mark.parametrize('config', [b'', b'[]', b'[' * 100_000, b'{"dipaco_jax": {}, "transformers_version": "5.0"}'])

@@ -194,7 +194,7 @@ def test_a_tokenizer_json_is_written_as_it_was_given():
     (dict(model_type='bpe', vocab_size=500, treat_whitespace_as_suffix=True), 'spaces are at the end of its pieces'),
     (
       dict(vocab_size=900, user_defined_symbols=['<mask>'], **LLAMA),
-      'it has user_defined_symbols and add_dummy_prefix or remove_extra_whitespaces; train with another model_file',
+      'it has user_defined_symbols and add_dummy_prefix or remove_extra_whitespaces; use',
     ),
   ],
 )

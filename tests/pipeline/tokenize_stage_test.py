@@ -117,7 +117,7 @@ def test_a_tokenizer_that_no_export_can_have_is_told_before_any_work(undisturbed
     tokenize_stage.check_input(dataclasses.replace(run.settings, tokenizer=settings.Tokenizer(model_file=str(name))))
   assert [record.getMessage() for record in caplog.records] == [
     f'{tmp_path}/mine.model: no path of this run can be exported: the tokenizer cannot be written as tokenizer.json: '
-    'its pieces are words or characters; train with another model_file'
+    'its pieces are words or characters; use the tokenizer.json of its model if there is one, or train another'
   ]
 
 

@@ -1,0 +1,64 @@
+"""Files of models and tokenizers in formats that are not read here, and what to do with each."""
+
+import os
+
+GGUF = b'GGUF'  # the first bytes of a file
+TEKKEN = b'"default_vocab_size"'  # in the beginning of a tekken.json
+BEGINNING = 2000  # bytes
+CONVERT_GGUF = (
+  'is a GGUF file, which is not read: convert it with transformers, from_pretrained(folder, gguf_file=name, '
+  'dtype="float32") of AutoModelForCausalLM and of AutoTokenizer, then save_pretrained (transformers 5 also needs '
+  'quantization_config=GgufConfig(dequantize=True)); or name the folder that it was made from'
+)
+TOKENIZER_JSON = "use the tokenizer.json of the same model, which Hugging Face's version of its repository has"
+OF_ONE_FOLDER = ('.safetensors', '.bin', '.json', '.pth', '.pt')
+
+
+def explain_tokenizer(path: str, content: bytes) -> str:
+  """Returns what a file given as a tokenizer is, and what to name instead; '' where it may be a tokenizer."""
+  name = os.path.basename(path)
+  if content.startswith(GGUF):
+    return CONVERT_GGUF
+  if name.startswith('tekken') or TEKKEN in content[:BEGINNING]:
+    return f"is Mistral's own format (tekken), which is not read: {TOKENIZER_JSON}"
+  if name.endswith('.safetensors'):
+    return 'holds weights: name the tokenizer.json or tokenizer.model beside it'
+  return ''
+
+
+def explain_model(path: str, names: list[str]) -> str:
+  """Returns what a path given as a model is, and what to name instead; '' where it may be a folder of a model.
+
+  Args:
+    path: of a file or a folder without config.json.
+    names: of the files in that folder.
+  """
+  if path.endswith('.gguf'):
+    return CONVERT_GGUF
+  if path.endswith(OF_ONE_FOLDER):
+    return f'is a file: name its folder, {os.path.dirname(path) or "."}'
+  if files := sorted(name for name in names if name.endswith('.gguf')):
+    return f'has no config.json, and {files[0]} {CONVERT_GGUF}'
+  if files := sorted({'params.json', 'consolidated.safetensors', 'consolidated.00.pth'} & {*names}):
+    return f"has no config.json, but {files[0]}, of its authors' own format: use Hugging Face's version of the model"
+  if 'adapter_config.json' in names:
+    return 'has no config.json, but adapter_config.json: merge the adapter with peft, merge_and_unload, and save that'
+  return ''
+
+
+def explain_missing_tokenizer(folder: str, names: list[str]) -> str:
+  """Returns what to do for a folder of a model that has no tokenizer.json and no tokenizer.model.
+
+  Args:
+    folder, names: the folder, and the names of its files.
+  """
+  has = 'has no tokenizer.json and no tokenizer.model'
+  if pieces := [name for name in names if '.model.v' in name or name.endswith('.model')]:
+    named = f'config.tokenizer.model_file={folder}/{pieces[-1]}'
+    return f'{has}, but {pieces[-1]}: {TOKENIZER_JSON}, and add it to the folder; or set {named}'
+  if tekken := [name for name in names if name.startswith('tekken')]:
+    return f"{has}, but {tekken[0]}, Mistral's own format: {TOKENIZER_JSON}, and add it to the folder"
+  if {'vocab.json', 'merges.txt'} <= {*names}:
+    make = f'AutoTokenizer.from_pretrained({folder!r}).save_pretrained({folder!r})'
+    return f'{has}, but vocab.json and merges.txt: make tokenizer.json of them with transformers, {make}'
+  return f'{has}: add its own, name it in config.tokenizer.model_file, or start from another folder'
