@@ -63,6 +63,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int
     family=config_json.write(run.settings.model, len(params['embed/tokens']), {})[0],
     adds_bos=run.tokenizer.bos_id >= 0,
     has_pieces=tokenizer_files.MODEL in run.tokenizer.files,
+    origin=run.origin,
   )
   named = {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()}
   about = {'path': number, 'coordinates': list(facts.coordinates), 'version': version, 'modules': named}

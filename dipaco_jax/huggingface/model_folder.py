@@ -18,7 +18,7 @@ from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import foreign_files, tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
-from dipaco_jax.huggingface import config_json, families, tokenizer_json, weight_files
+from dipaco_jax.huggingface import config_json, families, origin, tokenizer_json, weight_files
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import remote_files
 
@@ -158,6 +158,7 @@ def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, 
   about = {'folder': folder, 'sha256': sha256, 'key_value_heads': kv_heads, 'vocabulary_left_out': left_out}
   if isinstance(most := theirs.get('max_position_embeddings'), int):
     about['max_positions'] = most
+  about |= origin.describe(folder)
   return dict(sorted(found.items())), about
 
 

@@ -243,11 +243,15 @@ class TrainedRun:
   @property
   def max_positions(self) -> int:
     """Returns the tokens that a text may have, as the model says that the base is of; 0 where it is of none."""
+    return self.origin.get('max_positions', 0)
+
+  @functools.cached_property
+  def origin(self) -> dict[str, Any]:
+    """Returns what the run has recorded of the model that its base is of; {} where it is of none."""
     try:
-      result = self.files.read_json('stages/pretrain.json', 'result')['result']
+      return self.files.read_json('stages/pretrain.json', 'result')['result'].get('init', {})
     except Missing:
-      return 0
-    return result.get('init', {}).get('max_positions', 0)
+      return {}
 
   @functools.cached_property
   def chooser(self) -> transformer.Params | None:

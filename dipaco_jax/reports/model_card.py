@@ -1,12 +1,16 @@
 """The card of an exported path: how it was trained, what was measured, how to load it (templates/model_card.md)."""
 
 import dataclasses
+import json
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import dipaco_jax
 from dipaco_jax.core import extension, fields, outer, settings
-from dipaco_jax.huggingface import families
+from dipaco_jax.huggingface import families, origin
 from dipaco_jax.reports import headline, pages
+from dipaco_jax.storage import remote_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,12 +27,44 @@ class Facts:
   family: families.Family
   adds_bos: bool  # the tokenizer puts a token in front of a text
   has_pieces: bool  # it is a SentencePiece model
+  origin: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the base: see `model_folder.load_params`
+
+  @property
+  def base_name(self) -> str:
+    """The name of the model that the run started from, '' where it started from none."""
+    init = self.settings.pretrain.init
+    return self.origin.get('name') or (origin.last_name(init) if init else '')
+
+  @property
+  def base_positions(self) -> int:
+    """The longest text of the model that the run started from, as its config.json states it; 0 if that is unknown."""
+    return self.origin.get('max_positions', 0)
 
 
 def render(facts: Facts) -> str:
   """Returns README.md, with the heading that model hubs read."""
   about = {'settings': facts.settings, 'paths': facts.settings.num_paths, 'version': dipaco_jax.__version__}
-  return pages.render('model_card.md', facts=facts, training=_training(facts), evaluation=_evaluation(facts), **about)
+  return pages.render(
+    'model_card.md',
+    facts=facts,
+    heading=_heading(facts),
+    training=_training(facts),
+    evaluation=_evaluation(facts),
+    **about,
+  )
+
+
+def _heading(f: Facts) -> dict[str, str]:
+  """Returns lines of the heading that model hubs read; of what is not known, a comment that says what to fill in."""
+  if f.base_name:
+    is_plain = re.fullmatch(r'[\w./-]+', f.base_name)
+    note = '' if '/' in f.base_name else '  # a folder: write its name on the Hub, as user/model'
+    base_model = f'base_model: {f.base_name if is_plain else json.dumps(f.base_name)}{note}\n'
+  else:
+    base_model = ''
+  known = f.origin.get('license')
+  of_license = f'license: {known}  # of the base model' if known else '# license: not known; name one, as apache-2.0'
+  return {'base_model': base_model, 'license': of_license}
 
 
 def _training(f: Facts) -> dict[str, str]:
@@ -36,7 +72,7 @@ def _training(f: Facts) -> dict[str, str]:
   trained = [bool(outer.active_paths(t, s.num_paths, s.seed, phase)[f.number]) for phase in range(f.version)]
   steps = t.steps_per_phase * sum(trained)
   base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text' if s.pretrain.steps else 'no steps'
-  base += f', from `{s.pretrain.init}`' if s.pretrain.init else ''
+  base += f', from `{f.base_name}`' if f.base_name else ''
   tokens = (s.pretrain.steps * s.pretrain.batch_size + steps * t.batch_size) * s.model.seq_len
   grid = ' x '.join(f'{name} {size}' for name, size in s.grid)
   place = ', '.join(f'{name}={i}' for (name, _), i in zip(s.grid, f.coordinates, strict=True))
@@ -47,7 +83,8 @@ def _training(f: Facts) -> dict[str, str]:
     'modules': ', '.join(f'`{name}`' for name in f.modules.values()),
     'version': f'{f.version}: as many outer steps, {t.steps_per_phase:,} inner steps apart',
     'steps of this path': f'{steps:,} of {t.batch_size:,} rows, after those of the base',
-    'tokens read, with the base': f'{tokens:,}',
+    **({'tokens read in this run': f'{tokens:,}, after those of `{f.base_name}`'} if f.base_name else {}),
+    **({} if f.base_name else {'tokens read, with the base': f'{tokens:,}'}),
     'routing': _routing(s.routing),
     'optimizers': f'{s.inner.optimizer} inside the path, {s.outer.optimizer} between paths',
   }
@@ -64,8 +101,20 @@ def _source(data: settings.Data) -> str:
   if extension.is_reference(data.source):
     return f"documents of `{data.source}`, of its trainer's own"
   if data.source == 'files':
-    return ', '.join(f'`{pattern}`' for pattern in fields.globs(data.train))
+    return ', '.join(f'`{_public_name(pattern)}`' for pattern in fields.globs(data.train))
   return {'stdlib': "Python's own source and documentation"}.get(data.source, f'`{data.name}` by {data.source}')
+
+
+def _public_name(pattern: str) -> str:
+  """Returns a pattern of files as a card may show it: those of the Hub whole, of others the last two names at most.
+
+  A name of wildcards alone, as *.txt, says nothing without its folder.
+  """
+  if pattern.startswith(remote_files.HUB):
+    return pattern
+  path = pattern.partition('://')[2] or pattern
+  parts = [part for part in path.split('/') if part not in ('', '.', '..')]
+  return '/'.join(parts[-2:] if parts[-1:] and parts[-1].startswith('*') else parts[-1:])
 
 
 def _evaluation(f: Facts) -> dict[str, str]:

@@ -13,10 +13,10 @@ REPORT = {
 }
 
 
-def card(values: dict, number: int = 0, measured: bool = True, report: dict = REPORT, **tokenizer) -> str:
+def card(values: dict, number: int = 0, measured: bool = True, report: dict = REPORT, **others) -> str:
   s = settings.from_dict({'grid': {'a': 2}, 'levels': (('all', '.*', ('a',)),)} | values)
   coordinates = (number,) if s.grid else ()
-  others = {'family': families.FAMILIES[0], 'adds_bos': False, 'has_pieces': True} | tokenizer
+  others = {'family': families.FAMILIES[0], 'adds_bos': False, 'has_pieces': True} | others
   modules = {'all': f'all/{number}'}
   return model_card.render(
     model_card.Facts(s, number, coordinates, 2, modules, measured, report, 'float32', 1234, **others)
@@ -73,3 +73,39 @@ def test_what_stands_before_a_text_and_which_files_a_tokenizer_has():
   assert 'No token is put before a text' in card({}) and '`tokenizer.model` is the same' in card({})
   other = card({}, adds_bos=True, has_pieces=False)
   assert 'A begin-of-text token is put before a text' in other and 'tokenizer.model' not in other
+
+
+UPCYCLED = {'pretrain': {'init': '/home/me/models/small', 'steps': 0}, 'model': {'seq_len': 256}}
+KNOWN = {'name': 'who/small', 'license': 'apache-2.0', 'max_positions': 8192}
+
+
+def test_the_card_of_an_upcycled_path_names_its_base_and_license():
+  text = card(UPCYCLED, origin=KNOWN)
+  heading = text.split('---\n')[1]
+  assert 'base_model: who/small\nlicense: apache-2.0  # of the base model\n' in heading
+  assert '# license' not in heading
+  of_folder = card(UPCYCLED, origin={}).split('---\n')[1]
+  assert 'base_model: small  # a folder: write its name on the Hub' in of_folder
+  assert '# license: not known; name one' in of_folder
+  odd = card(UPCYCLED, origin={'name': 'a: "b"'})
+  assert 'base_model: "a: \\"b\\""' in odd
+  assert 'base_model' not in card({}) and '# license: not known' in card({})
+
+
+def test_the_card_of_an_upcycled_path_claims_no_more_than_is_known():
+  text = card(UPCYCLED, origin=KNOWN)
+  assert 'trained on rows of 256 tokens; its base takes texts of up to 8,192 tokens.' in ' '.join(text.split())
+  assert 'has seen no longer text' not in text and 'has seen no longer text' in card({})
+  assert rows(text)['tokens read in this run'].endswith(', after those of `who/small`')
+  assert 'tokens read, with the base' not in text and 'tokens read, with the base' in card({})
+  assert rows(text)['base model'] == 'no steps, from `who/small`'
+
+
+def test_a_card_shows_no_local_path():
+  text = card(
+    UPCYCLED | {'data': {'source': 'files', 'train': ('/home/me/text/*.txt', '/home/me/a.jsonl', 'gs://b/c/d.txt')}}
+  )
+  assert '/home' not in text and 'gs://' not in text
+  assert rows(text)['text'] == '`text/*.txt`, `a.jsonl`, `d.txt`'
+  of_hub = 'hf://datasets/who/what/*.parquet'
+  assert rows(card({'data': {'source': 'files', 'train': (of_hub,)}}))['text'] == f'`{of_hub}`'
