@@ -3,15 +3,17 @@
     python -m dipaco_jax.size --data='books/*.txt' --hours=2
     python -m dipaco_jax.size --data='c4/*.json.gz' --hours=24 --device=v5e-8
 
-Reads the sizes of the files, not their text, and trains nothing. On a CPU it measures how fast this machine multiplies
-matrices; for other devices it takes their peak, and a part of it that docs/own_text.md states. Hours are good to a
-factor of two, more for accelerators. The rules are in docs/own_text.md.
+Reads the sizes of the files, not their text, and trains nothing. On a CPU it measures how fast the cores multiply
+matrices; for other devices it takes their peak, and a part of it. Hours are those of a machine on which nothing else
+runs, good to a factor of two on CPUs and not checked on accelerators. docs/own_text.md has the rules and their reasons.
 """
 
 import functools
 import os
 import re
 import shlex
+import subprocess
+import sys
 from typing import NamedTuple
 
 from absl import flags
@@ -22,8 +24,18 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.planning import sizing
 
 COMPRESSED, RATIO = ('.gz', '.zst', '.zstd', '.bz2', '.xz', '.parquet'), 3  # bytes of text in one of a file
-CPU_EFFICIENCY = 0.5  # of measured products, in inner steps; see docs/own_text.md
+CPU_EFFICIENCY = 0.12  # of measured products, for a whole run of text:small; see docs/own_text.md
 PROCESS_BYTES = 0.6e9  # of Python, JAX and what they load
+PRODUCT = """
+import time
+import numpy as np
+x, seconds = np.ones((1024, 1024), np.float32), []
+for _ in range(6):
+  start = time.process_time()
+  x @ x
+  seconds.append(time.process_time() - start)
+print(2 * 1024**3 / min(seconds))
+"""
 
 
 class Hardware(NamedTuple):
@@ -57,30 +69,25 @@ def find_hardware(device: str, parameters: int) -> Hardware:
   if name == 'cpu':
     if count:
       raise InputError(f'--device={device}: write cpu, which is this machine with all of its cores')
-    measured = measure_cpu()
-    about = f'this machine: {os.cpu_count()} cores, {measured / 1e9:,.0f} GFLOP/s in matrix products'
-    return Hardware(
-      'cpu', 1, measured * CPU_EFFICIENCY, os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), about
-    )
+    has_affinity = hasattr(os, 'sched_getaffinity')  # not on macOS
+    cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    measured = measure_core()
+    about = f'this machine: {cores} cores of {measured / 1e9:,.0f} GFLOP/s in matrix products'
+    memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
+    return Hardware('cpu', 1, cores * measured * CPU_EFFICIENCY, memory, about)
   chip, part, number = accelerators[name], sizing.efficiency(parameters), int(count or 1)
   about = f'{number} of {name}, {part:.0%} of {chip.flops_per_s / 1e12:,.0f} TFLOP/s each'
   return Hardware(name, number, number * part * chip.flops_per_s, chip.memory_bytes, about)
 
 
 @functools.cache
-def measure_cpu() -> float:
-  """Returns the FLOP/s of this machine's cores in a matrix product in float32."""
-  import time
-
-  import numpy as np
-
-  x = np.ones((1024, 1024), np.float32)
-  seconds = []
-  for _ in range(6):
-    start = time.perf_counter()
-    x @ x
-    seconds.append(time.perf_counter() - start)
-  return 2 * 1024**3 / min(seconds)
+def measure_core() -> float:
+  """Returns the FLOP/s of one core in a matrix product in float32, whatever else the machine does meanwhile."""
+  one_thread = dict.fromkeys(
+    ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'VECLIB_MAXIMUM_THREADS'), '1'
+  )
+  done = subprocess.run([sys.executable, '-c', PRODUCT], env=os.environ | one_thread, capture_output=True, check=True)
+  return float(done.stdout)
 
 
 def choose(text_tokens: float, device: str, hours: float) -> tuple[sizing.Plan, Hardware]:
