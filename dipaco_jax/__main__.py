@@ -1,6 +1,7 @@
 """The command `dipaco`, and `python -m dipaco_jax`: runs the command that its first word names, or lists them all."""
 
 import difflib
+import os
 import runpy
 import sys
 
@@ -14,6 +15,8 @@ def main():
   name = sys.argv[1] if len(sys.argv) > 1 else '--help'
   if name in usage.MODULES:
     sys.argv[1:2] = []
+    if not {'', os.getcwd()} & set(sys.path):
+      sys.path.insert(0, os.getcwd())  # where modules of the user's are, as for `python -m`
     runpy.run_module(f'dipaco_jax.{usage.MODULES[name]}', run_name='__main__', alter_sys=True)
     return
   with processes.ending():

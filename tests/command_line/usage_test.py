@@ -24,6 +24,13 @@ def run(*words: str, status: int = 0, cwd: pathlib.Path = ROOT, package: pathlib
   return done.stdout + done.stderr
 
 
+def script_output(script: str, *words: str, cwd: pathlib.Path, package: pathlib.Path) -> str:
+  """Runs a program as an installed script is run: not by `python -m`."""
+  env = os.environ | {'PYTHONPATH': str(package)}
+  command = [sys.executable, '-c', script, *words]
+  return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def test_every_field_is_explained():
   words = usage.explanations()
   sections = {name.split('.')[0] for name in config_file.FIELDS if '.' in name}
@@ -101,6 +108,11 @@ def test_an_installed_wheel(tmp_path):
   (tmp_path / 'empty').mkdir()
   elsewhere = {'cwd': tmp_path / 'empty', 'package': tmp_path / 'site'}
   assert '0: all; the first so many' in run('dipaco_jax.main', '--help', **elsewhere)
+  assert '--workers WORKERS' in run('dipaco_jax.local', '--help', **elsewhere)
+  entry_points = next((tmp_path / 'site').glob('*.dist-info')) / 'entry_points.txt'
+  assert 'dipaco = dipaco_jax.__main__:main' in entry_points.read_text()
+  script = 'import sys; sys.argv[0] = "dipaco"; from dipaco_jax.__main__ import main; main()'
+  assert script_output(script, 'train', '--help', **elsewhere) == run('dipaco_jax.main', '--help', **elsewhere)
   refused = run('dipaco_jax.main', '--config=tiny:dens', '--workdir=x', status=2, **elsewhere)
   assert f'--config={tmp_path}/site/dipaco_jax/configs/tiny.py, line ' in refused and "variant 'dens'" in refused
   large = '--config.train.batch_size=100000'

@@ -110,6 +110,20 @@ def test_nothing_is_recommended_where_all_are_level():
   assert any(line.startswith('not significant: the config and dense are level') for line in lines)
 
 
+def test_every_candidate_is_run_from_every_seed(monkeypatch, tmp_path):
+  ran = []
+
+  def run_seed(self, title, name, changes, seed):
+    ran.append((title, changes.get('seed'), seed))
+    return outcome(name, 4.0 + seed / 10, **changes)
+
+  monkeypatch.setattr(recipe.Search, 'run_seed', run_seed)
+  runs = recipe.Search(tmp_path, 'tiny', [], '', 16, {}, seeds=(3, 4))
+  found = runs.run('tau 4', {'train.phases': 8})
+  assert ran == [('tau 4', None, 3), ('tau 4, seed 4', 4, 4)]
+  assert found.changes == {'train.phases': 8} and found.loss == pytest.approx(4.35) and len(found.losses) == 2
+
+
 @pytest.mark.parametrize(
   'changes',
   [
