@@ -2,8 +2,8 @@
 
 Read `command` first (start and end of a command), then `config_file` (a config and its overrides) and `usage` (the text
 of --help); then `whole_run` (from settings to report) and `from_python` (the same as a function). The commands
-themselves are the files above this room: `main`, `recipe`, `status`, `generate`, `serve`, `export`, `harness`,
-`inspect` and `report`.
+themselves are the files above this room: `main`, `size`, `recipe`, `local`, `status`, `generate`, `serve`, `route`,
+`export`, `harness`, `inspect` and `report`; `__main__` is `dipaco`, which runs one by its name.
 
 Flags and ConfigDict are known here and in the commands, and nowhere else.
 

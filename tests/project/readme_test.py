@@ -10,6 +10,7 @@ import sys
 import pytest
 from repository import ROOT
 
+from dipaco_jax.command_line import config_file
 from dipaco_jax.core import fields, modules, settings
 from dipaco_jax.models import transformer
 from dipaco_jax.reports import run_report
@@ -154,6 +155,24 @@ def test_configs(kind):
   if not kind:
     shown = TEXT['configs'].split('Parameters are called')[1].split('\n\n')[0]
     assert {name for name in shapes if 'block' not in name} <= set(re.findall(r'`([\w/]+)`', shown))
+
+
+SMALL = 'tiny tiny:dense text text:dense text:small text:small-dense'.split()
+
+
+@pytest.mark.parametrize('name', ['docs/configs.md', 'docs/averaging.md', *SMALL])
+def test_small_runs_average_plainly(name):
+  """The rule of docs/averaging.md: the papers' outer step is for the papers' sizes."""
+  rule = {'optimizer': 'sgd', 'learning_rate': 1.0, 'rescale': False}
+  space: dict = {}
+  exec(START, space)
+  c = space['get_config']()
+  if name == 'docs/averaging.md':
+    (call,) = re.findall(r'plain averages: `(outer\.update\(.*?\))`', TEXT['averaging'])
+    c.outer.update(settings.Outer().__dict__)
+    exec(f'c.{call}', {'c': c})
+  outer = config_file.read(name)['outer'] if name in SMALL else c.outer.to_dict()
+  assert {field: outer[field] for field in rule} == rule
 
 
 @pytest.mark.parametrize('name', COMMANDS)
