@@ -47,8 +47,10 @@ def _check_warmup(s: settings_lib.Settings) -> None:
       f'{what} reaches only {share:.0%} of config.inner.learning_rate in the {s.num_steps} steps of the run: {fix}'
     )
   if asked < 0 and steps < settings_lib.MOST_WARMUP_STEPS and processes.is_first():
-    words = 'the learning rate warms up for %d steps, a tenth of the schedule; config.inner.warmup_steps changes that'
-    logging.warning(words, steps)
+    words = (
+      'the learning rate warms up in a tenth of the schedule, %d of %d steps; config.inner.warmup_steps changes that'
+    )
+    logging.warning(words, steps, s.decay_steps)
 
 
 def _check_rewarm(s: settings_lib.Settings) -> None:

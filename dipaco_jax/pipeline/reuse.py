@@ -86,7 +86,8 @@ def _take(run: run_lib.Run, other: pathlib.Path, one: stage_lib.Stage, record: d
   for row in rows:
     run.metrics.write(row.pop('kind'), row.pop('stage'), row.pop('updates'), **row)
   inputs.note_as_read(run.workdir, run.settings, one.name)
-  publishing.write_json(stage_records.record_file(run.workdir, one.name), record)
+  own = record | {'digest': stage_lib.digest(run.settings, one.name)}  # with the places of this run's inputs
+  publishing.write_json(stage_records.record_file(run.workdir, one.name), own)
 
 
 def _check(source: pathlib.Path):

@@ -18,7 +18,7 @@ def test_a_warmup_that_is_not_set_fits_the_run(pretrain, path, warmup, caplog):
   rate_check.check_rates(s)
   assert rate_check.find_highest(s) > 0.9 * s.inner.learning_rate
   said = [record.getMessage() for record in caplog.records]
-  words = f'the learning rate warms up for {warmup} steps, a tenth of the schedule'
+  words = f'the learning rate warms up in a tenth of the schedule, {warmup} of {s.decay_steps} steps'
   assert said == ([f'{words}; config.inner.warmup_steps changes that'] if warmup < 1000 else [])
 
 

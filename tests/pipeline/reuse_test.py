@@ -10,7 +10,7 @@ import tiny_run
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import inputs, reuse, run as run_lib
+from dipaco_jax.pipeline import inputs, reuse, run as run_lib, stage_records
 from dipaco_jax.storage import publishing
 from dipaco_jax.training import metrics_log
 
@@ -99,6 +99,7 @@ def test_the_same_text_in_another_place_is_the_same(undisturbed, as_undisturbed)
   run = as_undisturbed((undisturbed.parent / 'text.jsonl').read_bytes())
   reuse.take_stages(run, undisturbed)
   assert taken(run) == ['pretrain', 'route', 'tokenize']
+  assert all(stage_records.is_done(run.workdir, run.settings, name) for name in taken(run))
   inputs.check_inputs(run.workdir, run.settings)
   bits.rewrite_in_place(run.workdir.parent / 'elsewhere' / 'text.jsonl')
   with pytest.raises(InputError, match=r'text.jsonl has changed since stage tokenize'):
