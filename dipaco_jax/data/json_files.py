@@ -2,12 +2,14 @@
 
 import functools
 import itertools
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, source
+from dipaco_jax.data.tokenizer import replace_surrogates
 
 BLANK = b'\xef\xbb\xbf \t\r\n'  # with the bytes of a byte order mark
 ONE_A_LINE = {b'[': "jq -c '.[]' makes lines of an array", b'{': 'jq -c . makes a line of each object'}
@@ -55,7 +57,7 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
   text = value_of(record, data.text_key)
   if not isinstance(text, str):
     raise source.BadRecord(f'{where}: no text under {data.text_key!r}; {which_key(sorted(text_keys(record)))}')
-  return as_text(text), domain_of(record, data, name)
+  return as_text(text, path), domain_of(record, data, name)
 
 
 def value_of(record: Any, key: str) -> Any:
@@ -69,7 +71,7 @@ def value_of(record: Any, key: str) -> Any:
 def domain_of(record: Mapping[str, Any], data: settings.Data, name: str) -> str:
   """Returns a record's domain, `name` where it has none."""
   domain = value_of(record, data.domain_key)
-  return name if domain is None else str(domain)
+  return name if domain is None else replace_surrogates(str(domain))
 
 
 def text_keys(record: Mapping[str, Any], prefix: str = '') -> Iterator[str]:
@@ -86,6 +88,17 @@ def which_key(keys: list[str]) -> str:
   return f'texts are under {keys}: set config.data.text_key' if keys else 'no other key has one: leave out this file'
 
 
-def as_text(text: str) -> str:
-  """Returns a text as UTF-8 can spell it: JSON can spell half of a surrogate pair, which no tokenizer takes."""
-  return text.encode('utf-8', 'replace').decode()
+def as_text(text: str, path: str) -> str:
+  """Returns a text as UTF-8 can express it: JSON can have half of a surrogate pair, which becomes U+FFFD.
+
+  Logs a warning, once for each file.
+  """
+  replaced = replace_surrogates(text)
+  if replaced != text:
+    _warn_of_surrogates(path)
+  return replaced
+
+
+@functools.cache
+def _warn_of_surrogates(path: str):
+  logging.warning('%s: lone surrogates (halves of characters) in its texts are replaced by U+FFFD', path)

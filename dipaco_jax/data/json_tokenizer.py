@@ -67,6 +67,11 @@ def leave_out_without_row(files: Mapping[str, bytes], num_rows: int) -> dict[str
       raise InputError(f'{words}, but the model has {num_rows} rows')
   content['added_tokens'] = [token for token in content['added_tokens'] if token not in rowless]
   names = {token['content'] for token in rowless}
+  vocab = content['model']['vocab']  # which may have them too
+  if isinstance(vocab, dict):
+    content['model']['vocab'] = {piece: i for piece, i in vocab.items() if piece not in names}
+  else:
+    content['model']['vocab'] = [entry for i, entry in enumerate(vocab) if i < num_rows or entry[0] not in names]
   kept = {name: _without(names, value) for name, value in config.items() if _content(value) not in names}
   made = {JSON: json.dumps(content, ensure_ascii=False).encode()}
   return {**files, **made} | ({CONFIG: json.dumps(kept, indent=1).encode()} if CONFIG in files else {})
@@ -181,6 +186,11 @@ class JsonTokenizer(Tokenizer):
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+
+  def _byte_ends_of_pieces(self, text: str) -> list[int]:
+    num_bytes = np.cumsum([0, *(len(char.encode()) for char in text)])  # of so many characters
+    offsets = self._tokenizer.encode(text, add_special_tokens=False).offsets
+    return [int(num_bytes[end]) for _, end in offsets]
 
   def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
     return self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)

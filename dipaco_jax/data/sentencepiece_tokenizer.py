@@ -35,6 +35,7 @@ def train(texts: Iterable[str], vocab_size: int) -> bytes:
       split_digits=True,
       allow_whitespace_only_pieces=True,
       normalization_rule_name='identity',
+      required_chars=SPACE,  # also of text without spaces, as Chinese: bytes would be decoded to the sign itself
       remove_extra_whitespaces=False,
       add_dummy_prefix=False,
       max_sentence_length=8 * SENTENCE_CHARS,
@@ -104,6 +105,12 @@ class SentencePieceTokenizer(Tokenizer):
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     return self._model.encode(texts, num_threads=1)
+
+  def _byte_ends_of_pieces(self, text: str) -> list[int]:
+    from sentencepiece import sentencepiece_pb2 as messages  # loads protobuf
+
+    encoded = self._model.encode(text, out_type='serialized_proto')
+    return [piece.end for piece in messages.SentencePieceText.FromString(encoded).pieces]  # type: ignore[attr-defined]
 
   def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
     return self._model.decode([int(token) for token in tokens])

@@ -7,8 +7,9 @@ sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no
 
 The folder of a part has `<split>.array_record`, in which a record is one sequence with the number of its document, so
 that hold-outs are drawn by document, and the index of its domain; `<split>.documents` and `<split>.domains`, arrays of
-the same numbers; `<split>.lengths`, the tokens of the whole document; and `<split>.draws`, if any document has a draw,
-by which neighbouring pieces are held back together.
+the same numbers; `<split>.lengths`, the tokens of the whole document; `<split>.draws`, if any document has a draw, by
+which neighbouring pieces are held back together; and, for validation, `<split>.bytes`, the UTF-8 bytes of the original
+text that the tokens after the prefix stand for.
 Memory for tokens does not grow with the text. Nothing here imports JAX.
 """
 
@@ -62,7 +63,7 @@ def write_part(
 
   Args:
     make_documents: maps 'train' or 'validation' to the part's documents (id, text, domain, draw).
-    tokenizer: has `encode_batch` and `vocab_size`.
+    tokenizer: has `encode_batch`, `byte_ends` and `vocab_size`.
     pieces: how many sequences a piece of a longer text gives in validation.
     part: (k, n) for documents with the numbers k, k + n, k + 2n...
     progress: called after each document with the number done, of both splits, and None.
@@ -75,14 +76,20 @@ def write_part(
   by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)  # of training text
   for split, length in (('train', seq_len), ('validation', eval_len)):
     with _writer(os.path.join(out_dir, split)) as write:
-      for number, (document, tokens) in enumerate(_tokenized(make_documents(split), tokenizer, threads)):
+      tokenized = _tokenized(make_documents(split), tokenizer, threads, split == 'validation')
+      for number, (document, tokens, byte_ends) in enumerate(tokenized):
         in_pieces = split == 'validation' and document.draw >= 0
         end = length if split == 'validation' and not in_pieces else len(tokens)
         long, short = _cut(tokens[:end].astype(dtype), length, prefix_tokens)
         kept = _spread(long, pieces, document.id) if in_pieces else long
         domain = _counted_as(domains, document.domain)
         numbers = part[0] + part[1] * number, domains.setdefault(domain, len(domains))
-        write(*numbers, document.draw, len(tokens), kept)
+        num_bytes = None
+        if byte_ends is not None:
+          long_ends, _ = _cut(byte_ends[:end], length, prefix_tokens)
+          kept_ends = _spread(long_ends, pieces, document.id) if in_pieces else long_ends
+          num_bytes = [int(ends[-1] - ends[max(prefix_tokens, 1) - 1]) for ends in kept_ends]
+        write(*numbers, document.draw, len(tokens), kept, num_bytes)
         size = sum(map(len, kept))
         if split == 'train':
           by_domain[domain].update(documents=1, tokens=size, repeated=int(document.times > 0))
@@ -137,30 +144,40 @@ def no_counts() -> collections.Counter[str]:
 
 
 @contextlib.contextmanager
-def _writer(stem: str) -> Iterator[Callable[[int, int, float, int, list[np.ndarray]], None]]:
-  """Yields a function that writes the sequences of a document, given (document, domain, draw, length, sequences)."""
-  have_draws = False
+def _writer(stem: str) -> Iterator[Callable[..., None]]:
+  """Yields a function that writes the sequences of a document.
+
+  It is given (document, domain, draw, length, sequences, bytes of each sequence or None).
+  """
+  have_draws = have_bytes = False
   with (
     record_writer(f'{stem}.array_record') as records,
     open(f'{stem}.documents', 'wb') as documents,
     open(f'{stem}.domains', 'wb') as domains,
     open(f'{stem}.lengths', 'wb') as lengths,
     open(f'{stem}.draws', 'wb') as draws,
+    open(f'{stem}.bytes', 'wb') as sizes,
   ):
 
-    def write(document: int, domain: int, draw: float, length: int, sequences: list[np.ndarray]):
-      nonlocal have_draws
+    def write(
+      document: int, domain: int, draw: float, length: int, sequences: list[np.ndarray], num_bytes: list[int] | None
+    ):
+      nonlocal have_draws, have_bytes
       have_draws = have_draws or draw >= 0
+      have_bytes = have_bytes or num_bytes is not None
       for tokens in sequences:
         records.write(HEADER.pack(document, domain, tokens.itemsize) + tokens.tobytes())
       documents.write(np.full(len(sequences), document, '<u4').tobytes())
       domains.write(bytes([domain]) * len(sequences))
       lengths.write(np.full(len(sequences), length, '<u4').tobytes())
       draws.write(np.full(len(sequences), draw, '<f4').tobytes())
+      sizes.write(np.array(num_bytes or [], '<u4').tobytes())
 
     yield write
   if not have_draws:
     os.remove(f'{stem}.draws')
+  if not have_bytes:
+    os.remove(f'{stem}.bytes')
 
 
 def _cut(tokens: np.ndarray, length: int, prefix_tokens: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -183,14 +200,20 @@ def _counted_as(domains: Collection[str], domain: str) -> str:
   return domain if domain in domains or len(domains) < MAX_DOMAINS - 1 else 'other'
 
 
-def _tokenized(documents: Iterable, tokenizer, threads: int) -> Iterator[tuple[Any, np.ndarray]]:
-  """Yields (document without its text, tokens). Threads suffice: tokenizers release Python's lock."""
+def _tokenized(
+  documents: Iterable, tokenizer, threads: int, with_bytes: bool
+) -> Iterator[tuple[Any, np.ndarray, np.ndarray | None]]:
+  """Yields (document without its text, tokens, `byte_ends` or None).
+
+  Threads suffice: tokenizers release Python's lock.
+  """
   threads = threads or os.cpu_count() or 1
 
-  def tokenize(batch: list) -> Iterable[tuple[Any, np.ndarray]]:
+  def tokenize(batch: list) -> Iterable[tuple[Any, np.ndarray, np.ndarray | None]]:
     found = iter(tokenizer.encode_batch([document.text for document in batch if isinstance(document.text, str)]))
     tokens = [next(found) if isinstance(document.text, str) else document.text for document in batch]
-    return zip([document._replace(text='') for document in batch], tokens, strict=True)
+    ends = [tokenizer.byte_ends(document.text) if with_bytes else None for document in batch]
+    return zip([document._replace(text='') for document in batch], tokens, ends, strict=True)
 
   for batch in prefetching.prefetch(tokenize, _batches(documents), 2 * threads + 1, threads):
     yield from batch
@@ -264,6 +287,15 @@ class Sequences:
         'this text was tokenized before lengths of documents were kept: tokenize it again, without --reuse'
       )
     return np.concatenate([_column(file, '<u4', count) for file, count in zip(files, self.counts, strict=True)])
+
+  def scored_bytes(self) -> np.ndarray | None:
+    """Reads the bytes of text of all sequences after their prefix, uint32 [N]; None where they were not counted."""
+    files = [pathlib.Path(f'{stem}.bytes') for stem in self._stems]
+    if not all(seals.is_expected(file) for file, count in zip(files, self.counts, strict=True) if count):
+      return None
+    return np.concatenate(
+      [_column(file, '<u4', count) for file, count in zip(files, self.counts, strict=True) if count]
+    )
 
   def draws(self) -> np.ndarray | None:
     """Reads the draws of all sequences' documents, float32 [N], -1 for those without; None where none has one."""

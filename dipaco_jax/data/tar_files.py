@@ -78,4 +78,4 @@ def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, na
   if text is None and not isinstance(text := json_files.value_of(record, data.text_key), str):
     fix = json_files.which_key(sorted(json_files.text_keys(record))) if 'json' in files else 'leave out this file'
     raise source.BadRecord(f'{where}: no .txt, and no text under {data.text_key!r}; {fix}')
-  return json_files.as_text(text), json_files.domain_of(record, data, name)
+  return json_files.as_text(text, path), json_files.domain_of(record, data, name)

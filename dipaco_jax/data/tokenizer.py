@@ -115,6 +115,33 @@ class Tokenizer(abc.ABC):
   def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
     """Returns the text of tokens, special ones left out; bytes that are no character are HALF."""
 
+  @functools.cached_property
+  def _piece_sizes(self) -> np.ndarray:
+    return self.piece_bytes()
+
+  def byte_ends(self, text: str | np.ndarray) -> np.ndarray:
+    """Returns, for each token of a document, how many bytes of its text end with it: int64, the last is all of them.
+
+    They are bytes of the UTF-8 of the original text, whatever the tokenizer makes of it before it looks for tokens. The
+    text of a document that is given as tokens is what these are decoded to.
+    """
+    if not isinstance(text, str):
+      return np.cumsum(self._piece_sizes[text], dtype=np.int64)
+    tokens, num_bytes = self.encode(text), len(text.encode())
+    ends = np.cumsum(self._piece_sizes[tokens], dtype=np.int64)
+    if ends[-1] == num_bytes and self.decode(tokens) == text:
+      return ends  # exact, also where tokens are parts of a character
+    if (found := self._byte_ends_of_pieces(text)) is not None:
+      ends = np.maximum.accumulate([*[0] * (self.bos_id >= 0), *found, num_bytes])
+    else:  # each token has its share
+      ends = ends * num_bytes // max(ends[-1], 1)
+    ends[-1] = num_bytes
+    return ends
+
+  def _byte_ends_of_pieces(self, text: str) -> list[int] | None:
+    """Returns where in the UTF-8 of a text each of its tokens ends, special ones aside; None where nobody can say."""
+    return None
+
   @abc.abstractmethod
   def piece_bytes(self) -> np.ndarray:
     """Returns the UTF-8 bytes of text that each token stands for, int32 [V]; 0 for special, 1 for unknown tokens."""

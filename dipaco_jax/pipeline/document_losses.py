@@ -44,11 +44,10 @@ def write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping[
 def _write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping[str, np.ndarray]):
   found = run.sequences('validation')
   sequences = found.read(range(len(found)))
-  piece_bytes, prefix = run.tokenizer.piece_bytes(), run.settings.routing.prefix_tokens
   texts = [run.tokenizer.decode(x.tokens).encode('utf-8', 'replace') for x in sequences]
   arrays = {f'nats/{name}': np.asarray(x, np.float64) for name, x in nats.items()} | {
     'tokens': np.asarray(tokens, np.int64),
-    'bytes': np.array([piece_bytes[x.tokens[prefix : run.eval_len]].sum() for x in sequences], np.int64),
+    'bytes': run.validation_bytes(),
     'domain': np.array([x.domain for x in sequences], np.int32),
     'path': np.asarray(path, np.int32),
     'text': np.array([_number(text) for text in texts], np.uint64),

@@ -98,6 +98,17 @@ class Run:
     """Returns a split's sequences, tokenized and not yet routed."""
     return sequences_lib.Sequences(self.workdir / 'sequences', split, open_parts)
 
+  def validation_bytes(self) -> np.ndarray:
+    """Returns the bytes of text after the prefix of each validation sequence, int64 [N]: those of the original text.
+
+    Of text that an earlier version tokenized, and of files of tokens, they are those of the tokens' own text.
+    """
+    found = self.sequences('validation')
+    if (counted := found.scored_bytes()) is not None:
+      return counted.astype(np.int64)
+    sizes, prefix = self.tokenizer.piece_bytes(), self.settings.routing.prefix_tokens
+    return np.array([sizes[x.tokens[prefix:]].sum() for x in found.read(range(len(found)))], np.int64)
+
   def base(self) -> dict[str, np.ndarray]:
     """Returns the parameters of the base model, read from its file each time."""
     return dict(sorted(tensors.read_arrays(self.workdir / 'base' / 'params.safetensors').items()))

@@ -82,12 +82,9 @@ def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | Non
 def summary(run: run_lib.Run, measured: Measured, assignment: np.ndarray, num_paths: int) -> dict[str, Any]:
   """Returns perplexities from each validation document's losses and path."""
   found = run.sequences('validation')
-  piece_bytes, prefix = run.tokenizer.piece_bytes(), run.settings.routing.prefix_tokens
-  everything = found.read(range(len(found)))
-  num_bytes = np.array([piece_bytes[x.tokens[prefix : run.eval_len]].sum() for x in everything])
-  domains = np.array([x.domain for x in everything])
+  _, domains = found.columns()
   names = run.result('tokenize')['domains']
-  return evaluation.summarize(*measured, num_bytes, assignment, domains, num_paths, names)
+  return evaluation.summarize(*measured, run.validation_bytes(), assignment, domains, num_paths, names)
 
 
 def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
@@ -126,7 +123,9 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
     result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets)}
     result |= group_ratios.compare(f'ratio_to_{name}', groups, nats, best.targets, num_paths)
-  document_losses.write(run, assignment, best.targets, {'paths': best.nll} | {n: other.nll for n, other in others.items()})
+  document_losses.write(
+    run, assignment, best.targets, {'paths': best.nll} | {n: other.nll for n, other in others.items()}
+  )
   if s.evaluate.matrix:
     result['loss_matrix'] = evaluation.loss_matrix(made, load, holdout_rows(run, s.rounds))
   return result

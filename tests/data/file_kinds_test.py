@@ -180,6 +180,7 @@ def test_a_name_says_what_a_file_holds(name, kind):
   assert file_kinds.suffix(name) == kind
 
 
-def test_half_a_surrogate_pair_is_replaced(tmp_path):
-  (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\\ud800b \\ud83d\\ude00"}\n' * 300)
-  assert {d.text for d in corpus.documents(corpora.in_files(tmp_path), 'train')} == {'a?b \U0001f600'}
+def test_half_a_surrogate_pair_is_replaced(tmp_path, caplog):
+  (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\\ud800b? \\ud83d\\ude00"}\n' * 300)
+  assert {d.text for d in corpus.documents(corpora.in_files(tmp_path), 'train')} == {'a\ufffdb? \U0001f600'}
+  assert caplog.text.count('lone surrogates') == 1

@@ -1,5 +1,6 @@
 """Sequences are the documents' tokens, cut; the files are the same for any number of threads, and leave no process."""
 
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -7,10 +8,11 @@ import tracemalloc
 import numpy as np
 import psutil
 import pytest
+import tokenizers
 import whole
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, left_out, sequences as sequences_lib
+from dipaco_jax.data import corpus, json_tokenizer, left_out, sequences as sequences_lib
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.sequences import MAX_DOMAINS, Sequences
@@ -35,6 +37,9 @@ class Wide:
 
   def encode_batch(self, texts):
     return [np.array([*map(ord, t), 0], np.int32) for t in texts]
+
+  def byte_ends(self, text):
+    return np.arange(len(self.encode_batch([text])[0])) + 1
 
 
 def test_sequences_are_the_documents_cut(tmp_path, tokenizer):
@@ -123,7 +128,7 @@ def test_the_files_do_not_depend_on_threads(tmp_path, tokenizer):
     write(tmp_path / str(threads), tokenizer, threads=threads)
     files = [f for f in (tmp_path / str(threads)).rglob('*') if f.is_file()]
     contents.append({str(f.relative_to(tmp_path / str(threads))): f.read_bytes() for f in files})
-  assert contents[0] == contents[1] and len(contents[0]) == 2 * 5 + 2
+  assert contents[0] == contents[1] and len(contents[0]) == 2 * 5 + 3
 
 
 def test_sequences_are_read_by_their_numbers(tmp_path, tokenizer):
@@ -253,3 +258,31 @@ def test_nothing_survives_a_killed_writer(tmp_path):
     children = psutil.Process(process.pid).children(recursive=True)
     process.kill()
   assert children == [] and process.returncode == -9
+
+
+@pytest.mark.parametrize('prefix', [1, 8])
+def test_bytes_are_those_of_the_original_text(tmp_path, prefix):
+  """Whatever the tokenizer makes of blanks and accents before it looks for tokens."""
+  made = tokenizers.Tokenizer(tokenizers.models.WordLevel({'<unk>': 0, '</s>': 1, 'cafe': 2, 'au': 3}, '<unk>'))
+  parts = tokenizers.normalizers
+  made.normalizer = parts.Sequence([parts.NFD(), parts.StripAccents(), parts.Lowercase()])
+  made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+  config = b'{"eos_token": "</s>", "unk_token": "<unk>"}'
+  tokenizer = json_tokenizer.JsonTokenizer({'tokenizer.json': made.to_str().encode(), 'tokenizer_config.json': config})
+  words = ['Café', '  AU   ', 'x' * 9, '漢字 \n', 'É']
+  text = ' '.join(words[i % 5] for i in range(30))
+  documents = [corpus.Document('0', text, 'd'), corpus.Document('1', f'  {text}  ', 'd')]
+  sizes = {'seq_len': 16, 'eval_len': 24, 'prefix_tokens': prefix}
+  whole.write_sequences(lambda split: documents, tokenizer, tmp_path, **sizes)
+  assert Sequences(tmp_path, 'train').scored_bytes() is None
+  for document, num_bytes in zip(documents, Sequences(tmp_path, 'validation').scored_bytes(), strict=True):
+    ends = [match.end() for match in re.finditer(r'\S+', document.text)]
+    assert num_bytes == len(document.text[ends[prefix - 1] : ends[23]].encode())
+
+
+def test_bytes_of_files_of_tokens_are_those_of_their_text(tmp_path, tokenizer):
+  tokens = tokenizer.encode('def f(x):\n    return "漢字"\n' * 20)
+  whole.write_sequences(lambda split: [corpus.Document('0', tokens, 'd')], tokenizer, tmp_path, seq_len=64, eval_len=64,
+    prefix_tokens=32)  # fmt: skip
+  (num_bytes,) = Sequences(tmp_path, 'validation').scored_bytes()
+  assert num_bytes == tokenizer.piece_bytes()[tokens[32:64]].sum()

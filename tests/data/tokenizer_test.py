@@ -1,5 +1,6 @@
 """The tokenizer gives back text, whole or as it comes, counts its bytes, trains to the same bytes, and is quiet."""
 
+import io
 import random
 
 import made_run
@@ -12,6 +13,18 @@ from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, tokenizer_files
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.tokenizer import HALF, Transcript, sample
+
+
+def t5_model() -> bytes:
+  """Unigram that normalizes: it leaves out blanks and joins accents."""
+  model = io.BytesIO()
+  sentences = ['the quick brown fox jumps over the lazy dog', 'über den großen Deich', 'e\u0301 x'] * 30
+  options = {'vocab_size': 60, 'hard_vocab_limit': False, 'minloglevel': 3}
+  sentencepiece.SentencePieceTrainer.train(sentence_iterator=iter(sentences), model_writer=model, **options)
+  return model.getvalue()
+
+
+T5 = SentencePieceTokenizer(t5_model())
 
 
 @pytest.fixture(scope='module')
@@ -40,6 +53,33 @@ def test_code_comes_back_in_fewer_tokens_than_bytes(tokenizer, texts):
   assert sum(map(len, batch)) < 0.6 * sum(len(t.encode()) for t in texts)
   assert all((tokenizer.encode(t, eos=False) == tokens[:-1]).all() for t, tokens in zip(texts, batch, strict=True))
   assert max(map(max, batch)) < tokenizer.vocab_size == 600 == len(tokenizer.piece_bytes())
+
+
+@pytest.mark.parametrize('language', ['漢字仮名交じり文', 'เราเรียนภาษาไทย'])
+def test_a_space_is_a_space_though_the_text_to_train_on_has_none(language):
+  trained = SentencePieceTokenizer(train([language * 200], 275))
+  content = f'{language[:3]} {language[3:]}  a\n '
+  assert trained.decode(trained.encode(content)) == content
+  assert trained.piece_bytes()[trained.encode(content)].sum() == len(content.encode())
+
+
+@hypothesis_settings(deadline=None)
+@given(st.text(st.sampled_from('aé漢🦊ﬁ \n\u0301\u3000x')))
+def test_bytes_end_with_tokens(tokenizer, content):
+  """Exactly, by bytes, where nothing is normalized; where something is, all bytes of the text are counted."""
+  ends = tokenizer.byte_ends(content)
+  assert ends.tolist() == np.cumsum(tokenizer.piece_bytes()[tokenizer.encode(content)]).tolist()
+  ends = T5.byte_ends(content)
+  assert len(ends) == len(T5.encode(content)) and ends[-1] == len(content.encode())
+  assert (np.diff([0, *ends]) >= 0).all()
+
+
+def test_bytes_of_blanks_that_are_left_out_end_with_a_token_beside_them():
+  text = '  fox   über  '
+  pieces = [T5.decode([i]).strip() for i in T5.encode(text, eos=False)]
+  ends = T5.byte_ends(text)[:-1]
+  assert ends[pieces.index('fox')] == len('  fox') if 'fox' in pieces else ends[0] <= len('  fox')
+  assert ends[-1] == len('  fox   über'.encode()) and T5.byte_ends(text)[-1] == len(text.encode())
 
 
 def test_training_is_deterministic(texts):

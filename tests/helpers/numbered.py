@@ -21,6 +21,9 @@ class Numbered:
   def encode_batch(self, texts):
     return [np.arange(*map(int, t.split())) for t in texts]
 
+  def byte_ends(self, text):
+    return np.arange(len(self.encode_batch([text])[0])) + 1
+
 
 def make_sequences(folder, lengths, parts=1):
   """Documents of so many tokens; tokens count from 1."""

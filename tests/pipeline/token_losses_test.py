@@ -34,6 +34,9 @@ class Numbers:
   def encode_batch(self, texts):
     return [np.array(text.split(), int) for text in texts]
 
+  def byte_ends(self, text):
+    return np.arange(len(self.encode_batch([text])[0])) + 1
+
 
 def make_rows(folder: pathlib.Path) -> token_losses.Rows:
   """All of a file of sequences but its third, last first."""
