@@ -211,12 +211,22 @@ def _tokenized(
 
   def tokenize(batch: list) -> Iterable[tuple[Any, np.ndarray, np.ndarray | None]]:
     found = iter(tokenizer.encode_batch([document.text for document in batch if isinstance(document.text, str)]))
-    tokens = [next(found) if isinstance(document.text, str) else document.text for document in batch]
+    tokens = [
+      next(found) if isinstance(document.text, str) else _checked(document, tokenizer.vocab_size) for document in batch
+    ]
     ends = [tokenizer.byte_ends(document.text) if with_bytes else None for document in batch]
     return zip([document._replace(text='') for document in batch], tokens, ends, strict=True)
 
   for batch in prefetching.prefetch(tokenize, _batches(documents), 2 * threads + 1, threads):
     yield from batch
+
+
+def _checked(document: Any, vocab_size: int) -> np.ndarray:
+  """Returns a document's tokens; raises InputError where the model has no row for one of them."""
+  if document.text.max(initial=0) >= vocab_size:
+    words = f'document {document.id} has token {document.text.max()}, and the vocabulary has {vocab_size}'
+    raise InputError(f'{words}: leave out this document, or name another tokenizer in config.tokenizer.model_file')
+  return document.text
 
 
 def _batches(documents: Iterable) -> Iterator[list]:

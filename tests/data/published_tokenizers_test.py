@@ -20,8 +20,9 @@ from dipaco_jax.data import json_tokenizer, tokenizer_files
 FOLDER = pathlib.Path(os.environ.get('DIPACO_TOKENIZER_PACKAGES', ''))
 FILES = {file.parts[-3]: file for file in sorted(FOLDER.glob('tokenizer-*/models/tokenizer.json'))}
 PARTS = (
-  ' ', '  ', '    ', ' ' * 20, '\n', '\n\n', '\t', '\r\n', '\x00', '\xa0', '\u3000', '\u2581', '\ufeff', '\u200d', '<', '>',
-  'self', 'aaaa', '12345', 'é', 'e\u0301', '가', '👩', 'ﬁ', '漢字かな', 'def f(x):\n    return', '\U0010ffff', '|', '<0x41>',
+  ' ', '  ', '    ', ' ' * 20, '\n', '\n\n', '\t', '\r\n', '\x00', '\xa0', '\u3000', '\u2581', '\ufeff', '\u200d', '<',
+  'self', 'aaaa', '12345', 'é', 'e\u0301', '가', '👩', 'ﬁ', '漢字かな', 'def f(x):\n    return', '\U0010ffff', '|',
+  '>', '<0x41>',
 )  # fmt: skip
 
 pytestmark = [

@@ -286,3 +286,10 @@ def test_bytes_of_files_of_tokens_are_those_of_their_text(tmp_path, tokenizer):
     prefix_tokens=32)  # fmt: skip
   (num_bytes,) = Sequences(tmp_path, 'validation').scored_bytes()
   assert num_bytes == tokenizer.piece_bytes()[tokens[32:64]].sum()
+
+
+def test_a_token_that_the_model_has_no_row_for_is_an_error(tmp_path, tokenizer):
+  """As of a file of tokens that has one which was left out of the vocabulary."""
+  tokens = np.array([*range(3, 60), tokenizer.vocab_size], np.int32)
+  with pytest.raises(ValueError, match='document 7 has token 700, and the vocabulary has 700: leave out'):
+    write(tmp_path, tokenizer, lambda split: [Document('7', tokens, 'd')])
