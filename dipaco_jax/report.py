@@ -7,6 +7,7 @@ Examples:
 """
 
 import contextlib
+import logging
 import pathlib
 
 from absl import flags
@@ -18,22 +19,26 @@ from dipaco_jax.training import display
 
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
-  """Writes compare.html and compare.png into `out`; returns the table as text."""
+  """Writes compare.html and compare.png into `out`; returns the tables as text.
+
+  Warns of runs with another tokenizer, training text or validation set, which are compared in bits per byte only.
+  """
   from dipaco_jax.pipeline import stage_records
-  from dipaco_jax.reports import comparison, curve_plots, history, plot_style
+  from dipaco_jax.reports import comparison, plot_style, run_contents
   from dipaco_jax.storage import files
-  from dipaco_jax.training import metrics_log
 
   reports = {str(workdir): run_report.make_report(workdir) for workdir in workdirs}
   configs = {str(workdir): stage_records.read_settings(workdir) for workdir in workdirs}
-  names = comparison.short_names(list(reports))
-  curves = [history.make_curves(metrics_log.read_rows(w), reports[str(w)]['paths']).validation for w in workdirs]
-  rows = comparison.table(reports, configs)
-  bases = {name: report['base_perplexity'] for name, report in zip(names, reports.values(), strict=True)}
-  figure = curve_plots.perplexity_curves(dict(zip(names, curves, strict=True)), bases, wide=True)
-  files.write_file(out / 'compare.png', plot_style.to_png(figure))
-  files.write_file(out / 'compare.html', comparison.render(rows, figure))
-  return comparison.text(rows)
+  contents = [run_contents.read(workdir) for workdir in workdirs]
+  warning = comparison.warning(run_contents.differences(contents))
+  if warning:
+    logging.warning('%s', warning)
+  rows = comparison.table(reports, configs, in_bits=bool(warning))
+  paired = comparison.paired(comparison.short_names(list(reports)), contents)
+  pictures = comparison.pictures(workdirs, reports, configs, in_bits=bool(warning))
+  files.write_file(out / 'compare.png', plot_style.to_png(pictures[0].figure))
+  files.write_file(out / 'compare.html', comparison.render(rows, pictures, warning, paired))
+  return '\n\n'.join([comparison.text(rows), *(comparison.text(table) for table in paired)])
 
 
 def check_options(workdirs: list[str], out: str | None):

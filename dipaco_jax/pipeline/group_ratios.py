@@ -51,4 +51,6 @@ def _ratio(nats: np.ndarray, tokens: np.ndarray, chosen: np.ndarray) -> tuple[fl
   if not count:
     return None, None
   mean = nats[chosen].sum() / count
-  return (float(np.exp(min(mean, 700.0))) if np.isfinite(mean) else None), bootstrap.interval(nats[chosen], tokens[chosen])
+  return (float(np.exp(min(mean, 700.0))) if np.isfinite(mean) else None), bootstrap.interval(
+    nats[chosen], tokens[chosen]
+  )

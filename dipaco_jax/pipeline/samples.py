@@ -143,7 +143,9 @@ def is_due(phase: int) -> bool:
   return phase & (phase - 1) == 0
 
 
-def while_training(run: run_lib.Run, made: Programs, number: int) -> Callable[[int, Callable[[Coordinates], Any]], None]:
+def while_training(
+  run: run_lib.Run, made: Programs, number: int
+) -> Callable[[int, Callable[[Coordinates], Any]], None]:
   """Returns (phase, params_of_turn) -> None, which samples the paths of a round now and then; nothing in it raises."""
   sampler = functools.cache(lambda: Sampler(run))
   size = 4 * sum(x.size for x in made.shapes.values())

@@ -1,6 +1,7 @@
 """Pictures with rows or columns for paths, stages or kinds of text: plain data in, a matplotlib Figure out."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -13,8 +14,11 @@ BESIDE = 8  # paths that a picture of half the width has room to write numbers i
 
 
 @styled
-def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None], limit: int = 30):
-  """Draws a row for each kind of text, from the base model's perplexity to that of the paths."""
+def by_domain(
+  base: Mapping[str, float | None], run: Mapping[str, float | None],
+  control: Mapping[str, float | None] = MappingProxyType({}), limit: int = 30,
+):  # fmt: skip
+  """Draws a row for each kind of text, from the base model's perplexity to that of the paths; the control's between."""
   known = [(name, before, after) for name, after in run.items() if after and (before := base.get(name))]
   known = sorted(sorted(known, key=lambda k: -k[1])[:limit], key=lambda k: k[2])
   figure, ax = plot_style.axes(HALF, max(HEIGHT, 0.9 + 0.29 * len(known)))
@@ -24,6 +28,8 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
     plot_style.write(ax, change, (max(before, after), y), (7, 0), va='center', size=SMALL, color=GREY)
   rows = np.arange(len(known))
   ax.plot([k[1] for k in known], rows, 's', color=ORANGE, ms=5.5, label='base')
+  if any(control.values()):
+    ax.plot([control.get(k[0]) or np.nan for k in known], rows, 'D', color=GREY, ms=5, label='dense')
   ax.plot([k[2] for k in known], rows, 'o', color=BLUE, ms=6, label='paths')
   ax.set_yticks(rows, [plot_style.short(k[0], 20) for k in known])
   ax.set_ylim(-0.7, len(known) - 0.3)
@@ -31,7 +37,7 @@ def by_domain(base: Mapping[str, float | None], run: Mapping[str, float | None],
   ax.grid(axis='y', visible=False)
   plot_style.numbers(ax.xaxis, ticks=4)
   ax.set(xlabel='perplexity', title='By kind of text')
-  plot_style.legend(ax, ncols=2, handletextpad=0.1, columnspacing=1)
+  plot_style.legend(ax, ncols=3, handletextpad=0.1, columnspacing=1)
   return figure
 
 

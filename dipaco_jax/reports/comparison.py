@@ -1,13 +1,17 @@
 """Several runs side by side: a table, their curves in one picture, and where their configs differ."""
 
 import os
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dipaco_jax.core import printable, settings
-from dipaco_jax.reports import headline, pages, report_page
+from dipaco_jax.pipeline import stage
+from dipaco_jax.reports import curve_plots, headline, history, pages, paired_runs, report_page, token_axis
 from dipaco_jax.reports.amounts import count, size
-from dipaco_jax.reports.plot_style import Picture
+from dipaco_jax.reports.plot_style import Curve, Picture
+from dipaco_jax.reports.run_contents import Contents
+from dipaco_jax.training import metrics_log
 from dipaco_jax.training.display import duration
 
 Rows = list[list[str]]
@@ -20,6 +24,8 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
   ('control perplexity', 'control_perplexity', lambda x: f'{x:.3f}'),
   ('change from the control', 'ratio_to_control', lambda x: headline.change(*x)),
   ('bits per byte', 'bits_per_byte', lambda x: f'{x:.4f}'),
+  ('base bits per byte', 'base_bits_per_byte', lambda x: f'{x:.4f}'),
+  ('control bits per byte', 'control_bits_per_byte', lambda x: f'{x:.4f}'),
   ('mutual information of paths and domains', 'domain_nmi', lambda x: f'{x:.3f}'),
   ('paths', 'paths', str),
   ('steps of the base', 'pretrain_steps', lambda x: f'{x:,}'),
@@ -33,12 +39,20 @@ FIGURES: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
   ('tokens/s', 'tokens_per_s', lambda x: f'{x:,.0f}'),
   ('wall time', 'wall_s', lambda x: duration(sum(x.values()))),
 )
+PER_TOKEN = 'perplexity', 'base_perplexity', 'control_perplexity', 'ratio_to_'
 
 
-def table(reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settings.Settings]) -> Rows:
-  """Returns a row of names, a row per figure, and a row per config field that is not the same in all runs."""
+def table(
+  reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settings.Settings], in_bits: bool = False
+) -> Rows:
+  """Returns a row of names, a row per figure, and a row per config field that is not the same in all runs.
+
+  `in_bits` leaves out perplexities, which depend on the tokenizer and on the text.
+  """
   rows = [['', *short_names(list(reports))]]
   for words, name, form in FIGURES:
+    if in_bits and name.startswith(PER_TOKEN):
+      continue
     values = [_value(report, name) for report in reports.values()]
     rows.append([words, *('-' if v is None else form(v) for v in values)])
     if name == 'perplexity_interval':
@@ -90,11 +104,61 @@ def text(rows: Rows) -> str:
   return '\n'.join(form.format(*row).rstrip() for row in rows)
 
 
-def render(rows: Rows, figure) -> str:
+def warning(differences: Sequence[str]) -> str:
+  """Returns a sentence on what is not the same in all runs, by `run_contents.differences`; '' where all is."""
+  if not differences:
+    return ''
+  named = ' and '.join(filter(None, [', '.join(differences[:-1]), differences[-1]]))
+  words = f'These runs do not have the same {named}: their perplexities are left out, and bits per byte are compared'
+  if 'validation set' in differences:
+    words += '. Bits per byte of other texts may differ because the texts do: only documents that both runs have tell'
+  elif differences == ['training text']:
+    words += '. A difference may be due to the text that they were trained on'
+  return f'{words}.'
+
+
+def paired(names: Sequence[str], contents: Sequence[Contents]) -> list[Rows]:
+  """Returns a table for each run after the first, of the documents that it shares with the first."""
+  found = [(name, paired_runs.compare(contents[0], run)) for name, run in zip(names[1:], contents[1:], strict=True)]
+  return [paired_runs.table(pairs, (names[0], name)) for name, pairs in found if pairs]
+
+
+def pictures(
+  workdirs: Sequence[pathlib.Path], reports: Mapping[str, Mapping[str, Any]], configs: Mapping[str, settings.Settings],
+  in_bits: bool,
+) -> list[Picture]:  # fmt: skip
+  """Returns the curves of validation over training tokens, and over FLOPs where those of all runs are known."""
+  names = short_names(list(reports))
+  by_tokens = {}
+  for name, workdir, report, s in zip(names, workdirs, reports.values(), configs.values(), strict=True):
+    found = history.make_curves(metrics_log.read_rows(workdir), report['paths'], stage.control_name(s))
+    by_tokens[name] = token_axis.of_paths(s, found.bits if in_bits else found.validation)
+  what, key = ('bits per byte', 'base_bits_per_byte') if in_bits else ('perplexity', 'base_perplexity')
+  bases = {name: report[key] for name, report in zip(names, reports.values(), strict=True)}
+  made = [Picture(_draw(by_tokens, bases, what, 'tokens'), caption(what, [*bases.values()]))]
+  costs = {name: r['serve_flops_per_token'] for name, r in zip(names, reports.values(), strict=True)}
+  if all(costs.values()) and len({*costs.values()}) > 1:  # else it is the same picture
+    by_flops = {name: Curve(3 * costs[name] * curve.steps, curve.values) for name, curve in by_tokens.items()}
+    made.append(Picture(_draw(by_flops, bases, what, 'FLOPs'), 'The same against training FLOPs.'))
+  return made
+
+
+def caption(what: str, bases: Sequence[float | None]) -> str:
+  """Returns the caption of the runs' curves; `bases` are what the base models have."""
+  words = f'Routed validation {what} of each run against the tokens that it was trained on, those of the base included.'
+  return words + (' They start from equally good base models.' if len({*bases}) == 1 and bases[0] is not None else '')
+
+
+def _draw(curves: Mapping[str, Curve], bases: Mapping[str, float | None], what: str, unit: str) -> Any:
+  xlabel = f'training {unit}, the base’s included'  # noqa: RUF001
+  return curve_plots.perplexity_curves(curves, bases, wide=True, xlabel=xlabel, what=what)
+
+
+def render(rows: Rows, pictures: Sequence[Picture], warning: str, paired: Sequence[Rows]) -> str:
+  """Returns the page."""
   split = next((i for i, row in enumerate(rows) if row[0].startswith('config.')), len(rows))
-  [bases] = [set(row[1:]) for row in rows if row[0] == 'base perplexity']
-  same_base = len(bases) == 1 and bases != {'-'}
-  caption = 'Routed validation perplexity of each run against training steps, those of the base model included.'
-  caption += ' They start from equally good base models.' if same_base else ''
-  picture = report_page.Figure.of('compare', Picture(figure, caption))
-  return pages.render('compare.html', head=rows[0], picture=picture, figures=rows[1:split], configs=rows[split:])
+  figures = [report_page.Figure.of(f'compare-{i}', picture) for i, picture in enumerate(pictures)]
+  return pages.render(
+    'compare.html', head=rows[0], pictures=figures, figures=rows[1:split], configs=rows[split:], warning=warning,
+    paired=paired,
+  )  # fmt: skip

@@ -14,7 +14,10 @@ STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))
 
 
 @styled
-def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequence[str], settled: bool = True):
+def training(
+  title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequence[str], settled: bool = True,
+  xlabel: str = 'training step',
+):  # fmt: skip
   """Draws the base model's training, then that of the paths.
 
   `settled` leaves out of the y axis what only the first third of the base's steps reaches; else it begins at zero.
@@ -28,39 +31,47 @@ def training(title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequenc
     plot_style.legend(ax, handlelength=2.6, labelcolor=ORANGE)
   if limits := _limits([paths.values, base.values[first if settled else 0 :]]):
     ax.set_ylim(limits if settled else (0, limits[1]))
-  _finish(ax, ends, title, ylabel)
+  _finish(ax, ends, title, ylabel, xlabel)
   return figure
 
 
 @styled
-def holdout(curve: Curve, labels: Sequence[str]):
+def holdout(curve: Curve, labels: Sequence[str], xlabel: str = 'training step'):
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.03, y=0.08)
-  _finish(ax, _paths(ax, curve, labels), 'Loss on what each shard holds back', 'nats per token')
+  _finish(ax, _paths(ax, curve, labels), 'Loss on what each shard holds back', 'nats per token', xlabel)
   return figure
 
 
 @styled
 def perplexity_curves(
-  runs: Mapping[str, Curve], base: Mapping[str, float | None], stopped: float | None = None, wide: bool = False
-):
-  """Draws validation perplexity against steps; the base model's as a line across, early stopping's as a ring."""
+  runs: Mapping[str, Curve], base: Mapping[str, float | None], stopped: float | None = None, wide: bool = False,
+  xlabel: str = 'training step', flops_per_token: float | None = None, what: str = 'perplexity', title: str = '',
+):  # fmt: skip
+  """Draws validation perplexity, or `what`; the base model's as a line across, early stopping's as a ring.
+
+  `flops_per_token`, where x is in tokens, adds an axis of FLOPs above.
+  """
   figure, ax = plot_style.axes(WIDE, 4.4) if wide else plot_style.axes(HALF, HEIGHT)
-  ends = []
+  ends, digits = [], 2 if what == 'perplexity' else 3
   for i, (name, curve) in enumerate(runs.items()):
     if len(curve.steps):
       colour = COLOURS[i % MAX_COLOURED]
       dots = {'marker': 'o', 'ms': 3.5 if len(curve.steps) < 60 else 0}
       ax.plot(curve.steps, curve.values, color=colour, lw=2, ls=STRIPES[i % 4], **dots)
-      ends.append((curve.values[-1], f'{plot_style.short(name)} {curve.values[-1]:.2f}', colour))
+      ends.append((curve.values[-1], f'{plot_style.short(name)} {curve.values[-1]:.{digits}f}', colour))
   for value in sorted({v for v in base.values() if v}):
     ax.axhline(value, color=ORANGE, lw=1.4, ls=DASHED)
-    ends.append((value, f'base {value:.2f}', ORANGE))
+    ends.append((value, f'base {value:.{digits}f}', ORANGE))
   if stopped:
-    ax.plot(max(curve.steps[-1] for curve in runs.values()), stopped, 'o', color=PAPER, mec=BLUE, mew=1.6, ms=6)
+    ax.plot(next(iter(runs.values())).steps[-1], stopped, 'o', color=PAPER, mec=BLUE, mew=1.6, ms=6)
     ends.append((stopped, f'stopped\nearly {stopped:.2f}', BLUE))
   ax.margins(x=0.03, y=0.12)
-  _finish(ax, ends, 'Validation perplexity', 'perplexity')
+  _finish(ax, ends, title or f'Validation {what}', what, xlabel)
+  if flops_per_token:
+    scales = lambda tokens: tokens * flops_per_token, lambda flops: flops / flops_per_token
+    above = ax.secondary_xaxis('top', functions=scales)
+    plot_style.flops(above)
   return figure
 
 

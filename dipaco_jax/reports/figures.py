@@ -10,6 +10,7 @@ from dipaco_jax.reports.run_data import Run
 SECTIONS: dict[str, dict[str, Callable[[Run], Picture | None]]] = {  # None: the run has no data for it yet
   'Quality': {
     'validation_perplexity': path_figures.validation,
+    'validation_perplexity_by_step': path_figures.validation_by_step,
     'perplexity_by_domain': path_figures.by_domain,
     'perplexity_by_path': path_figures.by_path,
     'early_stopping': path_figures.early_stopping,

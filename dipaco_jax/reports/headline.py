@@ -149,10 +149,16 @@ def budget(report: Mapping[str, Any]) -> str:
   control, paths = report.get('control_tokens'), report.get('paths_tokens')
   if not control or not paths:
     return ''
-  share = control / paths
-  as_much = 'as many tokens as all paths together, with as many FLOPs'
-  part = f'{share:.2g} times the tokens' if share > 1 else f'{100 * share:.3g}% of the tokens'
-  return f'The dense model read {as_much if abs(share - 1) < 0.01 else f"{part} and FLOPs of all paths together"}'
+  if is_of_equal_cost(report):
+    return 'The dense model read as many tokens as all paths together, with as many FLOPs'
+  share = f'{100 * control / paths:.3g}%'
+  return f'The dense model read {share} of the tokens that all paths read together, with {share} of their FLOPs'
+
+
+def is_of_equal_cost(report: Mapping[str, Any]) -> bool:
+  """Returns whether the dense control was trained with as many FLOPs as all paths together, to 1%."""
+  control, paths = report.get('control_tokens'), report.get('paths_tokens')
+  return bool(control and paths) and abs(control / paths - 1) < 0.01
 
 
 def results(report: Mapping[str, Any]) -> list[str]:

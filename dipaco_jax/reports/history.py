@@ -25,6 +25,7 @@ class History(NamedTuple):
   tokens_per_s: tuple[Curve, Curve]  # the same
   validation: Curve  # perplexity, routed
   control: Curve  # of the dense control
+  bits: Curve  # validation in bits per byte, routed
   first: Mapping[str, Any]  # row of the base model's validation; empty where there is none
   last: Mapping[str, Any]  # of the paths' newest
   phases: np.ndarray  # [T] numbers of the phases that the following belong to
@@ -50,14 +51,9 @@ def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int, control: str 
       stages[row['stage']].add(row)
     elif row['kind'] == 'phase' and row['stage'] == 'train':
       phases[row['phase']] = row
-    elif row['kind'] == 'evaluation' and row['perplexity'] is not None:
-      if row['stage'] in (*stages, control):
-        (of_control if row['stage'] == control else evaluations)[row['step']] = row
+    elif row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] in (*stages, control):
+      (of_control if row['stage'] == control else evaluations)[row['step']] = row
   base, paths = stages.values()
-  validation, dense = (
-    Curve(np.array([*found], int), np.array([row['perplexity'] for row in found.values()], float))
-    for found in (evaluations, of_control)
-  )
   return History(
     base=_single(base.curve('loss')),
     training=paths.curve('loss'),
@@ -67,14 +63,21 @@ def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int, control: str 
     norm=paths.curve('grad_norm'),
     learning_rate=(_single(base.curve('learning_rate')), paths.curve('learning_rate')),
     tokens_per_s=(_single(base.curve('tokens_per_s')), paths.curve('tokens_per_s')),
-    validation=validation,
-    control=dense,
+    validation=_evaluated(evaluations, 'perplexity'),
+    control=_evaluated(of_control, 'perplexity'),
+    bits=_evaluated(evaluations, 'bits_per_byte'),
     first=next((row for row in evaluations.values() if row['stage'] == 'pretrain'), {}),
     last=next((row for row in reversed(evaluations.values()) if row['stage'] == 'train'), {}),
     phases=np.array(list(phases), int),
     norms=_by_level(phases.values(), 'outer_gradient_norm'),
     cosines=_by_level(phases.values(), 'cosine'),
   )
+
+
+def _evaluated(rows: Mapping[int, Mapping[str, Any]], name: str) -> Curve:
+  """Returns the curve of a figure over the steps whose rows have it."""
+  known = {step: row[name] for step, row in rows.items() if row.get(name) is not None}
+  return Curve(np.array([*known], int), np.array([*known.values()], float))
 
 
 class _Steps:

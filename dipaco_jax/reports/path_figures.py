@@ -1,15 +1,44 @@
 """Pictures of the paths: how well they predict, what each reads, and how far its modules have moved."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
-from dipaco_jax.reports import amounts, category_plots, curve_plots, grid_plot
-from dipaco_jax.reports.plot_style import Picture
+from dipaco_jax.reports import amounts, category_plots, curve_plots, grid_plot, token_axis
+from dipaco_jax.reports.plot_style import Curve, Picture
 from dipaco_jax.reports.run_data import Run, path_names
 from dipaco_jax.routing import path_labels
 from dipaco_jax.storage import seals
 
+Scale = Callable[[Curve], Curve]
+
 
 def validation(run: Run) -> Picture | None:
+  """Draws validation perplexity over training tokens and FLOPs: models of the same cost are above each other."""
+  words = ' Tokens and FLOPs are those of the base and of all paths together.' if run.grid.num_paths > 1 else ''
+  s, serving = run.settings, run.report['serve_flops_per_token']
+  axis = {
+    'title': 'Validation perplexity by cost',
+    'xlabel': token_axis.OF_ALL,
+    'flops_per_token': serving and 3 * serving,
+  }
+  return _validation(
+    run, functools.partial(token_axis.of_paths, s), functools.partial(token_axis.of_one_model, s), words, axis
+  )
+
+
+def validation_by_step(run: Run) -> Picture | None:
+  """Draws validation perplexity over steps, which all paths make at the same time."""
+  if run.grid.num_paths < 2 or not len(run.history.control.steps):
+    return None
+  axis = {'title': 'Validation perplexity by step'}
+  words = ' All paths make a step at the same time: in one step they read as many rows as there are paths.'
+  return _validation(run, lambda curve: curve, lambda curve: curve, words, axis)
+
+
+def _validation(run: Run, scale_paths: Scale, scale_dense: Scale, more: str, axis: dict[str, Any]) -> Picture | None:
   r, curve = run.report, run.history.validation
   if not len(curve.steps) or not (run.history.last or r['perplexity']):  # the base's alone is no curve
     return None
@@ -20,11 +49,12 @@ def validation(run: Run) -> Picture | None:
     words += (
       ' The ring is early stopping: each path taken from the phase where it was best on text held back from its shard.'
     )
-  curves = {'paths': curve}
+  curves = {'paths': scale_paths(curve)}
   if len(run.history.control.steps):
-    curves['dense'] = run.history.control
+    curves['dense'] = scale_dense(run.history.control)
     words += ' Dense is one model that goes on from the base, on all text, with as many rows in a step as one path.'
-  return Picture(curve_plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped), words)
+  drawn = curve_plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped, **axis)
+  return Picture(drawn, words + more)
 
 
 def by_domain(run: Run) -> Picture | None:
@@ -33,8 +63,11 @@ def by_domain(run: Run) -> Picture | None:
   if len(known) < 2:
     return None
   best, worst = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-  words = f'From the base model to the paths, on validation text. Most is gained on {best}, least on {worst}.'
-  return Picture(category_plots.by_domain(base, paths), words)
+  least = 'least' if known[worst] < 1 else 'and the paths are worse than the base'
+  words = f'From the base model to the paths, on validation text. Most is gained on {best}, {least} on {worst}.'
+  control = run.report['control_perplexity_by_domain'] or {}
+  words += ' The diamond is the dense model.' if any(control.values()) else ''
+  return Picture(category_plots.by_domain(base, paths, control), words)
 
 
 def by_path(run: Run) -> Picture | None:

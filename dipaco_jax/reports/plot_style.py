@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core import printable
-from dipaco_jax.reports import palette
+from dipaco_jax.reports import amounts, palette
 from dipaco_jax.reports.palette import COLOURS, GREY, INK, PAPER
 from dipaco_jax.storage import seals
 
@@ -148,6 +148,18 @@ def numbers(axis, whole: bool = False, ticks: int = 5):
   formatter.format_ticks = tick_words
   axis.set_major_locator(ticker.MaxNLocator(ticks, integer=whole, steps=[1, 2, 2.5, 5, 10]))
   axis.set_major_formatter(formatter)
+
+
+def flops(axes):
+  """Sets ticks of the x axis above a picture, in words such as '4 T'."""
+  from matplotlib import ticker
+
+  formatter: Any = ticker.FuncFormatter(lambda x, pos: f'{x:g}')
+  formatter.format_ticks = lambda ticks: [amounts.count(x) if x > 0 else '' for x in ticks]
+  axes.xaxis.set_major_locator(ticker.MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+  axes.xaxis.set_major_formatter(formatter)
+  axes.tick_params(axis='x', labelsize=SMALL)
+  axes.set_xlabel('training FLOPs', size=SMALL, loc='right')
 
 
 def time_unit(span_s: float) -> tuple[int, str]:

@@ -36,6 +36,8 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
   if not ahead and (kinds := r['ratio_to_control_by_domain']):
     ahead = f'The paths are ahead on {"all" if len(kinds) > 1 else "the one"} of {len(kinds)} kinds of text'
   details = [f'{words}.' for words in (headline.budget(r), ahead) if words]
+  if headline.budget(r) and not headline.is_of_equal_cost(r):
+    details.insert(1, "A comparison at equal training FLOPs: config.evaluate.control_budget='flops'.")
   return [Card(figure, f'{against}: {ends}{"" if interval else ", as documents are too few"}', details, True)]
 
 
@@ -71,7 +73,9 @@ def _cost(tokens: int | None, flops: float | None, how: str) -> str:
   """Returns 'Trained on 1.5 M tokens, 6.1 T FLOPs: 96 steps after the base'; '' where nothing is known."""
   if not tokens:
     return ''
-  return f'Trained on {count(tokens)} tokens{f" with {count(flops)} FLOPs" if flops else ""}{f", {how}" if how else ""}.'
+  return (
+    f'Trained on {count(tokens)} tokens{f" with {count(flops)} FLOPs" if flops else ""}{f", {how}" if how else ""}.'
+  )
 
 
 def _serving(r: dict[str, Any], has_router: bool) -> str:

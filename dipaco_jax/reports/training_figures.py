@@ -3,7 +3,7 @@
 import numpy as np
 
 from dipaco_jax.core import averaging_gap
-from dipaco_jax.reports import category_plots, curve_plots, path_figures, time_table
+from dipaco_jax.reports import category_plots, curve_plots, path_figures, time_table, token_axis
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History
 from dipaco_jax.reports.palette import BLUE, GREY, ORANGE
@@ -18,8 +18,9 @@ EXPLAINED_GAP = 0.3  # nats; a caption explains a larger gap between training an
 def losses(run: Run) -> Picture | None:
   h = run.history
   who = 'every path on its own shard' if run.grid.num_paths > 1 else 'the path'
-  words = f'The base model first, then {who}, going on from the base’s step.'  # noqa: RUF001
-  return _training(run, 'Training loss', 'nats per token', h.base, h.training, words)
+  words = f'The base model first, then {who}, going on from where the base ended.'
+  base, paths, xlabel = _over_tokens(run, h.base, h.training)
+  return _training(run, 'Training loss', 'nats per token', base, paths, words, xlabel=xlabel)
 
 
 def holdout(run: Run) -> Picture | None:
@@ -35,7 +36,16 @@ def holdout(run: Run) -> Picture | None:
       'high: paths know what they were trained on far better than other text of its kind. More text, fewer paths or '
       'fewer steps would bring the two together.'
     )
-  return Picture(curve_plots.holdout(curve, path_names(run.grid)), words)
+  _, over_tokens, xlabel = _over_tokens(run, run.history.base, curve)
+  return Picture(curve_plots.holdout(over_tokens, path_names(run.grid), xlabel), words)
+
+
+def _over_tokens(run: Run, base: Curve, paths: Curve) -> tuple[Curve, Curve, str]:
+  """Returns curves over the tokens that each path has read, and their axis; over steps where paths sit phases out."""
+  if not token_axis.trains_always(run.settings):
+    return base, paths, 'training step'
+  own = (token_axis.of_one_model(run.settings, curve) for curve in (base, paths))
+  return *own, token_axis.OF_ONE if run.grid.num_paths > 1 else token_axis.OF_ALL
 
 
 def overfitting(history: History, steps: int) -> float | None:
@@ -67,14 +77,16 @@ def tokens_per_s(run: Run) -> Picture | None:
   return _training(run, 'Speed', 'tokens/s', *run.history.tokens_per_s, words, by_path=False)
 
 
-def _training(run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path=True) -> Picture | None:
+def _training(
+  run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path=True, xlabel='training step'
+) -> Picture | None:
   """Draws figures of the inner steps; None where there is no step yet."""
   if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
     return None
   if by_path and run.grid.num_paths > 1 and np.isfinite(paths.values).any():
     words += ' One thin line per path; the thick one is their median.'
   names = path_names(run.grid) if by_path else ['paths' if run.grid.num_paths > 1 else 'path']
-  return Picture(curve_plots.training(title, ylabel, base, paths, names, settled=by_path), words)
+  return Picture(curve_plots.training(title, ylabel, base, paths, names, by_path, xlabel), words)
 
 
 def outer_gradients(run: Run) -> Picture | None:

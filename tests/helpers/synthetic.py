@@ -38,6 +38,8 @@ def make(workdir, axes=(('a', 4), ('b', 4)), phases=12, tau=50, pretrain_steps=3
   return config
 
 
+CONTROL_AHEAD = {'law': 1.04, 'speech': 1.01}  # ratios of perplexities, by kind
+
 WALL_S = {'tokenize': 9.1, 'pretrain': 88.0, 'route': 12.5, 'train': 1741.0, 'evaluate': 6.2}
 
 SECONDS = {
@@ -88,7 +90,14 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
   control = {
     'control_perplexity': 11.47, 'control_perplexity_interval': [11.15, 11.79], 'ratio_to_control': 10.31 / 11.47,
     'ratio_to_control_interval': [0.889, 0.909], 'control_tokens': steps * 4096, 'control_s': 1.2,
-    'control_perplexity_by_path': [x and 1.11 * x for x in by_path],
+    'control_perplexity_by_path': [x and 1.11 * x for x in by_path], 'control_budget': 'steps', 'control_steps': steps,
+    'control_flops': steps * 4096 * 6.2e6, 'control_perplexity_by_domain': {n: 12.0 for n in domains},
+    'ratio_to_control_by_domain': {n: CONTROL_AHEAD.get(n, 0.9) for n in domains},
+    'ratio_to_control_interval_by_domain': {
+      n: [CONTROL_AHEAD.get(n, 0.9) - 0.03, CONTROL_AHEAD.get(n, 0.9) + 0.03] for n in domains
+    },
+    'ratio_to_control_by_path': [x and 0.9 for x in by_path],
+    'ratio_to_control_interval_by_path': [None for _ in by_path],
   } if config.evaluate.control else {}  # fmt: skip
   return {
     'tokenize': {'documents': 21_840, 'sequences': 48_211, 'tokens': 5_904_112, 'dropped_sequences': 911,
@@ -99,10 +108,10 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
               'shard_sequences': (rows * 1.3).tolist(), 'holdout_rows': (rows // 50 + 1).tolist(),
               'validation_sequences': (rows // 30).tolist(),
               'sequences_by_path_and_domain': counts.tolist(), 'padding_fraction': 0.021},
-    'train': {'phases': config.train.phases, 'steps': steps, 'train_tokens': steps * 4096 * P, 'tokens_per_s': 13_905.2,
+    'train': {'phases': config.train.phases, 'steps': steps, 'train_tokens': (steps * P + config.pretrain.steps) * 4096, 'tokens_per_s': 13_905.2,
               'step_s': 0.294, 'outer_s': 0.61, 'outer_fraction': 0.0089, 'outer_bytes_per_phase': P * 3_310_000,
               'synchronous_bytes_per_phase': P * config.train.steps_per_phase * 4_600_000,
-              'peak_memory_bytes': 1_412_000_000, 'compilations': 4, 'train_flops': steps * 4096 * P * 6.2e6,
+              'peak_memory_bytes': 1_412_000_000, 'compilations': 4, 'train_flops': (steps * P + config.pretrain.steps) * 4096 * 6.2e6,
               'model_flops_utilization': None, 'seconds': SECONDS, 'seconds_by_path': [{'inner': 1600 / P}] * P,
               'modules_sha256': '5f' * 32,
               'parameters_path': sum(size.values()),
@@ -116,7 +125,14 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
                  'validation_tokens_by_path': [0 if x is None else 39_077 // P for x in by_path], **control,
                  'perplexity_by_domain': {n: p * g for (n, p), g in zip(base_by_domain.items(), gain, strict=True)},
                  'base_perplexity_by_domain': base_by_domain, 'validation_tokens': 39_077, 'bits_per_byte': 1.214,
-                 'base_bits_per_byte': 1.355},
+                 'base_bits_per_byte': 1.355,
+                 'validation_documents_by_domain': dict.fromkeys(domains, 50),
+                 'validation_tokens_by_domain': dict.fromkeys(domains, 4000),
+                 'validation_documents_by_path': [0 if x is None else 25 for x in by_path],
+                 'ratio_to_base_by_domain': dict(zip(base_by_domain, gain, strict=True)),
+                 'ratio_to_base_interval_by_domain': dict.fromkeys(domains),
+                 'ratio_to_base_by_path': [x and 0.76 for x in by_path],
+                 'ratio_to_base_interval_by_path': [None for _ in by_path]},
   }  # fmt: skip
 
 

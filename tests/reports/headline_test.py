@@ -20,6 +20,41 @@ def test_the_fair_comparison_comes_first():
   )
 
 
+OF_COST = {
+  'control_budget': 'steps', 'control_tokens': 1000, 'paths_tokens': 4000,
+  'ratio_to_control': 1.0, 'ratio_to_control_interval': [0.98, 1.02],
+  'ratio_to_control_by_domain': {'law': 0.9, 'news': 1.041, 'code': 1.002, 'none': None},
+  'ratio_to_control_interval_by_domain': {'law': [0.85, 0.95], 'news': [1.01, 1.07], 'code': [0.99, 1.03], 'none': None},
+}  # fmt: skip
+
+
+def test_a_loss_does_not_look_like_a_draw():
+  found = headline.lead(REPORT | OF_COST)
+  assert 'no difference' not in found
+  assert (
+    'the difference from one dense model trained for as many steps is not significant (interval -2.0 to +2.0%)' in found
+  )
+  assert 'The dense model read 25% of the tokens that all paths read together, with 25% of their FLOPs.' in found
+  assert (
+    'The dense model is ahead on 2 of 3 kinds of text: news (+4.1% (+1.0 to +7.0%)), code (+0.2%, not significant '
+    '(-1.0 to +3.0%)).'
+  ) in found
+  assert headline.results(REPORT | OF_COST)[-1].startswith('the dense model is ahead on 2 of 3 kinds')
+
+
+def test_a_control_of_the_same_cost_is_called_so():
+  found = headline.lead(REPORT | OF_COST | {'control_budget': 'flops', 'control_tokens': 4000})
+  assert 'one dense model trained with as many FLOPs as all paths' in found
+  assert 'The dense model read as many tokens as all paths together, with as many FLOPs.' in found
+
+
+def test_where_the_paths_are_ahead_everywhere_nothing_is_named():
+  assert headline.dense_ahead(REPORT | {'ratio_to_control_by_domain': {'a': 0.9, 'b': None}}) == ''
+  assert headline.dense_ahead(REPORT) == headline.budget(REPORT) == ''
+  many = {f'kind {i}': 1.1 for i in range(9)}
+  assert headline.dense_ahead({'ratio_to_control_by_domain': many}).endswith('+10.0%, too few documents), 3 more')
+
+
 def test_without_a_control_it_says_what_it_does_not_compare():
   found = headline.lead(REPORT | {'ratio_to_control': None, 'ratio_to_control_interval': None})
   assert (
@@ -62,11 +97,12 @@ def test_wall_time_has_units():
   [
     (0.9, [0.85, 0.95], '10% lower (5 to 15%) than it'),
     (1.1, [1.04, 1.16], '10% higher (4 to 16%) than it'),
-    (0.98, [0.95, 1.01], 'no difference from it is shown (-5.0 to +1.0%)'),
-    (1.0, [1.0, 1.0], 'no difference from it is shown (+0.0 to +0.0%)'),
+    (0.98, [0.95, 1.01], 'the difference from it is not significant (interval -5.0 to +1.0%)'),
+    (1.0, [1.0, 1.0], 'the difference from it is not significant (interval +0.0 to +0.0%)'),
     (0.994, [0.991, 0.997], '0.6% lower (0.3 to 0.9%) than it'),
     (0.9, [0.898, 0.902], '10.0% lower (9.8 to 10.2%) than it'),
-    (0.7, None, 'too few documents to tell a difference from it'),
+    (0.7, None, '30.0% lower than it (too few documents for an interval)'),
+    (1.02, None, '2.0% higher than it (too few documents for an interval)'),
   ],
 )
 def test_change(ratio, interval, words):

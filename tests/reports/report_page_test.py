@@ -42,7 +42,7 @@ def test_a_page_stands_alone_and_has_every_picture(reports, name):
 
 def test_a_grid_has_its_pictures(reports):
   workdir, *_ = reports('grid')
-  expected = {'validation_perplexity', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping', 'losses',
+  expected = {'validation_perplexity', 'validation_perplexity_by_step', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping', 'losses',
               'outer_gradients', 'shard_sizes', 'kinds_by_paths', 'grid', 'time_by_stage', 'bytes_sent',
               'holdout_losses', 'learning_rate', 'gradient_norm', 'tokens_per_s', 'agreement', 'averaging_gap',
               'siblings', 'time_by_cause'}  # fmt: skip
@@ -52,6 +52,8 @@ def test_a_grid_has_its_pictures(reports):
 def test_page_names_the_key_figures(reports):
   words = ''.join(parsed_page.Page(reports('grid')[2]).words)
   numbers = ('10.31', 'of the paths (10.02 to 10.61)', '10% lower (9 to 11%) than one dense model', '24% lower')
+  numbers += 'Paths 10.1% better', 'The dense model is ahead on 2 of 8 kinds of text: law (+4.0% (+1.0 to +7.0%))'
+  numbers += 'read 6.25% of the tokens', 'FLOPs a token', '600 steps after the base'
   for expected in ('16 paths', *numbers, '69 times as much', 'a4xb4', 'this run', '5f5f5f'):
     assert expected in words
 

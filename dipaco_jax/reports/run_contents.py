@@ -1,0 +1,92 @@
+"""Whether runs have the same text, tokenizer and validation set, by what these hold and not by their names."""
+
+import hashlib
+import pathlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dipaco_jax.core import settings
+from dipaco_jax.data import tokenizer_files
+from dipaco_jax.pipeline import document_losses, stage_records
+from dipaco_jax.pipeline.document_losses import Documents
+from dipaco_jax.storage import seals
+
+
+class Contents(NamedTuple):
+  """What a run was made of."""
+
+  tokenizer: str  # digest
+  text: Any  # documents of training text by kind, which no tokenizer changes
+  sequences: str  # digest of the tokenized training text; '' where it is not here, as in a copy of a bucket
+  cut: tuple[int, ...]  # what decides how text is cut into them
+  documents: Documents | None  # of validation; None in runs of earlier versions, or before evaluation
+  domains: list[str]
+
+
+def read(workdir: pathlib.Path) -> Contents:
+  """Reads what a run was made of."""
+  s, tokenized = stage_records.read_settings(workdir), stage_records.read_results(workdir).get('tokenize', {})
+  by_kind = {kind: counts['documents'] for kind, counts in (tokenized.get('by_domain') or {}).items()}
+  return Contents(
+    _tokenizer(workdir, s),
+    by_kind or tokenized.get('documents'),
+    _sequences(workdir, s),
+    (s.data.parts, s.model.seq_len, s.routing.prefix_tokens),
+    document_losses.read(workdir),
+    tokenized.get('domains', []),
+  )
+
+
+def _tokenizer(workdir: pathlib.Path, s: settings.Settings) -> str:
+  """Returns a digest of a tokenizer's files; of one of the user's own, which has none, of its settings."""
+  digest = hashlib.sha256()
+  kept = [workdir / name for name in tokenizer_files.FILES if (workdir / name).exists()]
+  for file in kept:
+    digest.update(file.name.encode() + hashlib.sha256(file.read_bytes()).digest())
+  return digest.hexdigest() if kept else settings.digest(s, 'tokenizer')
+
+
+def _sequences(workdir: pathlib.Path, s: settings.Settings) -> str:
+  """Returns a digest of the seals of all parts of the training text."""
+  lines = []
+  for k in range(s.data.parts):
+    file = workdir / 'sequences' / str(k) / seals.SUMS
+    if not file.exists():
+      return ''
+    lines += [line for line in file.read_text().splitlines() if line.endswith(' train.array_record')]
+  return hashlib.sha256('\n'.join(lines).encode()).hexdigest()
+
+
+def differences(runs: Sequence[Contents]) -> list[str]:
+  """Names what is not the same in all runs: 'tokenizer', 'training text', 'validation set'."""
+  first, found = runs[0], []
+  if any(run.tokenizer != first.tokenizer for run in runs):
+    found.append('tokenizer')
+  if any(_has_other_text(first, run) for run in runs):
+    found.append('training text')
+  if any(_has_other_validation(first, run) for run in runs):
+    found.append('validation set')
+  return found
+
+
+def _has_other_text(a: Contents, b: Contents) -> bool:
+  is_comparable = a.tokenizer == b.tokenizer and a.cut == b.cut and a.sequences and b.sequences
+  return a.text != b.text or (bool(is_comparable) and a.sequences != b.sequences)
+
+
+def _has_other_validation(a: Contents, b: Contents) -> bool:
+  if a.documents is None or b.documents is None:
+    return False  # nothing is known
+  return sorted(keys(a, b).tolist()) != sorted(keys(b, a).tolist())
+
+
+def keys(run: Contents, other: Contents) -> np.ndarray:
+  """Returns a number for each validation document of a run by which another run knows the same one, uint64 [N].
+
+  With the same tokenizer it stands for all of the text that is read; with another one, which cuts it elsewhere, for its
+  beginning.
+  """
+  assert run.documents is not None
+  return run.documents.text if run.tokenizer == other.tokenizer else run.documents.beginning
