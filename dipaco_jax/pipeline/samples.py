@@ -8,7 +8,7 @@ now and then while they train, after phases 1, 2, 4, 8..., and all models after 
 import functools
 import logging
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -28,7 +28,8 @@ PROMPTS, TOKENS, TEMPERATURE = 6, 40, 0.7
 CANDIDATES = 1000  # documents that prompts are chosen among
 MAX_BYTES = 2e9  # of a path's parameters; larger ones are sampled after training only, when the device has room
 
-Params = Mapping[str, Any]
+Params = Any  # arrays by name, on the host or on the device
+Tokens = Sequence[int] | np.ndarray
 
 
 def choose(run: run_lib.Run) -> list[int]:
@@ -69,13 +70,14 @@ class Sampler:
     self.prompts = [x.tokens[:prefix].astype(np.int32) for x in found]
     self.num_tokens = max(0, min(TOKENS, run.settings.model.seq_len - prefix))
     domains = run.result('tokenize')['domains']
-    self._documents = [
-      {'domain': domains[x.domain], 'prompt': self._text([], x.tokens[:prefix]), 'original': self._text(*parts)}
-      for x in found
-      for parts in [(x.tokens[:prefix], x.tokens[prefix : prefix + self.num_tokens])]
-    ]
+    self._documents = [self._document(x.tokens, domains[x.domain]) for x in found]
 
-  def _text(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+  def _document(self, tokens: np.ndarray, domain: str) -> dict[str, str]:
+    prefix = self.run.settings.routing.prefix_tokens
+    prompt, following = tokens[:prefix], tokens[prefix : prefix + self.num_tokens]
+    return {'domain': domain, 'prompt': self._text([], prompt), 'original': self._text(prompt, following)}
+
+  def _text(self, before: Tokens, tokens: Tokens) -> str:
     """Returns the text of tokens that follow others, up to the end of the document."""
     transcript, end_ids = Transcript(self.run.tokenizer, [int(t) for t in before]), self.run.tokenizer.end_ids
     for token in tokens:

@@ -132,14 +132,17 @@ def signed_change(ratio: float | None, interval: Sequence[float] | None) -> str:
   return f'{value} {ends}' if is_significant(interval) else f'{value}, not significant {ends}'
 
 
-def dense_ahead(report: Mapping[str, Any]) -> str:
+def dense_ahead(report: Mapping[str, Any], with_changes: bool = True) -> str:
   """Names the kinds of text on which the dense control has the lower perplexity; '' where there are none."""
   ratios = {kind: x for kind, x in (report.get('ratio_to_control_by_domain') or {}).items() if x is not None}
   intervals = report.get('ratio_to_control_interval_by_domain') or {}
   ahead = sorted((kind for kind, x in ratios.items() if x > 1), key=lambda kind: -ratios[kind])
   if not ahead:
     return ''
-  kinds = [f'{kind} ({signed_change(ratios[kind], intervals.get(kind))})' for kind in ahead[:NAMED_KINDS]]
+  kinds = [
+    f'{kind} ({signed_change(ratios[kind], intervals.get(kind))})' if with_changes else kind
+    for kind in ahead[:NAMED_KINDS]
+  ]
   more = [f'{len(ahead) - NAMED_KINDS} more'] if len(ahead) > NAMED_KINDS else []
   return f'The dense model is ahead on {len(ahead)} of {len(ratios)} kinds of text: {", ".join([*kinds, *more])}'
 
@@ -151,14 +154,14 @@ def budget(report: Mapping[str, Any]) -> str:
     return ''
   if is_of_equal_cost(report):
     return 'The dense model read as many tokens as all paths together, with as many FLOPs'
-  share = f'{100 * control / paths:.3g}%'
+  share = f'{100 * float(control) / float(paths):.3g}%'
   return f'The dense model read {share} of the tokens that all paths read together, with {share} of their FLOPs'
 
 
 def is_of_equal_cost(report: Mapping[str, Any]) -> bool:
   """Returns whether the dense control was trained with as many FLOPs as all paths together, to 1%."""
   control, paths = report.get('control_tokens'), report.get('paths_tokens')
-  return bool(control and paths) and abs(control / paths - 1) < 0.01
+  return bool(control) and bool(paths) and abs(float(control or 0) / float(paths or 1) - 1) < 0.01
 
 
 def results(report: Mapping[str, Any]) -> list[str]:
@@ -179,6 +182,6 @@ def lead(report: Mapping[str, Any]) -> str:
     words += f'{told} trained for {more}'
     words += f', and they were not compared with {dense(report)}' if paths > 1 else ''
   else:
-    words = '. '.join(part for part in (words, budget(report), dense_ahead(report)) if part)
+    words = '. '.join(part for part in (words, budget(report), dense_ahead(report, False)) if part)
   intervals = any(report[f'ratio_to_{name}_interval'] for name in ('control', 'base'))
   return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over documents.' if intervals else f'{words}.'

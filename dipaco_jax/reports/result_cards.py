@@ -35,9 +35,10 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
   ahead = headline.dense_ahead(r)
   if not ahead and (kinds := r['ratio_to_control_by_domain']):
     ahead = f'The paths are ahead on {"all" if len(kinds) > 1 else "the one"} of {len(kinds)} kinds of text'
-  details = [f'{words}.' for words in (headline.budget(r), ahead) if words]
+  serving = 'A token costs as much to serve by a path as by the dense model' if headline.budget(r) else ''
+  details = [f'{words}.' for words in (headline.budget(r), serving, ahead) if words]
   if headline.budget(r) and not headline.is_of_equal_cost(r):
-    details.insert(1, "A comparison at equal training FLOPs: config.evaluate.control_budget='flops'.")
+    details.insert(2, "A comparison at equal training FLOPs: config.evaluate.control_budget='flops'.")
   return [Card(figure, f'{against}: {ends}{"" if interval else ", as documents are too few"}', details, True)]
 
 

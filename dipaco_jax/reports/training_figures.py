@@ -44,8 +44,8 @@ def _over_tokens(run: Run, base: Curve, paths: Curve) -> tuple[Curve, Curve, str
   """Returns curves over the tokens that each path has read, and their axis; over steps where paths sit phases out."""
   if not token_axis.trains_always(run.settings):
     return base, paths, 'training step'
-  own = (token_axis.of_one_model(run.settings, curve) for curve in (base, paths))
-  return *own, token_axis.OF_ONE if run.grid.num_paths > 1 else token_axis.OF_ALL
+  base, paths = (token_axis.of_one_model(run.settings, curve) for curve in (base, paths))
+  return base, paths, token_axis.OF_ONE if run.grid.num_paths > 1 else token_axis.OF_ALL
 
 
 def overfitting(history: History, steps: int) -> float | None:

@@ -76,6 +76,7 @@ def write_json(path: pathlib.Path, value):
 def make_results(config, grid, domains, rng) -> dict[str, dict]:
   P, D = grid.num_paths, len(domains)
   steps = config.train.phases * config.train.steps_per_phase
+  tokens = (steps * P + config.pretrain.steps) * 4096
   taste = rng.dirichlet(np.full(D, 0.25), P) if D else np.zeros((P, 0))
   rows = rng.lognormal(math.log(400), 0.5, P).astype(int) + 40
   counts = (taste * rows[:, None] * 1.3).astype(int)
@@ -91,7 +92,7 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
     'control_perplexity': 11.47, 'control_perplexity_interval': [11.15, 11.79], 'ratio_to_control': 10.31 / 11.47,
     'ratio_to_control_interval': [0.889, 0.909], 'control_tokens': steps * 4096, 'control_s': 1.2,
     'control_perplexity_by_path': [x and 1.11 * x for x in by_path], 'control_budget': 'steps', 'control_steps': steps,
-    'control_flops': steps * 4096 * 6.2e6, 'control_perplexity_by_domain': {n: 12.0 for n in domains},
+    'control_flops': steps * 4096 * 6.2e6, 'control_perplexity_by_domain': dict.fromkeys(domains, 12.0),
     'ratio_to_control_by_domain': {n: CONTROL_AHEAD.get(n, 0.9) for n in domains},
     'ratio_to_control_interval_by_domain': {
       n: [CONTROL_AHEAD.get(n, 0.9) - 0.03, CONTROL_AHEAD.get(n, 0.9) + 0.03] for n in domains
@@ -108,10 +109,10 @@ def make_results(config, grid, domains, rng) -> dict[str, dict]:
               'shard_sequences': (rows * 1.3).tolist(), 'holdout_rows': (rows // 50 + 1).tolist(),
               'validation_sequences': (rows // 30).tolist(),
               'sequences_by_path_and_domain': counts.tolist(), 'padding_fraction': 0.021},
-    'train': {'phases': config.train.phases, 'steps': steps, 'train_tokens': (steps * P + config.pretrain.steps) * 4096, 'tokens_per_s': 13_905.2,
+    'train': {'phases': config.train.phases, 'steps': steps, 'train_tokens': tokens, 'tokens_per_s': 13_905.2,
               'step_s': 0.294, 'outer_s': 0.61, 'outer_fraction': 0.0089, 'outer_bytes_per_phase': P * 3_310_000,
               'synchronous_bytes_per_phase': P * config.train.steps_per_phase * 4_600_000,
-              'peak_memory_bytes': 1_412_000_000, 'compilations': 4, 'train_flops': (steps * P + config.pretrain.steps) * 4096 * 6.2e6,
+              'peak_memory_bytes': 1_412_000_000, 'compilations': 4, 'train_flops': tokens * 6.2e6,
               'model_flops_utilization': None, 'seconds': SECONDS, 'seconds_by_path': [{'inner': 1600 / P}] * P,
               'modules_sha256': '5f' * 32,
               'parameters_path': sum(size.values()),

@@ -24,7 +24,7 @@ OF_COST = {
   'control_budget': 'steps', 'control_tokens': 1000, 'paths_tokens': 4000,
   'ratio_to_control': 1.0, 'ratio_to_control_interval': [0.98, 1.02],
   'ratio_to_control_by_domain': {'law': 0.9, 'news': 1.041, 'code': 1.002, 'none': None},
-  'ratio_to_control_interval_by_domain': {'law': [0.85, 0.95], 'news': [1.01, 1.07], 'code': [0.99, 1.03], 'none': None},
+  'ratio_to_control_interval_by_domain': {'law': [0.85, 0.95], 'news': [1.01, 1.07], 'code': [0.99, 1.03]},
 }  # fmt: skip
 
 
@@ -35,11 +35,11 @@ def test_a_loss_does_not_look_like_a_draw():
     'the difference from one dense model trained for as many steps is not significant (interval -2.0 to +2.0%)' in found
   )
   assert 'The dense model read 25% of the tokens that all paths read together, with 25% of their FLOPs.' in found
-  assert (
-    'The dense model is ahead on 2 of 3 kinds of text: news (+4.1% (+1.0 to +7.0%)), code (+0.2%, not significant '
-    '(-1.0 to +3.0%)).'
-  ) in found
-  assert headline.results(REPORT | OF_COST)[-1].startswith('the dense model is ahead on 2 of 3 kinds')
+  assert 'The dense model is ahead on 2 of 3 kinds of text: news, code.' in found
+  assert headline.results(REPORT | OF_COST)[-1] == (
+    'the dense model is ahead on 2 of 3 kinds of text: news (+4.1% (+1.0 to +7.0%)), code (+0.2%, not significant '
+    '(-1.0 to +3.0%))'
+  )
 
 
 def test_a_control_of_the_same_cost_is_called_so():

@@ -42,7 +42,8 @@ def test_a_page_stands_alone_and_has_every_picture(reports, name):
 
 def test_a_grid_has_its_pictures(reports):
   workdir, *_ = reports('grid')
-  expected = {'validation_perplexity', 'validation_perplexity_by_step', 'perplexity_by_domain', 'perplexity_by_path', 'early_stopping', 'losses',
+  expected = {'validation_perplexity', 'validation_perplexity_by_step', 'perplexity_by_domain', 'perplexity_by_path',
+              'early_stopping', 'losses',
               'outer_gradients', 'shard_sizes', 'kinds_by_paths', 'grid', 'time_by_stage', 'bytes_sent',
               'holdout_losses', 'learning_rate', 'gradient_norm', 'tokens_per_s', 'agreement', 'averaging_gap',
               'siblings', 'time_by_cause'}  # fmt: skip

@@ -1,0 +1,87 @@
+"""Samples: the same prompts for the whole run, continued by every model, and by the paths while they train."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from dipaco_jax.pipeline import run as run_lib, samples, stage_records
+from dipaco_jax.storage import module_store
+
+
+@pytest.fixture
+def run(undisturbed):
+  made = run_lib.unattended(undisturbed, stage_records.read_settings(undisturbed), 1)
+  yield made
+  made.metrics.close()
+
+
+def test_every_model_continues_the_same_prompts(undisturbed, run):
+  found = samples.read(undisturbed)
+  chosen = samples.choose(run)
+  assert chosen == samples.choose(run) and len(found['prompts']) == len(chosen) == samples.PROMPTS
+  assert [x['domain'] for x in found['prompts']].count('vowels') == samples.PROMPTS // 2
+  assert {*found['texts']} == {'base', 'control', 'paths'}
+  assert all(len(texts) == samples.PROMPTS and all(texts) for texts in found['texts'].values())
+  assert found['paths'] == run.last_routes()[chosen].tolist()
+  assert [entry['phase'] for entry in found['while_training']] == [1, 2, 4]
+  prefix = run.settings.routing.prefix_tokens
+  tokens = run.sequences('validation').read(chosen[:1])[0].tokens[:prefix]
+  assert found['prompts'][0]['prompt'].strip() == run.tokenizer.decode(tokens).strip()
+
+
+def test_a_sample_is_the_same_again(undisturbed, run):
+  sampler = samples.Sampler(run)
+  assert sampler.texts(samples._on_device(run.base())) == samples.read(undisturbed)['texts']['base']
+
+
+def test_a_likely_token_is_continued_as_the_model_says(run):
+  params = module_store.load_path(run.workdir, run.layout, 0)
+  tokens = np.stack(samples.Sampler(run).prompts)[:2]
+  both = np.asarray(samples.continue_texts(run.model, params, tokens, 8))
+  assert both.shape == (2, 8)
+  alone = np.asarray(samples.continue_texts(run.model, params, tokens[:1], 8))
+  assert (alone[0] == both[0]).all()  # whatever else is in the batch
+
+
+def test_a_later_attempt_replaces_its_phase_and_those_after_it(undisturbed, run, tmp_path, monkeypatch):
+  for name in ('sequences', 'stages', 'base', 'routing', 'evaluation'):
+    shutil.copytree(undisturbed / name, tmp_path / name)
+  for name in ('config.json', 'tokenizer.model'):
+    shutil.copy(undisturbed / name, tmp_path / name)
+  again = run_lib.unattended(tmp_path, run.settings, 1)
+  sample = samples.while_training(again, again.programs, 0)
+  params = {n: x for n, x in again.base().items()}
+  shape = (1,) * len(again.layout.grid.shape)
+  in_flight = {n: np.broadcast_to(x, (*shape, *x.shape)) for n, x in params.items()}
+  sample(3, lambda turn: pytest.fail('phase 3 is not sampled'))
+  sample(2, lambda turn: in_flight)
+  found = samples.read(tmp_path)
+  assert [entry['phase'] for entry in found['while_training']] == [1, 2]
+  assert found['while_training'][-1]['texts'] == found['texts']['base']  # every path was the base
+  again.metrics.close()
+
+
+def test_a_sample_that_fails_is_a_warning(run, caplog):
+  sample = samples.while_training(run, run.programs, 0)
+
+  def fail(turn):
+    raise MemoryError('no room')
+
+  before = (run.workdir / samples.FILE).read_bytes()
+  sample(1, fail)
+  sample(2, fail)
+  assert caplog.text.count('no samples are made while training: no room') == 1
+  assert (run.workdir / samples.FILE).read_bytes() == before
+
+
+def test_a_damaged_file_is_no_sample(tmp_path):
+  assert samples.read(tmp_path) is None
+  (tmp_path / 'evaluation').mkdir()
+  (tmp_path / samples.FILE).write_text(json.dumps({'prompts': []}))
+  assert samples.read(tmp_path) is None
+
+
+def test_samples_become_rarer():
+  assert [phase for phase in range(1, 40) if samples.is_due(phase)] == [1, 2, 4, 8, 16, 32]
