@@ -5,6 +5,7 @@ for the whole run. Tokens are drawn with one seed, so that the same command give
 now and then while they train, after phases 1, 2, 4, 8..., and all models after training.
 """
 
+import contextlib
 import functools
 import logging
 import pathlib
@@ -103,11 +104,9 @@ class Sampler:
 
 
 def read(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """Reads a run's samples; None where there are none, or the file is not as it was written."""
-  try:
-    return seals.read_json(workdir / FILE, 'prompts', 'texts', 'while_training')
-  except seals.Damaged:
-    return None
+  """Reads a run's samples; None where there are none. Raises seals.Damaged."""
+  file = workdir / FILE
+  return seals.read_json(file, 'prompts', 'texts', 'while_training') if file.exists() else None
 
 
 def write(run: run_lib.Run, has_control: bool):
@@ -135,9 +134,12 @@ def _on_device(params: Params) -> Params:
 
 
 def _begun(run: run_lib.Run, sampler: Sampler) -> dict[str, Any]:
-  """Returns what the file holds so far, of the same prompts."""
-  new, known = sampler.to_dict(), read(run.workdir)
-  return known if known and known['prompts'] == new['prompts'] else new
+  """Returns what the file holds so far, of the same prompts; a damaged one is begun anew."""
+  new = sampler.to_dict()
+  with contextlib.suppress(seals.Damaged):
+    if (known := read(run.workdir)) and known['prompts'] == new['prompts']:
+      return known
+  return new
 
 
 def is_due(phase: int) -> bool:

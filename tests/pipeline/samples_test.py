@@ -1,5 +1,6 @@
 """Samples: the same prompts for the whole run, continued by every model, and by the paths while they train."""
 
+import dataclasses
 import json
 import shutil
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.pipeline import run as run_lib, samples, stage_records
-from dipaco_jax.storage import module_store
+from dipaco_jax.storage import module_store, seals
 
 
 @pytest.fixture
@@ -52,7 +53,7 @@ def test_a_later_attempt_replaces_its_phase_and_those_after_it(undisturbed, run,
     shutil.copy(undisturbed / name, tmp_path / name)
   again = run_lib.unattended(tmp_path, run.settings, 1)
   sample = samples.while_training(again, again.programs, 0)
-  params = {n: x for n, x in again.base().items()}
+  params = again.base()
   shape = (1,) * len(again.layout.grid.shape)
   in_flight = {n: np.broadcast_to(x, (*shape, *x.shape)) for n, x in params.items()}
   sample(3, lambda turn: pytest.fail('phase 3 is not sampled'))
@@ -76,11 +77,14 @@ def test_a_sample_that_fails_is_a_warning(run, caplog):
   assert (run.workdir / samples.FILE).read_bytes() == before
 
 
-def test_a_damaged_file_is_no_sample(tmp_path):
+def test_a_damaged_file_is_named_by_the_report_and_made_anew_by_training(tmp_path, run):
   assert samples.read(tmp_path) is None
   (tmp_path / 'evaluation').mkdir()
   (tmp_path / samples.FILE).write_text(json.dumps({'prompts': []}))
-  assert samples.read(tmp_path) is None
+  with pytest.raises(seals.Damaged, match=r'samples\.json'):
+    samples.read(tmp_path)
+  sampler = samples.Sampler(run)
+  assert samples._begun(dataclasses.replace(run, workdir=tmp_path), sampler) == sampler.to_dict()
 
 
 def test_samples_become_rarer():

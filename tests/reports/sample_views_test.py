@@ -9,7 +9,8 @@ from dipaco_jax.storage import publishing
 REPORT = {'paths': 4}
 PROMPT = {'domain': 'law', 'prompt': 'The <court>', 'original': ' of law'}
 FOUND = {
-  'temperature': 0.7, 'prompts': [PROMPT], 'texts': {'base': ['b<script>'], 'control': ['c'], 'paths': ['p']}, 'paths': [3],
+  'temperature': 0.7, 'prompts': [PROMPT], 'paths': [3],
+  'texts': {'base': ['b<script>'], 'control': ['c'], 'paths': ['p']},
   'while_training': [{'phase': 1, 'paths': [2], 'texts': ['early']}],
 }  # fmt: skip
 
