@@ -11,7 +11,7 @@ from typing import Any
 from absl import flags
 
 from dipaco_jax.command_line import bucket_copy, command
-from dipaco_jax.core import averaging_gap, dense_control, settings
+from dipaco_jax.core import averaging_gap, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import plan, stage as stage_lib, time_account
@@ -111,7 +111,7 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     return ['no step is made yet' + (': the first compiles' if running else '')]
   last, num_paths = rows_of_steps[0], config.num_paths if stage == 'train' else 1
   is_control = stage in stage_lib.CONTROLS.values()
-  steps = dense_control.steps_per_phase(config) if is_control else config.train.steps_per_phase
+  steps = _control_steps(config) if is_control else config.train.steps_per_phase
   if stage == 'pretrain':
     done, total = last['step'], config.pretrain.steps
     position = f'step {done:,} of {total:,}'
@@ -134,6 +134,13 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     if later := plan.later_work(config, stage_lib.CONTROL if is_control else stage):
       figures.append(f'about {duration((left + later * total) * rate)} in the whole run')
   return [*lines, ', '.join(figures) + f' ({duration(time.time() - last["time"])} ago)']
+
+
+def _control_steps(config: settings.Settings) -> int:
+  """Returns the steps of the dense control between two evaluations."""
+  from dipaco_jax.core import dense_control  # loads JAX, which `--help` does not need
+
+  return dense_control.steps_per_phase(config)
 
 
 def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:

@@ -140,7 +140,7 @@ def dense_ahead(report: Mapping[str, Any], with_changes: bool = True) -> str:
   if not ahead:
     return ''
   kinds = [
-    f'{kind} ({signed_change(ratios[kind], intervals.get(kind))})' if with_changes else kind
+    f'{kind} {signed_change(ratios[kind], intervals.get(kind))}' if with_changes else kind
     for kind in ahead[:NAMED_KINDS]
   ]
   more = [f'{len(ahead) - NAMED_KINDS} more'] if len(ahead) > NAMED_KINDS else []

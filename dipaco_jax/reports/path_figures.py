@@ -34,8 +34,11 @@ def validation_by_step(run: Run) -> Picture | None:
   if run.grid.num_paths < 2 or not len(run.history.control.steps):
     return None
   axis = {'title': 'Validation perplexity by step'}
-  words = ' All paths make a step at the same time: in one step they read as many rows as there are paths.'
-  return _validation(run, lambda curve: curve, lambda curve: curve, words, axis)
+  picture = _validation(run, lambda curve: curve, lambda curve: curve, '', axis)
+  words = (
+    f'The same over steps. All paths make a step at the same time, and read {run.grid.num_paths} times the rows of '
+  )
+  return picture and picture._replace(caption=f'{words}the dense model in it.')
 
 
 def _validation(run: Run, scale_paths: Scale, scale_dense: Scale, more: str, axis: dict[str, Any]) -> Picture | None:

@@ -27,9 +27,9 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
     return []
   value = f'{abs(100 * (ratio - 1)):.1f}%'
   if headline.is_significant(interval):
-    figure = f'Paths {value} {"better" if ratio < 1 else "worse"}'
+    figure = f'Paths {value} {"better" if ratio < 1 else "worse"}{_at_what_cost(r)}'
   else:
-    figure = f'Not significant: {100 * (ratio - 1):+.1f}%'
+    figure = f'Not significant: {100 * (ratio - 1):+.1f}%{_at_what_cost(r)}'
   against = f'perplexity of the paths against {headline.dense(r)}'
   ends = f'interval {100 * (interval[0] - 1):+.1f} to {100 * (interval[1] - 1):+.1f}%' if interval else 'no interval'
   ahead = headline.dense_ahead(r)
@@ -40,6 +40,13 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
   if headline.budget(r) and not headline.is_of_equal_cost(r):
     details.insert(2, "A comparison at equal training FLOPs: config.evaluate.control_budget='flops'.")
   return [Card(figure, f'{against}: {ends}{"" if interval else ", as documents are too few"}', details, True)]
+
+
+def _at_what_cost(r: dict[str, Any]) -> str:
+  """Returns ', with 4 times the training FLOPs'; '' where the paths cost as much as the dense control, or unknown."""
+  if not r['paths_tokens'] or not r['control_tokens'] or headline.is_of_equal_cost(r):
+    return ''
+  return f', with {r["paths_tokens"] / r["control_tokens"]:.3g} times the training FLOPs'
 
 
 def _paths(r: dict[str, Any]) -> Card:
