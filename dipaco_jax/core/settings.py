@@ -45,7 +45,10 @@ class Data:
   domain_key: str = field('domain', 'in a record, if it is there: perplexity is reported by domain')
   plain_suffixes: tuple[str, ...] = field((), 'of further files of plain text', example="('.py', '.log')", added=True)
   skip_bad_records: bool = field(
-    False, 'leaves out, and counts, records without text or not in JSON or UTF-8; else they are errors', added=True
+    False,
+    'leaves out, and counts, records without text or not in JSON or UTF-8; else they are errors',
+    may_change=True,
+    added=True,
   )
   holdout_fraction: float = field(0.01, 'of documents, held back for early stopping [2.7]', zero=True, below=1)
 

@@ -199,7 +199,7 @@ def _count_skipped(
   if skipped is None:
     return
   if not skipped:
-    logging.warning('%s: left out, and so is any other bad record (config.data.skip_bad_records)', error.reason)
+    logging.warning('left out, as is any other bad record (config.data.skip_bad_records): %s', error.reason)
   skipped[file_kinds.suffix(item.id.rpartition(':')[0]) if data.source == 'files' else data.source] += 1
 
 

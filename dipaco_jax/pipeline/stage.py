@@ -1,5 +1,6 @@
 """The stages of a run: what each depends on, what it publishes, and what one that is unfinished may leave."""
 
+import dataclasses
 from typing import NamedTuple
 
 from dipaco_jax.core import settings as settings_lib
@@ -75,7 +76,12 @@ def since(name: str) -> tuple[Stage, ...]:
 
 
 def digest(settings: settings_lib.Settings, name: str) -> str:
-  """Returns the sha256 of all fields that a stage's artefacts depend on."""
+  """Returns the sha256 of all fields that a stage's artefacts depend on.
+
+  `data.skip_bad_records` is none of them: what was made without it had no bad record, and is the same with it.
+  """
+  data = dataclasses.replace(settings.data, skip_bad_records=False)
+  settings = dataclasses.replace(settings, data=data)
   return settings_lib.digest(settings, *(field for stage in up_to(name) for field in stage.depends))
 
 

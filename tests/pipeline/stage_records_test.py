@@ -80,3 +80,14 @@ def test_a_digest_covers_the_fields_of_the_stages_before():
   other = changed('tokenizer', vocab_size=300)
   assert not any(stage.digest(S, name) == stage.digest(other, name) for name in stage.NAMES)
   assert json.dumps([one.name for one in stage.up_to('route')]) == '["tokenize", "pretrain", "route"]'
+
+
+def test_a_run_that_met_a_bad_record_goes_on_with_what_it_has_when_such_are_left_out(tmp_path):
+  """Nothing that is there was made of a bad record, so that `check_changes` removes nothing."""
+  old = Settings()
+  new = dataclasses.replace(old, data=dataclasses.replace(old.data, skip_bad_records=True))
+  assert all(stage.digest(old, name) == stage.digest(new, name) for name in stage.NAMES)
+  part = tmp_path / 'tokenize-of these files' / 'sequences' / '0'
+  part.mkdir(parents=True)
+  stage_records.check_changes(tmp_path, old, new)
+  assert part.exists()
