@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from dipaco_jax.core import fields, settings
 from dipaco_jax.core.extension import is_reference
-from dipaco_jax.data import corpus, source, source_files, source_seqio, source_stdlib, source_tfds
+from dipaco_jax.data import corpus, one_source, source, source_files, source_seqio, source_stdlib, source_tfds
 from dipaco_jax.storage import remote_files
 
 THREADS = 4  # that read files
@@ -107,7 +107,7 @@ def _digest_documents(data: settings.Data) -> str:
   """Returns a digest of all documents of a source of the user's own, which is read whole for it."""
   total = hashlib.sha256()
   for split in ('train', 'validation'):
-    for item in corpus.find(data.source)(data, split) or ():
+    for item in one_source.find(data.source)(data, split) or ():
       found = source.read_or_skip(item.read, data, lambda error: None)
       total.update(json.dumps([split, item.id, *map(str, found or ())]).encode())
   return total.hexdigest()

@@ -1,64 +1,32 @@
 """Documents of whatever source: deterministic, streaming, splittable.
 
 A source lists its documents as items in a fixed order; an item is cheap until it is read, so that a part of a stream
-costs little more than its share. Where a source has no validation split of its own, an item is training or validation
-text by its draw, which depends on its name and place alone. The pieces of a long text are on one side, or on one side
-of a place in it (`source_files`).
+costs little more than its share. Where a source has no validation split of its own, a document is training or
+validation text by its draw, a hash of its content, so that all copies are on the same side. The pieces of a long text
+are on one side, or on one side of a place in it (`source_files`). Whatever else has the content of validation text
+(`equality.HeldText`) is left out of training.
 """
 
 import collections
 import dataclasses
 import functools
-import heapq
 import itertools
-import logging
 import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dipaco_jax.core import extension, fields, printable, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import (
-  file_kinds,
-  mixture,
-  source,
-  source_files,
-  source_own,
-  source_seqio,
-  source_stdlib,
-  source_tfds,
-)
-
-SOURCES = {  # (data, split, part, side) -> items, None where there is no such split
-  'files': source_files.items,
-  'stdlib': source_stdlib.items,
-  'tfds': source_tfds.items,
-  'seqio': source_seqio.items,
-}
+from dipaco_jax.data import equality, left_out, mixture, one_source, source, source_files, source_own
+from dipaco_jax.data.one_source import Document, Wanted
 
 MIN_TOTAL_FLOORS = 10  # times a path's floor of validation tokens, in all
 FLOORS_PER_PATH = 2  # times a path's floor, for each path, as routes are uneven
 UNEVEN = 2  # times the mean: a piece that is cut where held-back text begins has few sequences
 ALL = 1 << 20  # sequences of a piece: more than any has
+LEAST_DRAWN = 8  # documents that are validation text on average; of fewer, a hash may draw none
+NOTHING = equality.HeldText()
 HOW = {'stdlib': 'files'}  # what is held back whole; of datasets documents
-
-
-def find(name: str) -> Callable[..., source.Items | None]:
-  """Returns the function of a source by its name: one of SOURCES, or that of the user's own."""
-  return source_own.items if extension.is_reference(name) else SOURCES[name]
-
-
-class Document(NamedTuple):
-  """A text, with a draw in [0, 1) if it is a piece of a longer one, by which it is held back with its neighbours.
-
-  In a mixture every document has a draw, so that all its repetitions are held back together.
-  """
-
-  id: str
-  text: source.Text
-  domain: str  # a plain name; '' where the source names none
-  draw: float = -1.0
-  times: int = 0  # that the source was read whole before, in a mixture
 
 
 class HeldBack(NamedTuple):
@@ -76,28 +44,50 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   `data.max_validation_fraction`. Reads only as much text as shows that there is enough, counting tokens by its bytes;
   the result is the same in every process.
   """
-  d = source.settings_of(s)
+  d = _with_kinds(source.settings_of(s))
   floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * s.num_paths)
-  sources: list[settings.Data] = [of_source for of_source, _ in sources_of(d).values()] or [d]
-  given = [own for own in (find(d.source)(one, 'validation') for one in sources) if own]
-  how = 'given' if given else _how_held_back(d.source, sources)
+  sources, how = _all_sources(d), how_held_back(d)
+  given = [own for own in (one_source.find(d.source)(one, 'validation') for one in sources) if own]
   fraction = 1.0 if given else d.validation_fraction
-  kept = given or [_take_first(_train_items(d, source.WHOLE), d.max_documents, source.WHOLE) for d in sources]
-  once, every = _count_tokens(s, _in_turn(kept), fraction, floor)
-  if every * fraction >= floor:
+  whole = source.WHOLE
+  kept = given or [one_source.take_first(one_source.train_items(d, whole), d.max_documents, whole) for d in sources]
+  is_by_hash = how == 'documents' or (d.source != 'files' and not given)
+  read = one_source.read(d, _in_turn(kept), Wanted('train'))
+  counted = _count_tokens(s, read, fraction, floor, LEAST_DRAWN if is_by_hash else 0)
+  sequences = ALL
+  if counted.every * fraction >= floor:
     most = d.max_validation_documents * (_eval_len(s) - s.routing.prefix_tokens) or math.inf
-    needed = floor / max(1.0, min(once * fraction, most))
-    return HeldBack(d.validation_fraction, math.ceil(UNEVEN * needed) if needed > 1 else 1, how)
-  raised = min(max(fraction, d.max_validation_fraction), floor / max(every, 1.0))
-  return HeldBack(d.validation_fraction if given else raised, ALL, how)
+    needed = floor / max(1.0, min(counted.once * fraction, most))
+    sequences = math.ceil(UNEVEN * needed) if needed > 1 else 1
+  elif not given:
+    fraction = min(max(fraction, d.max_validation_fraction), floor / max(counted.every, 1.0))
+  if is_by_hash and counted.is_everything:
+    fraction = _at_least_one(fraction, counted.draws)
+  return HeldBack(d.validation_fraction if given else fraction, sequences, how)
 
 
-def _how_held_back(name: str, sources: list[settings.Data]) -> str:
-  """Says what validation text consists of where none is given; of several sources what records do not say."""
-  if name != 'files':
-    return HOW.get(name, 'documents')
+def _at_least_one(fraction: float, draws: set[float]) -> float:
+  """Raises a fraction so that such a share of few documents has a lower draw, as chance alone may draw none."""
+  if len(draws) < 2:
+    return fraction
+  count = min(max(1, round(fraction * len(draws))), len(draws) - 1)
+  return max(fraction, math.nextafter(sorted(draws)[count - 1], 1))
+
+
+def how_held_back(data: settings.Data) -> str:
+  """Says what validation text consists of; see `HeldBack`. Of several sources it says what records do not."""
+  sources = _all_sources(data)
+  if any(one_source.find(data.source)(one, 'validation') for one in sources):
+    return 'given'
+  if data.source != 'files':
+    return HOW.get(data.source, 'documents')
   hows = {source_files.held_back(one) for one in sources}
   return min(hows - {'documents'}, default='documents')
+
+
+def _all_sources(data: settings.Data) -> list[settings.Data]:
+  """Returns the settings of each source of a mixture, or those of the only source."""
+  return [of_source for of_source, _ in sources_of(data).values()] or [data]
 
 
 def _in_turn(streams: list[source.Items]) -> source.Items:
@@ -110,26 +100,36 @@ def _eval_len(s: settings.Settings) -> int:
   return s.evaluate.seq_len or s.model.seq_len
 
 
-def _count_tokens(s: settings.Settings, items: source.Items, fraction: float, floor: float) -> tuple[float, float]:
-  """Counts validation tokens, until there are enough: if each item gave one sequence, and if pieces gave all theirs."""
+class _Counted(NamedTuple):
+  """Tokens of validation text, and the documents that were read to count them."""
+
+  once: float  # if each document gave one sequence
+  every: float  # if pieces gave all theirs
+  draws: set[float]
+  is_everything: bool  # or there was enough before the end
+
+
+def _count_tokens(
+  s: settings.Settings, read: Iterator[tuple[Document, float]], fraction: float, floor: float, least_documents: int
+) -> _Counted:
+  """Counts the validation tokens of different documents, until there are enough."""
   length = _eval_len(s)
   useful = length - s.routing.prefix_tokens
   once = every = 0.0
-  for item in items:
-    if once * fraction >= floor:
-      break
-    record = source.read_or_skip(item.read, s.data, lambda e: None)
-    tokens = source.num_bytes(record[0]) / source.BYTES_PER_TOKEN if record else 0.0
+  found: set[int] = set()
+  draws: set[float] = set()
+  for document, draw in read:
+    if once * fraction >= floor and len(draws) * fraction >= least_documents:
+      return _Counted(once, every, draws, False)
+    if document.content in found:
+      continue
+    found.add(document.content)
+    draws.add(draw)
+    tokens = source.num_bytes(document.text) / source.BYTES_PER_TOKEN
     first = max(0.0, min(tokens, length) - s.routing.prefix_tokens)
     once += first
-    every += tokens * useful / length if item.is_piece else first
-  return once, every
-
-
-def _train_items(data: settings.Data, part: source.Part, side: source.Side | None = None) -> source.Items:
-  items = find(data.source)(data, 'train', part, side)
-  assert items
-  return items
+    every += tokens * useful / length if document.draw >= 0 else first
+  return _Counted(once, every, draws, True)
 
 
 def documents(
@@ -138,12 +138,15 @@ def documents(
   part=source.WHOLE,
   fraction: float | None = None,
   skipped: collections.Counter[str] | None = None,
+  held_text: equality.HeldText | None = None,
+  copies: collections.Counter[str] | None = None,
 ) -> Iterator[Document]:
   """Yields the documents of a split, 'train' or 'validation', in the same order every time.
 
   Where the source has no split for validation the two share one: documents whose draw is below the fraction are
-  validation text. Raises InputError where something is missing, damaged, not UTF-8 or not the JSON it should be; or the
-  whole split is empty.
+  validation text. No document for training has the content of validation text, whatever file it is in; and of equal
+  validation documents, the first one of each source counts. Raises InputError where something is missing, damaged, not
+  UTF-8 or not the JSON it should be; or the whole split is empty.
 
   Args:
     part: (k, n) gives files k, k + n, k + 2n... of the source, or such documents where files are fewer than n. The n
@@ -152,55 +155,75 @@ def documents(
     fraction: of the text that is held back; None: data.validation_fraction.
     skipped: counts the bad records that `data.skip_bad_records` leaves out, by kind of file or source; the first is
       logged. A record that a mixture repeats counts once.
+    held_text: validation text of all parts, from which training text is kept apart; None: it is read first.
+    copies: counts the documents that are left out as their content is validation text already, by split.
   """
-  document, fraction = None, data.validation_fraction if fraction is None else fraction
-  for document in _documents(data, split, part, fraction, skipped):
+  data, fraction = _with_kinds(data), data.validation_fraction if fraction is None else fraction
+  if held_text is None:
+    held_text = equality.HeldText(read_held_text(data, fraction=fraction)) if split == 'train' else NOTHING
+  copies = collections.Counter() if copies is None else copies
+  wanted, is_empty = Wanted(split, part, fraction, held_text, copies, skipped), True
+  for document in _documents(data, wanted):
+    is_empty = False
     yield document
-  if document or part != source.WHOLE:
+  if is_empty and part == source.WHOLE:
+    raise InputError(_why_nothing_is_left(data, wanted))
+
+
+def read_held_text(data: settings.Data, part=source.WHOLE, fraction: float | None = None) -> Iterator[tuple[int, int]]:
+  """Yields (content, first place in it) of the validation text of a part, for `equality.HeldText`.
+
+  There is nothing where draws alone keep the splits apart: of records without validation text of their own.
+  """
+  if how_held_back(data) == 'documents':
     return
-  if split == 'validation':
-    raise InputError(
-      f'no document is left for validation: name some in config.data.validation, or raise '
+  data, fraction = _with_kinds(data), data.validation_fraction if fraction is None else fraction
+  for document in _documents(data, Wanted('validation', part, fraction)):
+    yield from ((extent.content, extent.begin) for extent in document.extents)
+
+
+def _why_nothing_is_left(data: settings.Data, wanted: Wanted) -> str:
+  """Says why a split has no document, and what to do."""
+  if copies := wanted.copies['train']:
+    return left_out.describe_no_training_text(copies)
+  count, equal = 0, ''
+  found: set[int] = set()
+  for split in ('train', 'validation'):
+    side = Wanted(split, fraction=wanted.fraction)
+    for document in _documents(data, side):
+      count += 1
+      found.add(document.content)
+      if len(found) > 1:
+        break
+    count += side.copies[split]
+  if count > 1 and len(found) == 1:
+    equal = f'all {count} documents are equal, so they are on one side: '
+  if wanted.is_validation:
+    return (
+      f'no document is left for validation: {equal}name some in config.data.validation, or raise '
       f'config.data.validation_fraction={data.validation_fraction}'
     )
-  raise InputError('no document is left for training: add text, or lower config.data.validation_fraction')
+  return f'no document is left for training: {equal}add text, or lower config.data.validation_fraction'
 
 
-def _documents(
-  data: settings.Data, split: str, part: source.Part, fraction: float, skipped: collections.Counter[str] | None
-) -> Iterator[Document]:
+def _documents(data: settings.Data, wanted: Wanted) -> Iterator[Document]:
+  """Yields the documents that are wanted, if any, of all sources."""
   sources = sources_of(data)
-  if not sources or (split == 'validation' and data.validation and not fields.sources(data.validation)):
-    for item in _items(data, split, part, fraction):
-      # Hold-outs are drawn from what is left for training, by the same draw.
-      draw = max(0.0, (item.draw - fraction) / (1 - fraction)) if item.is_piece else -1.0
-      if record := source.read_or_skip(item.read, data, functools.partial(_count_skipped, skipped, data, item)):
-        text, domain = record
-        yield Document(item.id, text, printable.name(domain), draw)
+  if not sources or (wanted.is_validation and data.validation and not fields.sources(data.validation)):
+    yield from one_source.documents(data, wanted)
     return
 
   def read(name: str, times: int) -> Iterator[Document]:
-    for document in _documents(sources[name][0], split, part, fraction, None if times else skipped):
-      known_as, draw = f'{name}/{document.id}', document.draw
-      if draw < 0 and split == 'train':
-        draw = source.uniform(f'hold-out of {known_as}')
-      yield Document(f'{known_as}@{times + 1}' if times else known_as, document.text, printable.name(name), draw, times)
+    again = dataclasses.replace(wanted, copies=collections.Counter(), skipped=None)
+    for document in _documents(sources[name][0], again if times else wanted):  # which counts each document once
+      known_as = f'{name}/{document.id}@{times + 1}' if times else f'{name}/{document.id}'
+      yield document._replace(id=known_as, domain=printable.name(name), times=times)
 
   streams = [mixture.Stream(functools.partial(read, name), weight) for name, (_, weight) in sources.items()]
-  if split == 'train':
-    yield from mixture.mix(streams, lambda document: source.num_bytes(document.text) or 1)
-  else:  # each text once
+  if wanted.is_validation:  # each text once
     yield from itertools.chain.from_iterable(stream.read(0) for stream in streams)
-
-
-def _count_skipped(
-  skipped: collections.Counter[str] | None, data: settings.Data, item: source.Item, error: source.BadRecord
-) -> None:
-  if skipped is None:
-    return
-  if not skipped:
-    logging.warning('left out, as is any other bad record (config.data.skip_bad_records): %s', error.reason)
-  skipped[file_kinds.suffix(item.id.rpartition(':')[0]) if data.source == 'files' else data.source] += 1
+  else:
+    yield from mixture.mix(streams, lambda document: source.num_bytes(document.text) or 1)
 
 
 def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:
@@ -230,46 +253,30 @@ def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:
   }
 
 
-def check_readable(data: settings.Data) -> None:
-  """Reads the beginning of every file and the first document of each split. Raises InputError with the fix."""
+def check_readable(data: settings.Data, plan_fraction: Callable[[], float] | None = None) -> None:
+  """Reads the beginning of every file and the first document of each split. Raises InputError with the fix.
+
+  Args:
+    plan_fraction: returns the fraction that is held back, once all beginnings were read; None: that of the settings.
+  """
   if data.source == 'files':
     source_files.check_beginnings(data)
   elif extension.is_reference(data.source):
     source_own.check(data)
-  next(documents(data, 'train'))
-  if data.source != 'files' or source_files.is_small(data):  # of more, there is text of both splits
-    next(documents(data, 'validation'))
+  is_small = data.source == 'files' and source_files.is_small(data)
+  fraction = plan_fraction() if plan_fraction else None
+  next(documents(data, 'train', fraction=fraction, held_text=None if is_small else NOTHING))
+  if is_small or data.source != 'files':  # of more files, there is text of both splits
+    next(documents(unlimited(data), 'validation', fraction=fraction))
 
 
-def _items(data: settings.Data, split: str, part: source.Part, fraction: float) -> source.Items:
-  """Yields the items of a part of one split, no more than the config allows.
-
-  Limited validation items of files are drawn from all of them: the first ones would be of one book, or of one domain.
-  """
-  is_validation = split == 'validation'
-  own, most = find(data.source)(data, 'validation', part), data.max_validation_documents if is_validation else 0
-  limit = _take_lowest if data.source == 'files' else _take_first
-  if own:
-    return limit(own, most, part) if is_validation else _take_first(_train_items(data, part), data.max_documents, part)
-  items, all_of_them = _train_items(data, part, source.Side(fraction, is_validation)), data.max_documents
-  if data.source != 'files' or source_files.held_back(data) == 'documents':
-    items, all_of_them = _take_first(items, all_of_them, part), 0
-  mine: source.Items = (item for item in items if (item.draw < fraction) == is_validation)
-  if all_of_them:  # the first so many pieces may have none at a text's end, nor of a file that is held back
-    validation = max(1, round(fraction * all_of_them))
-    mine = _take_first(mine, validation if is_validation else max(1, all_of_them - validation), part)
-  return limit(mine, most, part) if is_validation else mine
+def unlimited(data: settings.Data) -> settings.Data:
+  """Returns settings without a limit of validation documents, which are then found without reading all text."""
+  return dataclasses.replace(data, max_validation_documents=0)
 
 
-def _take_lowest(items: source.Items, count: int, part: source.Part) -> source.Items:
-  """Returns a part's share of the `count` items of the lowest hashes, in their order; 0: all items."""
-  if not count:
-    return items
-  numbered = ((source.uniform(f'validation {item.id}'), n, item) for n, item in enumerate(items))
-  chosen = heapq.nsmallest(len(range(part[0], count, part[1])), numbered)
-  return (item for _, _, item in sorted(chosen, key=lambda found: found[1]))
-
-
-def _take_first(items: source.Items, count: int, part: source.Part) -> source.Items:
-  """Returns a part's share of the first `count` items; 0: all items."""
-  return itertools.islice(items, len(range(part[0], count, part[1])) if count else None)
+def _with_kinds(data: settings.Data) -> settings.Data:
+  """Returns settings that say whether there are both files of tokens and of text."""
+  if not isinstance(data, source.TextSettings) or data.source != 'files':
+    return data
+  return dataclasses.replace(data, has_text_too=source_files.has_tokens_and_text(data))

@@ -88,7 +88,7 @@ def _texts(path: str, data: settings.Data, bad_records: list[source.BadRecord]) 
   if suffix(path) not in READERS:
     return text_files.decode(path)
   if is_one_text(path, data):
-    return (piece for piece, _ in token_files.pieces(path, data))
+    return (placed.text for placed in token_files.pieces(path, data))
   first = itertools.islice(documents(path, data, ''), CHECK_DOCUMENTS)
   records = (source.read_or_skip(read, data, bad_records.append) for _, read in first)
   return (record[0] for record in records if record)

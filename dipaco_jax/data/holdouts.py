@@ -1,4 +1,4 @@
-"""Documents held back from training: whole, from all paths, drawn by a hash of their number [2.7]."""
+"""Documents held back from training: whole, from all paths, with all copies, drawn by a hash of their content [2.7]."""
 
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
@@ -32,10 +32,11 @@ class DrawnPieces(NamedTuple):
 Pieces = DrawnPieces | None  # None: no document is a piece of a longer text
 
 
-def draw_pieces(documents: np.ndarray, draws: np.ndarray, fraction: float, after: float = 0.0) -> DrawnPieces:
+def draw_pieces(contents: np.ndarray, draws: np.ndarray, fraction: float, after: float = 0.0) -> DrawnPieces:
   """Chooses a span of draws with `fraction` of the pieces, or with LEAST_PIECES if these are at most MOST_PIECES.
 
-  It begins at `after`, behind what is held back already; `documents` and `draws` are those of each sequence, [N].
+  It begins at `after`, behind what is held back already; `contents`, the digests of documents, and `draws` are those of
+  each sequence, [N].
   """
   if not fraction:
     return DrawnPieces(draws, after, after)
@@ -45,7 +46,7 @@ def draw_pieces(documents: np.ndarray, draws: np.ndarray, fraction: float, after
   ]
   indices = np.concatenate(near) if near else np.zeros(0, np.int64)
   indices = indices[np.argsort(draws[indices], kind='stable')]
-  _, first = np.unique(documents[indices], return_index=True)  # each document where it comes first
+  _, first = np.unique(contents[indices], return_index=True)  # each document where it comes first
   needed = np.sort(draws[indices[first]])[:LEAST_PIECES]
   least = np.nextafter(needed[-1], np.float32(2)) if len(needed) else after
   return DrawnPieces(draws, after, float(max(after + fraction, least)))
@@ -56,46 +57,59 @@ def blocks(count: int) -> Iterator[slice]:
   return (slice(start, start + BLOCK_SEQUENCES) for start in range(0, count, BLOCK_SEQUENCES))
 
 
-def draw_documents(
-  documents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: Pieces = None
-) -> np.ndarray:
-  """Draws documents by a hash of (seed, purpose, document) below `fraction`, and of longer texts `pieces`: bool [N].
+def draw_documents(contents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: Pieces = None) -> np.ndarray:
+  """Draws documents by a hash of (seed, purpose, content) below `fraction`, and of longer texts `pieces`: bool [N].
 
-  `documents` are those of each sequence, [N]. Of a purpose the first 7 bytes count; the same one draws the same.
+  `contents` are the digests of each sequence's document, [N]. Of a purpose the first 7 bytes count; the same one draws
+  the same.
   """
   key = int.from_bytes(purpose.encode()[:7], 'big')
-  found = np.empty(len(documents), bool)
-  for block in blocks(len(documents)):
-    found[block] = _below((seed, key), documents, fraction, pieces, block)
+  found = np.empty(len(contents), bool)
+  for block in blocks(len(contents)):
+    found[block] = _below((seed, key), contents, fraction, pieces, block)
+  _add_copies(found, contents, pieces)
   return found
 
 
+def _add_copies(found: np.ndarray, contents: np.ndarray, pieces: Pieces):
+  """Adds the copies of what was found, in place: pieces are not drawn by their contents."""
+  if pieces is None:
+    return
+  copied = np.unique(np.concatenate([contents[block][found[block]] for block in blocks(len(contents))] or [contents]))
+  for block in blocks(len(contents)):
+    found[block] |= np.isin(contents[block], copied)
+
+
 def held_out(
-  documents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float, pieces: Pieces = None
+  contents: np.ndarray, first: np.ndarray, num_paths: int, seed: int, fraction: float, pieces: Pieces = None
 ) -> tuple[np.ndarray, list[int]]:
   """Returns whether the document of each sequence is held back, bool [N], and the paths that no draw hit.
 
-  A `fraction` of the documents is drawn by a hash of (seed, its number), a piece of a longer text by its own draw. A
+  A `fraction` of the documents is drawn by a hash of (seed, its content), a piece of a longer text by its own draw. A
   path of MIN_DOCUMENTS or more that no draw hit gets the document of its lowest draw, which others, such as a base, may
   have been trained on: what they keep back doesn't depend on routes.
 
   Args:
-    documents, first: [N] document and first path of each sequence; -1: it is neither used nor held back.
+    contents, first: [N] digest of the document, and first path, of each sequence; path -1: it is neither used nor held
+      back.
   """
-  held, hit = np.empty(len(documents), bool), np.zeros(num_paths, bool)
-  for block in blocks(len(documents)):
-    held[block] = _below((seed,), documents, fraction, pieces, block) & (first[block] >= 0)
+  held, hit = np.empty(len(contents), bool), np.zeros(num_paths, bool)
+  for block in blocks(len(contents)):
+    held[block] = _below((seed,), contents, fraction, pieces, block) & (first[block] >= 0)
+  _add_copies(held, contents, pieces)
+  for block in blocks(len(contents)):
+    held[block] &= first[block] >= 0
     hit[first[block][held[block]]] = True
 
   def of_path(column: np.ndarray, path: int) -> np.ndarray:
-    return np.concatenate([column[block][first[block] == path] for block in blocks(len(documents))])
+    return np.concatenate([column[block][first[block] == path] for block in blocks(len(contents))])
 
   chosen: list[int] = []  # documents
   undrawn: list[int] = []  # their paths
   together: list[float] = []  # draws of those that are pieces
   for path in np.flatnonzero(~hit).tolist() if fraction else ():
-    mine = of_path(documents, path)
-    if np.isin(mine, chosen).any():
+    mine = of_path(contents, path)
+    if np.isin(mine, np.array(chosen, mine.dtype)).any():
       undrawn.append(path)
     elif len(np.unique(mine)) >= MIN_DOCUMENTS:
       draws = np.full(len(mine), -1.0) if pieces is None else of_path(pieces.draws, path)
@@ -103,15 +117,19 @@ def held_out(
       chosen.append(int(mine[at]))
       undrawn.append(path)
       together += [draws[at]] if draws[at] >= 0 else []
-  for block in blocks(len(documents)) if chosen else ():
-    held[block] |= np.isin(documents[block], chosen) & (first[block] >= 0)
+  for block in blocks(len(contents)) if chosen else ():
+    held[block] |= np.isin(contents[block], np.array(chosen, contents.dtype))
     if pieces is not None:  # all pieces of a text that is held back whole
-      held[block] |= np.isin(pieces.draws[block], together) & (first[block] >= 0)
+      held[block] |= np.isin(pieces.draws[block], together)
+  if chosen:
+    _add_copies(held, contents, pieces)
+  for block in blocks(len(contents)):
+    held[block] &= first[block] >= 0
   return held, undrawn
 
 
-def _below(key: tuple[int, ...], documents: np.ndarray, fraction: float, pieces: Pieces, block: slice) -> np.ndarray:
-  by_hash = seeded_hash.of_integers(*key, documents[block]) < np.uint64(fraction * 2**64)
+def _below(key: tuple[int, ...], contents: np.ndarray, fraction: float, pieces: Pieces, block: slice) -> np.ndarray:
+  by_hash = seeded_hash.of_integers(*key, contents[block]) < np.uint64(fraction * 2**64)
   return by_hash if pieces is None else np.where(pieces.draws[block] < 0, by_hash, pieces.inside(block))
 
 

@@ -1,4 +1,4 @@
-"""What tokenizing leaves out: sequences of at most `prefix_tokens` tokens, and bad records; counted and described.
+"""What tokenizing leaves out: short sequences, bad records, copies of validation text; counted and described.
 
 The router reads the first `routing.prefix_tokens` tokens of a sequence, and no loss counts them [2.4]. So a shorter
 sequence would train nothing.
@@ -58,6 +58,26 @@ def describe_skipped(about: Mapping[str, Any]) -> str:
   return f'bad records that are left out (config.data.skip_bad_records): {by_kind}' if by_kind else ''
 
 
+def describe_copies(about: Mapping[str, Any]) -> str:
+  """Describes the training documents that are validation text too, by `sequences.merge_meta`; '' if there are none."""
+  if not (count := about.get('copies_of_validation', 0)):
+    return ''
+  words = (
+    'document is equal to a validation document and is'
+    if count == 1
+    else ('documents are equal to validation documents and are')
+  )
+  return f'{count:,} training {words} left out'
+
+
+def describe_no_training_text(num_copies: int) -> str:
+  """Describes a text whose training documents are all validation text too."""
+  return (
+    f'no document is left for training: all {num_copies} are equal to validation documents; name other text in '
+    'config.data.train or in config.data.validation'
+  )
+
+
 def log_all(about: Mapping[str, Any], say: Callable[[str], object]) -> None:
   """Logs what was left out, by `sequences.merge_meta`: a large share as a warning, the rest through `say`."""
   if dropped := describe_dropped(about):
@@ -73,5 +93,7 @@ def log_all(about: Mapping[str, Any], say: Callable[[str], object]) -> None:
       about['read_validation_documents'],
       about['prefix_tokens'],
     )
+  if copies := describe_copies(about):
+    logging.warning('%s', copies)
   if skipped := describe_skipped(about):
     say(skipped)

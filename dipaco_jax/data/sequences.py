@@ -7,9 +7,10 @@ sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no
 
 The folder of a part has `<split>.array_record`, in which a record is one sequence with the number of its document, so
 that hold-outs are drawn by document, and the index of its domain; `<split>.documents` and `<split>.domains`, arrays of
-the same numbers; `<split>.lengths`, the tokens of the whole document; `<split>.draws`, if any document has a draw, by
-which neighbouring pieces are held back together; and, for validation, `<split>.bytes`, the UTF-8 bytes of the original
-text that the tokens after the prefix stand for.
+the same numbers; `<split>.contents`, digests of the documents, by which equal ones are held back together;
+`<split>.lengths`, the tokens of the whole document; `<split>.draws`, if any document has a draw, by which neighbouring
+pieces are held back together; and, for validation, `<split>.bytes`, the UTF-8 bytes of the original text that the
+tokens after the prefix stand for.
 Memory for tokens does not grow with the text. Nothing here imports JAX.
 """
 
@@ -26,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import left_out, prefetching, source
+from dipaco_jax.data import equality, left_out, prefetching, source
 from dipaco_jax.storage import seals
 from dipaco_jax.storage.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
 
@@ -58,6 +59,7 @@ def write_part(
   progress: Progress = lambda done, total: None,
   threads: int = 0,
   skipped: collections.Counter[str] | None = None,
+  copies: collections.Counter[str] | None = None,
 ) -> dict[str, Any]:
   """Writes the sequences of a part of the text, both splits, and `meta.json`, whose content it returns.
 
@@ -69,6 +71,7 @@ def write_part(
     progress: called after each document with the number done, of both splits, and None.
     threads: how many tokenize; 0: one per core. The result is the same.
     skipped: the bad records that `make_documents` has left out so far, by kind.
+    copies: the documents that it has left out so far as their content is validation text already, by split.
   """
   dtype = np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
   domains: dict[str, int] = {}
@@ -89,7 +92,7 @@ def write_part(
           long_ends, _ = _cut(byte_ends[:end], length, prefix_tokens)
           kept_ends = _spread(long_ends, pieces, document.id) if in_pieces else long_ends
           num_bytes = [int(ends[-1] - ends[max(prefix_tokens, 1) - 1]) for ends in kept_ends]
-        write(*numbers, document.draw, len(tokens), kept, num_bytes)
+        write(*numbers, document.content, document.draw, len(tokens), kept, num_bytes)
         size = sum(map(len, kept))
         if split == 'train':
           by_domain[domain].update(documents=1, tokens=size, repeated=int(document.times > 0))
@@ -97,6 +100,7 @@ def write_part(
         if (split, part[0], number + 1) == ('train', 0, left_out.EARLY_DOCUMENTS):
           left_out.warn_early(counts[split], prefix_tokens)
         progress(next(done), None)
+    counts[split].update(copies=copies[split] if copies else 0)
   sizes = {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
   return write_meta(
     out_dir,
@@ -125,6 +129,8 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
   for split, count in (('train', train), ('validation', validation)):
     if not count['sequences']:
       prefix = meta['prefix_tokens']
+      if split == 'train' and count['copies'] and not count['documents']:
+        raise InputError(left_out.describe_no_training_text(count['copies']))
       fix = 'name longer ones in config.data.validation, or use more text' if split == 'validation' else 'use more text'
       raise InputError(f'no document of {split} is longer than config.routing.prefix_tokens={prefix} tokens: {fix}')
   return {
@@ -132,6 +138,7 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
     'dropped_sequences': train['dropped'], 'dropped_documents': train['dropped_documents'],
     'dropped_tokens': train['dropped_tokens'], 'dropped_ends': train['dropped_ends'],
     'dropped_validation_documents': validation['dropped_documents'], 'skipped_records': skipped,
+    'copies_of_validation': train['copies'], 'copies_in_validation': validation['copies'],
     'read_validation_documents': validation['documents'], 'validation_documents': validation['sequences'],
     'validation_tokens': validation['tokens'], 'vocab_size': meta['vocab_size'], 'domains': list(domains),
     'by_domain': by_domain, 'seq_len': meta['seq_len'], 'eval_len': meta['eval_len'], 'parts': parts,
@@ -140,27 +147,34 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
 
 
 def no_counts() -> collections.Counter[str]:
-  return collections.Counter(dict.fromkeys(('documents', 'sequences', 'tokens', *left_out.COUNTS), 0))
+  return collections.Counter(dict.fromkeys(('documents', 'sequences', 'tokens', 'copies', *left_out.COUNTS), 0))
 
 
 @contextlib.contextmanager
 def _writer(stem: str) -> Iterator[Callable[..., None]]:
   """Yields a function that writes the sequences of a document.
 
-  It is given (document, domain, draw, length, sequences, bytes of each sequence or None).
+  It is given (number, domain, content, draw, length, sequences, bytes of each sequence or None).
   """
   have_draws = have_bytes = False
   with (
     record_writer(f'{stem}.array_record') as records,
     open(f'{stem}.documents', 'wb') as documents,
     open(f'{stem}.domains', 'wb') as domains,
+    open(f'{stem}.contents', 'wb') as contents_file,
     open(f'{stem}.lengths', 'wb') as lengths,
     open(f'{stem}.draws', 'wb') as draws,
     open(f'{stem}.bytes', 'wb') as sizes,
   ):
 
     def write(
-      document: int, domain: int, draw: float, length: int, sequences: list[np.ndarray], num_bytes: list[int] | None
+      document: int,
+      domain: int,
+      content: int,
+      draw: float,
+      length: int,
+      sequences: list[np.ndarray],
+      num_bytes: list[int] | None,
     ):
       nonlocal have_draws, have_bytes
       have_draws = have_draws or draw >= 0
@@ -169,6 +183,7 @@ def _writer(stem: str) -> Iterator[Callable[..., None]]:
         records.write(HEADER.pack(document, domain, tokens.itemsize) + tokens.tobytes())
       documents.write(np.full(len(sequences), document, '<u4').tobytes())
       domains.write(bytes([domain]) * len(sequences))
+      contents_file.write(np.full(len(sequences), content, '<u8').tobytes())
       lengths.write(np.full(len(sequences), length, '<u4').tobytes())
       draws.write(np.full(len(sequences), draw, '<f4').tobytes())
       sizes.write(np.array(num_bytes or [], '<u4').tobytes())
@@ -215,7 +230,8 @@ def _tokenized(
       next(found) if isinstance(document.text, str) else _checked(document, tokenizer.vocab_size) for document in batch
     ]
     ends = [tokenizer.byte_ends(document.text) if with_bytes else None for document in batch]
-    return zip([document._replace(text='') for document in batch], tokens, ends, strict=True)
+    without_text = [document._replace(text='', extents=(equality.Extent(document.content),)) for document in batch]
+    return zip(without_text, tokens, ends, strict=True)
 
   for batch in prefetching.prefetch(tokenize, _batches(documents), 2 * threads + 1, threads):
     yield from batch
@@ -289,14 +305,21 @@ class Sequences:
       domains[begin:end] = renumbered[_column(pathlib.Path(f'{stem}.domains'), 'u1', count)]
     return documents, domains
 
+  def contents(self) -> np.ndarray:
+    """Reads the digests of all sequences' documents, uint64 [N]; raises InputError where nobody kept them."""
+    return self._all_of('contents', '<u8')
+
   def lengths(self) -> np.ndarray:
     """Reads the tokens of all sequences' whole documents, uint32 [N]; raises InputError where nobody counted them."""
-    files = [pathlib.Path(f'{stem}.lengths') for stem in self._stems]
+    return self._all_of('lengths', '<u4')
+
+  def _all_of(self, name: str, dtype: str) -> np.ndarray:
+    files = [pathlib.Path(f'{stem}.{name}') for stem in self._stems]
     if not all(map(seals.is_expected, files)):
       raise InputError(
-        'this text was tokenized before lengths of documents were kept: tokenize it again, without --reuse'
+        f'this text was tokenized before {name} of documents were kept: tokenize it again, without --reuse'
       )
-    return np.concatenate([_column(file, '<u4', count) for file, count in zip(files, self.counts, strict=True)])
+    return np.concatenate([_column(file, dtype, count) for file, count in zip(files, self.counts, strict=True)])
 
   def scored_bytes(self) -> np.ndarray | None:
     """Reads the bytes of text of all sequences after their prefix, uint32 [N]; None where they were not counted."""

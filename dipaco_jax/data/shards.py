@@ -28,16 +28,17 @@ def deal(
 ) -> Dealt:
   """Draws the documents that are held back, and deals the other sequences to their paths.
 
-  A document is held back whole, from all paths [2.7]: its sequences are the hold-out of the path they are routed to
-  first, and every other sequence trains all its paths. Pieces of longer texts are held back by their own draws.
+  A document is held back whole, with all its copies, from all paths [2.7]: its sequences are the hold-out of the path
+  they are routed to first, and every other sequence trains all its paths. Pieces of longer texts are held back by their
+  own draws.
 
   Args:
     assignment: int [N, top_n] paths of each sequence, the best first; -1: it is not used.
     after: where draws of longer texts begin that are not held back already, see `holdouts.draw_pieces`.
   """
-  (documents, domains), draws = sequences.columns(), sequences.draws()
-  pieces = None if draws is None else holdouts.draw_pieces(documents, draws, holdout_fraction, after)
-  held, undrawn = holdouts.held_out(documents, assignment[:, 0], num_paths, seed, holdout_fraction, pieces)
+  (documents, domains), contents, draws = sequences.columns(), sequences.contents(), sequences.draws()
+  pieces = None if draws is None else holdouts.draw_pieces(contents, draws, holdout_fraction, after)
+  held, undrawn = holdouts.held_out(contents, assignment[:, 0], num_paths, seed, holdout_fraction, pieces)
   return Dealt(seed, documents, assignment, held, domains, undrawn)
 
 

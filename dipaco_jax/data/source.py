@@ -8,18 +8,15 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
 from dipaco_jax.core import seeded_hash, settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import equality
+from dipaco_jax.data.equality import Text
 
 T = TypeVar('T')
 Part = tuple[int, int]  # (k, n): number k of n
 WHOLE = (0, 1)
-GOLDEN = (5**0.5 - 1) / 2
 BYTES_PER_TOKEN = 4  # more than most vocabularies have in most languages
-
-Text = str | np.ndarray  # or a document's tokens, with those around it, of a file that others made
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,6 +24,7 @@ class TextSettings(settings.Data):
   """The section `data` of a config, with what files of tokens need beside it."""
 
   tokenizer_file: str = ''  # that made them; '': none is named
+  has_text_too: bool = False  # beside files of tokens, whose documents are then compared by their text
 
 
 def settings_of(s: settings.Settings) -> TextSettings:
@@ -45,16 +43,26 @@ def most_tokens(text: Text) -> int:
 
 
 class Item(NamedTuple):
-  """A document not yet read: its id, its draw in [0, 1), and a function that returns (text, domain).
+  """A document that is not read yet: its id, its draw in [0, 1), and a function that returns (text, domain).
 
-  Items with the lowest draws are validation text. Pieces of one long text are not drawn one by one, or each would have
+  Items with the lowest draws are validation text. The draw of a document is a hash of its content, which is known when
+  it is read, so that all copies are on one side. Pieces of one long text are not drawn one by one, or each would have
   neighbours on the other side: all have the text's draw, or draws that fall towards the text's end.
   """
 
   id: str
-  draw: float
+  draw: float | None  # None: by content
   read: Callable[[], tuple[Text, str]]
   is_piece: bool = False
+  cut: equality.Cut | None = None  # of a piece that is cut where held-back text begins
+
+
+class Placed(NamedTuple):
+  """A piece of a long text: its draw, and the whole piece if it is cut where held-back text begins."""
+
+  text: Text
+  draw: float
+  cut: equality.Cut | None = None
 
 
 Items = Iterator[Item]
@@ -108,8 +116,3 @@ def already_read(text: Text, domain: str) -> tuple[Text, str]:
 def uniform(name: str) -> float:
   """Returns a hash of a name in [0, 1), the same on every machine."""
   return seeded_hash.of_name(name) / 2**64
-
-
-def spread(name: str, number: int) -> float:
-  """Returns the draw of a file's document; golden-ratio steps leave no long gaps, so each file has validation text."""
-  return (uniform(name) + number * GOLDEN) % 1

@@ -4,6 +4,7 @@ Neighbouring pieces of a text predict each other. So whole files of plain text a
 WHOLE_FILES or more, else a stretch at the end of each. A record, as a line of JSON, is a text of its own.
 """
 
+import collections
 import contextlib
 import functools
 import glob
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dipaco_jax.core import fields, settings
 from dipaco_jax.core.errors import InputError, Unavailable
-from dipaco_jax.data import compressed_files, file_kinds, source, table_files, text_files, token_files
+from dipaco_jax.data import compressed_files, equality, file_kinds, source, table_files, text_files, token_files
 from dipaco_jax.storage import remote_files
 
 ENDINGS = [  # in the order in which they are looked for in a folder
@@ -50,6 +51,14 @@ def held_back(data: settings.Data) -> str:
   files = _find(data.train, data)
   records = not any(file_kinds.is_one_text(path, data) for _, path in files)
   return 'documents' if records else 'files' if _draws(files, data) else 'ends'
+
+
+def has_tokens_and_text(data: settings.Data) -> bool:
+  """Tells whether some files hold tokens, and others text."""
+  kinds = {
+    file_kinds.suffix(path) == file_kinds.TOKENS for _, path in _find(data.train, data) + _find(data.validation, data)
+  }
+  return len(kinds) > 1
 
 
 def listing(data: settings.Data) -> list[tuple[str, int]]:
@@ -158,21 +167,38 @@ def _why_none(pattern: str) -> str:
 def _draws(files: Sequence[tuple[str, str]], data: settings.Data) -> dict[str, float]:
   """Returns {path: draw} of files of plain text, {} where they are too few to be held back whole.
 
-  A draw is the share of all text before the file, in the order of a hash of names; LARGE files come last, undrawn.
+  A draw is the share of all text before the file, in the order of a hash of its beginning: files that begin alike, as
+  copies do, are one text and have one draw. LARGE texts come last, undrawn.
   """
   sizes = {  # bytes, at least 1; in a bucket all files count alike
-    (name, path): 1 if remote_files.is_remote(path) else max(1, os.path.getsize(path))
-    for name, path in files
+    path: 1 if remote_files.is_remote(path) else max(1, os.path.getsize(path))
+    for _, path in files
     if file_kinds.is_one_text(path, data)
   }
   if len(sizes) < WHOLE_FILES:
     return {}
-  total = sum(sizes.values())
-  large = {file for file, size in sizes.items() if size > LARGE * total}
-  order = sorted(sizes.keys() - large, key=lambda file: (source.uniform(file[0]), file))
-  before = itertools.accumulate((sizes[file] for file in order), initial=0)
-  found = {path: size / total for (_, path), size in zip(order, before, strict=False)}
-  return found | {path: math.nextafter(1, 0) for _, path in large}
+  beginnings = {path: _beginning(path, data) for path in sizes}
+  size_of_text = collections.Counter[int]()
+  for path, size in sizes.items():
+    size_of_text[beginnings[path]] += size
+  if len(size_of_text) < WHOLE_FILES:
+    return {}
+  total = size_of_text.total()
+  order = sorted(text for text, size in size_of_text.items() if size <= LARGE * total)
+  before = itertools.accumulate((size_of_text[text] for text in order), initial=0)
+  draws = {text: size / total for text, size in zip(order, before, strict=False)}
+  return {path: draws.get(text, math.nextafter(1, 0)) for path, text in beginnings.items()}
+
+
+def _beginning(path: str, data: settings.Data) -> int:
+  """Returns the digest of a text's first piece."""
+  modified_ns = 0 if remote_files.is_remote(path) else os.stat(path).st_mtime_ns
+  return _digest_of_beginning(path, data, modified_ns)
+
+
+@functools.lru_cache(1 << 20)
+def _digest_of_beginning(path: str, data: settings.Data, modified_ns: int) -> int:
+  return equality.digest(next((placed.text for placed in _pieces(path, data, None, 0.0)), ''))
 
 
 def domains_of(paths: Sequence[str]) -> dict[str, str]:
@@ -195,24 +221,25 @@ def _items_of(data: settings.Data, files, draws, names: Mapping[str, str], fract
   for name, path in files:
     if not file_kinds.is_one_text(path, data):
       for number, read in file_kinds.documents(path, data, names[path]):
-        yield source.Item(f'{name}:{number}', source.spread(name, number), read)
+        yield source.Item(f'{name}:{number}', None, read)
     else:
-      for number, (piece, draw) in enumerate(_pieces(path, data, draws.get(path), fraction)):
+      for number, (piece, draw, cut) in enumerate(_pieces(path, data, draws.get(path), fraction)):
         read = functools.partial(source.already_read, piece, names[path])
-        yield source.Item(f'{name}#{number}', draw, read, is_piece=True)
+        yield source.Item(f'{name}#{number}', draw, read, is_piece=True, cut=cut)
 
 
-def _pieces(path: str, data: settings.Data, draw: float | None, fraction: float) -> Iterator[tuple[source.Text, float]]:
+def _pieces(path: str, data: settings.Data, draw: float | None, fraction: float) -> Iterator[source.Placed]:
   """Yields the pieces of one text, each with a draw: the text's own `draw`, or one that falls towards its end."""
   if file_kinds.suffix(path) == file_kinds.TOKENS:
-    placed = token_files.pieces(path, data, fraction)
-    return placed if draw is None else ((piece, draw) for piece, _ in placed)
+    if draw is None:
+      return token_files.pieces(path, data, fraction)
+    return (placed._replace(draw=draw) for placed in token_files.pieces(path, data))
   if draw is not None:
-    return ((piece, draw) for piece in text_files.pieces(text_files.decode(path)))
+    return (source.Placed(piece, draw) for piece in text_files.pieces(text_files.decode(path)))
   return placed_pieces(path, fraction)
 
 
-def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float]]:
+def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[source.Placed]:
   """Yields the pieces of a text, each with the share of the text behind its middle, which falls towards the end.
 
   The piece in which the last `fraction` of the text begins is cut there, as a short text has few pieces.
@@ -232,11 +259,11 @@ def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[tuple[str, float
     if fraction and begin < 1 - fraction < end:
       at = text_files.break_at(piece, int(len(piece) * (1 - fraction - begin) / (end - begin)), len(piece))
       parts = [piece[:at], piece[at:]] if SHORT_CHARS < at < len(piece) - SHORT_CHARS else parts
-    for part in parts:
+    for i, part in enumerate(parts):
       # Bytes of a character may change from place to place, so that a place is not quite exact.
       behind = min(behind, max(0.0, 1 - place(done + len(part) / 2)))
       done += len(part)
-      yield part, behind
+      yield source.Placed(part, behind, equality.Cut(piece, len(parts[0]) * i) if len(parts) > 1 else None)
 
 
 def text_bytes(path: str) -> int:

@@ -71,7 +71,7 @@ def _as_items(data: settings.Data, split: str, listed: Iterator[Any]) -> source.
       if hash(name) in seen:
         raise _wrong(data, f'document {number} of {split} has the id {name!r}, as one before it: give each its own')
       seen.add(hash(name))
-    yield source.Item(name, source.uniform(name), functools.partial(_read, data, name, text, domain))
+    yield source.Item(name, None, functools.partial(_read, data, name, text, domain))
 
 
 def _read(data: settings.Data, name: str, text: Any, domain: Any) -> tuple[str, str]:

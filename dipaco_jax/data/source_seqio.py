@@ -40,10 +40,7 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   dataset = _as_input_error(data, lambda: _dataset(data, task, mixture, split, shard))
   found = enumerate(_text_rows(tf, data, _strings(tf, data, task, dataset)))
   numbered = ((part[0] + part[1] * i, row) for i, row in found) if apart else source.take(found, part)
-  return (
-    source.Item(f'{split}:{n}', source.spread(f'{data.name}/{split}', n), functools.partial(_decode, *row))
-    for n, row in numbered
-  )
+  return (source.Item(f'{split}:{n}', None, functools.partial(_decode, *row)) for n, row in numbered)
 
 
 def content_digest(data: settings.Data) -> str:

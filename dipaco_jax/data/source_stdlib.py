@@ -9,7 +9,7 @@ import sysconfig
 from collections.abc import Callable
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import source, text_files
+from dipaco_jax.data import equality, source, text_files
 
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 
@@ -53,9 +53,11 @@ def _items() -> source.Items:
   for name in sorted(found, key=lambda name: source.uniform(f'order of {name}')):  # not that of the split
     code = 'code' if name.endswith('.py') else 'docs'
     domain = 'tests' if re.search(r'(^|/)(idle_)?tests?/', name) else code
-    for number, piece in enumerate(text_files.pieces(iter([found[name]()]))):
+    text = found[name]()
+    draw = equality.draw(equality.digest(text))
+    for number, piece in enumerate(text_files.pieces(iter([text]))):
       read = functools.partial(source.already_read, piece, domain)
-      yield source.Item(f'{name}#{number}', source.uniform(name), read, is_piece=True)
+      yield source.Item(f'{name}#{number}', draw, read, is_piece=True)
 
 
 def _plain(path: str) -> str:

@@ -47,9 +47,8 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   firsts = itertools.accumulate(found.shard_lengths, initial=0)
   paths = zip(map(os.fspath, found.filepaths), firsts, found.shard_lengths, strict=False)
   files, part = source.deal_files(list(paths), part)
-  name = f'{data.name}/{split}'
   return (
-    source.Item(f'{split}:{number}', source.spread(name, number), functools.partial(parse, number, record))
+    source.Item(f'{split}:{number}', None, functools.partial(parse, number, record))
     for number, record in source.take(itertools.chain.from_iterable(_records(tf, *file) for file in files), part)
   )
 

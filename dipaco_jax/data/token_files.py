@@ -15,7 +15,7 @@ import numpy as np
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import compressed_files, megatron_index, source, tokenizer_files
+from dipaco_jax.data import compressed_files, equality, megatron_index, source, tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.storage import remote_files
 
@@ -41,7 +41,7 @@ def documents(path: str, data: settings.Data, name: str) -> source.Documents:
     yield number, functools.partial(source.already_read, ids, name)
 
 
-def pieces(path: str, data: settings.Data, fraction: float = 0.0) -> Iterator[tuple[np.ndarray, float]]:
+def pieces(path: str, data: settings.Data, fraction: float = 0.0) -> Iterator[source.Placed]:
   """Yields the pieces of one long text, each with the share of the text behind its middle.
 
   The piece in which the last `fraction` of the text begins is cut there.
@@ -51,9 +51,17 @@ def pieces(path: str, data: settings.Data, fraction: float = 0.0) -> Iterator[tu
   border, begin = round(count * (1 - fraction)), 0
   for chunk in _chunks(path, tokenizer):
     for ids in np.split(chunk, range(PIECE_IDS, len(chunk), PIECE_IDS)):
-      for part in np.split(ids, [border - begin] if 0 < border - begin < len(ids) else []):
-        yield part, 1 - (begin + len(part) / 2) / count
+      parts, at = np.split(ids, [border - begin] if 0 < border - begin < len(ids) else []), 0
+      for part in parts:
+        cut = equality.Cut(ids, at) if len(parts) > 1 else None
+        yield source.Placed(part, 1 - (begin + len(part) / 2) / count, cut)
         begin += len(part)
+        at += len(part)
+
+
+def decode(ids: np.ndarray, data: settings.Data) -> str:
+  """Returns the text of a document, by the tokenizer of all files of tokens."""
+  return _tokenizer('data', data).decode(ids)
 
 
 def is_one_text(path: str, data: settings.Data) -> bool:

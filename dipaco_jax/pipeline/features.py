@@ -86,14 +86,14 @@ def router_data(run: run_lib.Run) -> np.ndarray:
 
 def draw_router_data(found: sequences.Sequences, settings: settings_lib.Settings) -> np.ndarray:
   """Returns the same of a run's training sequences and its settings."""
-  documents, fraction = found.columns()[0], settings.routing.router_fraction
-  return holdouts.draw_documents(documents, settings.seed, fraction, 'router data', router_pieces(found, fraction))
+  contents, fraction = found.contents(), settings.routing.router_fraction
+  return holdouts.draw_documents(contents, settings.seed, fraction, 'router data', router_pieces(found, fraction))
 
 
 def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.DrawnPieces | None:
   """Returns the pieces of longer texts that are router data; hold-outs lie before them."""
   draws = found.draws()
-  return None if draws is None else holdouts.draw_pieces(found.columns()[0], draws, fraction)
+  return None if draws is None else holdouts.draw_pieces(found.contents(), draws, fraction)
 
 
 def check_router_data(run: run_lib.Run):

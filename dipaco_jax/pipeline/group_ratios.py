@@ -14,16 +14,22 @@ class Groups(NamedTuple):
   domain: np.ndarray  # [N] index into `domain_names`
   domain_names: Sequence[str]
   path: np.ndarray  # [N]
+  content: np.ndarray  # [N] digest of its document: equal ones count once
 
 
 def count_documents(groups: Groups, tokens: np.ndarray, num_paths: int) -> dict[str, Any]:
-  """Returns the numbers of documents and of tokens that count, by kind and by path. tokens: [N]."""
+  """Returns the numbers of different documents and of tokens that count, by kind and by path. tokens: [N]."""
+
+  def count(group: np.ndarray, size: int) -> list[int]:
+    pairs = np.unique(np.stack([group[counted].astype(np.uint64), groups.content[counted]]), axis=1)
+    return np.bincount(pairs[0].astype(np.int64), minlength=size).tolist()
+
   counted = np.asarray(tokens) > 0
-  documents = np.bincount(groups.domain, counted, len(groups.domain_names)).astype(int).tolist()
+  documents = count(groups.domain, len(groups.domain_names))
   by_domain = np.bincount(groups.domain, tokens, len(groups.domain_names)).astype(int).tolist()
   return {
     'validation_documents_by_domain': dict(zip(groups.domain_names, documents, strict=True)),
-    'validation_documents_by_path': np.bincount(groups.path, counted, num_paths).astype(int).tolist(),
+    'validation_documents_by_path': count(groups.path, num_paths),
     'validation_tokens_by_domain': dict(zip(groups.domain_names, by_domain, strict=True)),
   }
 
@@ -35,8 +41,8 @@ def compare(name: str, groups: Groups, nats: np.ndarray, tokens: np.ndarray, num
     nats: [N] of the one model less those of the other, on the same documents.
     tokens: [N] that count.
   """
-  by_domain = [_ratio(nats, tokens, groups.domain == i) for i in range(len(groups.domain_names))]
-  by_path = [_ratio(nats, tokens, groups.path == path) for path in range(num_paths)]
+  by_domain = [_ratio(groups, nats, tokens, groups.domain == i) for i in range(len(groups.domain_names))]
+  by_path = [_ratio(groups, nats, tokens, groups.path == path) for path in range(num_paths)]
   return {
     f'{name}_by_domain': dict(zip(groups.domain_names, (ratio for ratio, _ in by_domain), strict=True)),
     f'{name}_interval_by_domain': dict(zip(groups.domain_names, (ends for _, ends in by_domain), strict=True)),
@@ -45,12 +51,11 @@ def compare(name: str, groups: Groups, nats: np.ndarray, tokens: np.ndarray, num
   }
 
 
-def _ratio(nats: np.ndarray, tokens: np.ndarray, chosen: np.ndarray) -> tuple[float | None, Any]:
+def _ratio(groups: Groups, nats: np.ndarray, tokens: np.ndarray, chosen: np.ndarray) -> tuple[float | None, Any]:
   """Returns the ratio of the chosen documents and its interval; None where no token counts or nothing is known."""
   count = tokens[chosen].sum()
   if not count:
     return None, None
   mean = nats[chosen].sum() / count
-  return (float(np.exp(min(mean, 700.0))) if np.isfinite(mean) else None), bootstrap.interval(
-    nats[chosen], tokens[chosen]
-  )
+  interval = bootstrap.interval(nats[chosen], tokens[chosen], contents_N=groups.content[chosen])
+  return (float(np.exp(min(mean, 700.0))) if np.isfinite(mean) else None), interval

@@ -74,7 +74,7 @@ def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
   """Looks at the text, unless it is tokenized already. Raises InputError where it cannot be read or is too little."""
   if not finished_tokenizing(workdir):
     with display.doing('looking at the text'):
-      corpus.check_readable(source.settings_of(settings))
+      corpus.check_readable(source.settings_of(settings), lambda: corpus.plan_held_back(settings).fraction)
       tokenize_stage.check_input(settings)
 
 

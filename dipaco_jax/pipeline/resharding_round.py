@@ -142,8 +142,8 @@ def _fit(run: run_lib.Run, number: int, indices: np.ndarray, found: path_labels.
   of_all, labels_N, indices = len(indices), found.paths[has_label], indices[has_label]
   z_ND = jax.numpy.concatenate(list(features.compute(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
-  documents, _ = run.sequences('train').columns()
-  tested = holdouts.draw_documents(documents[indices], s.seed, TESTED_SHARE, 'tested')  # whole documents
+  contents = run.sequences('train').contents()
+  tested = holdouts.draw_documents(contents[indices], s.seed, TESTED_SHARE, 'tested')  # whole documents
   tested &= not tested.all()  # unless nothing would be left to learn from
   fitted = classifier.fit_classifier(key, z_ND[~tested], labels_N[~tested], num_paths, hidden=s.routing.hidden)
 

@@ -61,10 +61,10 @@ def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dic
   everything = run.sequences('train').columns()[0]
   is_first_N = np.zeros(len(everything), bool)
   is_first_N[np.unique(everything, return_index=True)[1]] = True
-  documents, weight_N = everything[indices], weights(is_first_N[indices])
-  tested = holdouts.draw_documents(documents, s.seed, TESTED_SHARE, 'tested')  # whole documents
+  contents, weight_N = run.sequences('train').contents()[indices], weights(is_first_N[indices])
+  tested = holdouts.draw_documents(contents, s.seed, TESTED_SHARE, 'tested')  # whole documents
   if tested.all() or not tested.any():  # they are few: parts of them
-    tested = np.arange(len(documents)) % round(1 / TESTED_SHARE) == 0
+    tested = np.arange(len(contents)) % round(1 / TESTED_SHARE) == 0
   z_ND = np.concatenate(list(features.compute(run, 'train', indices)))
   fitted, after = classifier.fit_to_losses(z_ND, nll_NP, weight_N, tested)
   if last is None:

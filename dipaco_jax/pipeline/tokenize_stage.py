@@ -21,7 +21,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.data import corpus, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
+from dipaco_jax.data import corpus, equality, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
 from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import input_records, inputs, run as run_lib
 from dipaco_jax.storage import files, publishing, seals
@@ -38,16 +38,18 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   inputs.note_inputs(run, 'tokenize')
   folder, held = find_folder(run.workdir), corpus.plan_held_back(s)
   share = jax.process_index(), jax.process_count()
+  is_done = processes.any_process((run.workdir / 'sequences').exists(), 'sequences')  # or only its record was gone
+  held_text = corpus.NOTHING if is_done else _read_held_text(run, folder, share, held)
   if s.tokenizer.model_file:
     run.disk.only_first(lambda: _keep(run, model_folder.open_tokenizer(s).files), 'tokenizer')
   elif not is_reference(s.tokenizer.kind) and not processes.any_process(_is_kept(run), 'tokenizer'):
     # A part's own sample: the lowest hashes of all are among the lowest of the parts.
     samples = [folder / f'sample-{k}.json' for k in range(s.data.parts)]
-    _sample(s, samples, share, held)
+    _sample(s, samples, share, held, held_text)
     run.disk.gather('samples', f'{folder.name}/sample-*')
     run.disk.only_first(lambda: _keep(run, _train(run, samples)), 'trained tokenizer')
-  if not processes.any_process((run.workdir / 'sequences').exists(), 'sequences'):  # or only its record was gone
-    write_parts(run, folder / 'sequences', share, held)
+  if not is_done:
+    write_parts(run, folder / 'sequences', share, held, held_text)
     run.disk.gather('sequences in parts', f'{folder.name}/sequences/*')
     run.disk.only_first(lambda: _publish(run, folder, held), 'published sequences')
   return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
@@ -70,10 +72,34 @@ def find_folder(workdir: Path) -> Path:
   return workdir / f'tokenize-{hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:12]}'
 
 
-def _sample(s: settings.Settings, samples: list[Path], share: publishing.Share, held: corpus.HeldBack):
+def _read_held_text(
+  run: run_lib.Run, folder: Path, share: publishing.Share, held: corpus.HeldBack
+) -> equality.HeldText:
+  """Reads which contents are validation text, each process those of its parts; returns them all."""
+  s = run.settings
+  if held.how == 'documents':  # whose draws keep the splits apart
+    return corpus.NOTHING
+  parts = [folder / f'validation-{k}.json' for k in range(s.data.parts)]
+  with display.doing('reading validation text'):
+    for k in publishing.missing(parts, share):
+      found = list(corpus.read_held_text(source.settings_of(s), (k, s.data.parts), held.fraction))
+      publishing.write_sealed(parts[k], json.dumps(found).encode())
+  run.disk.gather('validation text', f'{folder.name}/validation-*')
+  check_parts(parts)
+  return equality.HeldText(row for file in parts for row in json.loads(seals.read(file)))
+
+
+def _sample(
+  s: settings.Settings,
+  samples: list[Path],
+  share: publishing.Share,
+  held: corpus.HeldBack,
+  held_text: equality.HeldText,
+):
   with display.doing('reading text for the tokenizer'):
     for k in publishing.missing(samples, share):
-      documents = corpus.documents(source.settings_of(s), 'train', (k, s.data.parts), held.fraction)
+      part, data = (k, s.data.parts), source.settings_of(s)
+      documents = corpus.documents(data, 'train', part, held.fraction, held_text=held_text)
       found = json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed))
       publishing.write_sealed(samples[k], found.encode())
 
@@ -94,10 +120,16 @@ def check_parts(parts: list[Path]):
     raise InputError(f'parts {missing} of the text are of other files: let all processes see the same')
 
 
-def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: corpus.HeldBack):
-  """Writes the parts of a share that are missing."""
+def write_parts(
+  run: run_lib.Run,
+  folder: Path,
+  share: publishing.Share,
+  held: corpus.HeldBack,
+  held_text: equality.HeldText | None = None,
+):
+  """Writes the parts of a share that are missing; see `corpus.documents` for `held_text`."""
   s, parts, done = run.settings, run.settings.data.parts, 0
-  documents = functools.partial(corpus.documents, source.settings_of(s), fraction=held.fraction)
+  documents = functools.partial(corpus.documents, source.settings_of(s), fraction=held.fraction, held_text=held_text)
   missing = publishing.missing([folder / str(k) for k in range(parts)], share)
   all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
   num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
@@ -109,11 +141,11 @@ def write_parts(run: run_lib.Run, folder: Path, share: publishing.Share, held: c
       shown.update(before + count, **({'part': part} if parts > 1 else {}))
 
     with publishing.publish_directory(folder / str(k)) as aside:
-      skipped: collections.Counter[str] = collections.Counter()
+      skipped, copies = collections.Counter[str](), collections.Counter[str]()
       meta = sequences.write_part(
-        functools.partial(documents, part=(k, parts), skipped=skipped), run.tokenizer, str(aside),
+        functools.partial(documents, part=(k, parts), skipped=skipped, copies=copies), run.tokenizer, str(aside),
         part=(k, parts), seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens,
-        pieces=held.sequences, progress=show, skipped=skipped,
+        pieces=held.sequences, progress=show, skipped=skipped, copies=copies,
       )  # fmt: skip
     done += meta['train']['documents'] + meta['validation']['documents']
   shown.close()
@@ -157,9 +189,10 @@ def check_input(s: settings.Settings):
     _log_document_end(file, given)
   elif is_reference(s.tokenizer.kind):
     own_tokenizer.OwnTokenizer(s.tokenizer)
-  check_validation(s)
+  fraction = corpus.plan_held_back(s).fraction
+  check_validation(s, fraction)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
-  for document in corpus.documents(source.settings_of(s), 'train', fraction=corpus.plan_held_back(s).fraction):
+  for document in corpus.documents(source.settings_of(s), 'train', fraction=fraction, held_text=corpus.NOTHING):
     most += source.most_tokens(document.text)
     if most >= needed:
       return
@@ -180,10 +213,10 @@ def _log_document_end(file: str, given: tokenizer.Tokenizer):
     logging.warning('%s: documents end with %s; %s, its eos_token, ends turns of a chat', file, end, given.turn_end)
 
 
-def check_validation(s: settings.Settings):
+def check_validation(s: settings.Settings, fraction: float):
   """Raises InputError where no document of validation can be longer than the prefix, of which no loss counts."""
   prefix, longest = s.routing.prefix_tokens, 0
-  for document in corpus.documents(source.settings_of(s), 'validation'):
+  for document in corpus.documents(corpus.unlimited(source.settings_of(s)), 'validation', fraction=fraction):
     longest = max(longest, source.most_tokens(document.text))
     if longest > prefix:
       return

@@ -94,9 +94,10 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
   """
   s, made = run.settings, run.programs
   assignment, num_paths = run.last_routes(), made.layout.grid.num_paths
+  contents = run.sequences('validation').contents()
 
   def with_interval(measured: Measured) -> dict[str, Any]:
-    interval = bootstrap.interval(measured.nll, measured.targets)
+    interval = bootstrap.interval(measured.nll, measured.targets, contents_N=contents)
     return summary(run, measured, assignment, num_paths) | {'perplexity_interval': interval}
 
   def losses(made: Programs, params_of_path, assignment: np.ndarray | None = None) -> Measured:
@@ -107,10 +108,11 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
   best = losses(made, load, assignment) if s.train.early_stopping else final
   result = with_interval(best) | {
     'perplexity_final': summary(run, final, assignment, num_paths)['perplexity'],
-    'validation_documents': int((best.targets > 0).sum()),
+    'validation_documents': len(np.unique(contents[best.targets > 0])),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }
-  groups = group_ratios.Groups(run.sequences('validation').columns()[1], run.result('tokenize')['domains'], assignment)
+  domains, names = run.sequences('validation').columns()[1], run.result('tokenize')['domains']
+  groups = group_ratios.Groups(domains, names, assignment, contents)
   result |= group_ratios.count_documents(groups, best.targets, num_paths)
   others = {'base': losses(run.base_programs, lambda _: run.base())}
   if has_control:
@@ -121,7 +123,10 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     nats = best.nll - other.nll  # whose mean is the logarithm of the perplexities' ratio
     ratio = float(np.exp(min(nats.sum() / best.targets.sum(), 700.0)))
     result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
-    result |= {f'ratio_to_{name}': ratio, f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets)}
+    result |= {
+      f'ratio_to_{name}': ratio,
+      f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets, contents_N=contents),
+    }
     result |= group_ratios.compare(f'ratio_to_{name}', groups, nats, best.targets, num_paths)
   document_losses.write(
     run, assignment, best.targets, {'paths': best.nll} | {n: other.nll for n, other in others.items()}

@@ -32,8 +32,20 @@ def held_back(tokenized: Mapping[str, Any]) -> str:
 
 def text_left_out(tokenized: Mapping[str, Any]) -> list[str]:
   """Says which text was left out, by the record of tokenizing, a sentence each."""
-  sentences = left_out.describe_dropped(tokenized), left_out.describe_skipped(tokenized)
+  describe = left_out.describe_dropped, left_out.describe_copies, left_out.describe_skipped
+  sentences = [of(tokenized) for of in describe]
   return [f'{words[0].upper()}{words[1:]}.' for words in sentences if words]
+
+
+def why_no_interval(report: Mapping[str, Any]) -> str:
+  """Says why a perplexity has no interval; '' if it has one, or is not measured yet."""
+  documents = report.get('validation_documents')
+  if not report.get('perplexity') or report.get('perplexity_interval') or documents is None:
+    return ''
+  if documents >= bootstrap.MIN_DOCUMENTS:
+    return 'There is no interval: a loss is not finite.'
+  are = 'different document is' if documents == 1 else 'different documents are'
+  return f'There is no interval: {documents} {are} too few, {bootstrap.MIN_DOCUMENTS} are needed.'
 
 
 def sources(tokenized: Mapping[str, Any], weights: Mapping[str, float]) -> str:

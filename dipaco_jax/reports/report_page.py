@@ -136,6 +136,7 @@ def _notes(run: Run) -> list[str]:
     headline.sources(tokenized, weights),
     headline.held_back(tokenized),
     *headline.text_left_out(tokenized),
+    headline.why_no_interval(run.report),
     f'{short[:1].upper()}{short[1:]}.' if short else '',
   )
   return [note for note in notes if note]

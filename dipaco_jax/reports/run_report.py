@@ -36,6 +36,7 @@ TOKENIZE = {  # names in report.json, and in the record of tokenizing
   'dropped_documents': 'dropped_documents',
   'dropped_sequences': 'dropped_sequences',
   'dropped_tokens': 'dropped_tokens',
+  'copies_of_validation': 'copies_of_validation',
   'skipped_records': 'skipped_records',
 }
 RELOAD_S = 60  # between reloads of the page of a run that is at work

@@ -27,7 +27,9 @@ LAST = (
 )  # fmt: skip
 MODULES = 'modules/*', 'control/modules/*'  # trees too, among TREES
 PARTS = 'tokenize-*/sequences/*', 'shards/*-parts/*'  # trees, of stages that are not finished
-PART_FILES = 'tokenize-*/sample-*', 'routing/*-parts/*', 'routing/*-scores/*'  # their files, each with its seal
+PART_FILES = (  # their files, each with its seal
+  'tokenize-*/sample-*', 'tokenize-*/validation-*', 'routing/*-parts/*', 'routing/*-scores/*'
+)  # fmt: skip
 REMOVED = re.compile(  # what a run removes itself
   r'(?:control/)?(?:modules|checkpoints)/.*|tokenize-.*|(?:shards|routing)/[^/]*-(?:parts|scores)/.*|stages/.*|refused.txt'
 )

@@ -59,6 +59,22 @@ def test_there_is_none_of_too_few_documents_or_of_what_is_not_finite():
   assert bootstrap.interval(nats, tokens) is None
 
 
+def test_equal_documents_count_once():
+  """300 copies of a document say nothing about other documents, and copies of all change nothing."""
+  nats, tokens = draw(50)
+  contents = np.arange(50, dtype=np.uint64) << np.uint64(58)
+  found = bootstrap.interval(nats, tokens, contents_N=contents)
+  assert found == pytest.approx(bootstrap.interval(nats, tokens), rel=1e-12)
+  assert bootstrap.interval(np.tile(nats, 3), np.tile(tokens, 3), contents_N=np.tile(contents, 3)) == pytest.approx(
+    found, rel=1e-9
+  )
+  assert (
+    bootstrap.interval(np.tile(nats[:1], 300), np.tile(tokens[:1], 300), contents_N=np.tile(contents[:1], 300)) is None
+  )
+  few = np.arange(300, dtype=np.uint64) % np.uint64(bootstrap.MIN_DOCUMENTS - 1)
+  assert bootstrap.interval(*draw(300), contents_N=few) is None
+
+
 @pytest.mark.parametrize('value', [1e6, -1e6])
 def test_what_no_float_holds_is_bounded(value):
   low, high = bootstrap.interval(np.full(10, value), np.ones(10))

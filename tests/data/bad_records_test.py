@@ -119,7 +119,9 @@ def test_bad_records_of_a_mixture_count_once(tmp_path):
 
 def test_documents_of_an_own_source_and_of_tfds(tmp_path, monkeypatch):
   words = [('a', 'text'), ('b', None), ('c', 'x\ud800'), ('d', lambda: 3), ('e', 'more')]
-  name = own_modules.write(tmp_path, monkeypatch, 'listed = []\ndef make(config, split):\n  return listed\n')
+  name = own_modules.write(
+    tmp_path, monkeypatch, 'listed = []\ndef make(config, split):\n  return listed if split == "train" else None\n'
+  )
   __import__(name).listed[:] = words
   data = settings.from_dict({'data': {'source': f'{name}:make', 'validation_fraction': 1e-9}}).data
   with pytest.raises(InputError, match='skip_bad_records'):

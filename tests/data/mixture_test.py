@@ -85,10 +85,9 @@ def test_repetitions_are_held_back_together(of_three):
   found = list(corpus.documents(of_three.data, 'train'))
   texts = [d.text for d in found]
   assert len({*texts}) < 0.9 * len(texts), 'some are repeated'
-  draws = np.array([d.draw for d in found], np.float32)
-  assert (draws >= 0).all()
-  pieces = holdouts.draw_pieces(np.arange(len(found)), draws, 0.1)
-  held, _ = holdouts.held_out(np.arange(len(found)), np.zeros(len(found), int), 1, 0, 0.1, pieces)
+  contents, draws = np.array([d.content for d in found], np.uint64), np.array([d.draw for d in found], np.float32)
+  pieces = holdouts.draw_pieces(contents, draws, 0.1)
+  held, _ = holdouts.held_out(contents, np.zeros(len(found), int), 1, 0, 0.1, pieces)
   assert 0.03 < held.mean() < 0.3
   assert not {t for t, h in zip(texts, held, strict=True) if h} & {t for t, h in zip(texts, held, strict=True) if not h}
 

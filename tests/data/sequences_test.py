@@ -128,7 +128,7 @@ def test_the_files_do_not_depend_on_threads(tmp_path, tokenizer):
     write(tmp_path / str(threads), tokenizer, threads=threads)
     files = [f for f in (tmp_path / str(threads)).rglob('*') if f.is_file()]
     contents.append({str(f.relative_to(tmp_path / str(threads))): f.read_bytes() for f in files})
-  assert contents[0] == contents[1] and len(contents[0]) == 2 * 5 + 3
+  assert contents[0] == contents[1] and len(contents[0]) == 2 * 6 + 3
 
 
 def test_sequences_are_read_by_their_numbers(tmp_path, tokenizer):

@@ -15,7 +15,8 @@ def names(split):
 @pytest.mark.parametrize('fraction', [0.02, 0.2])
 def test_whole_files_are_held_back_where_there_are_some(tmp_path, count, fraction):
   for i in range(count):
-    (tmp_path / f'{i}.txt').write_text('some words\n\n' * (3000 if i else 300_000))  # the first is most of the text
+    words = corpora.paragraphs(2000 if i else 200_000, f'words {i}')  # the first is most of the text
+    (tmp_path / f'{i}.txt').write_text(words)
   train, validation = (
     set(names(split)) for split in corpora.both(corpora.in_files(tmp_path, validation_fraction=fraction))
   )
@@ -45,7 +46,9 @@ def test_of_fewer_files_a_stretch_at_the_end_of_each(tmp_path):
 
 def test_a_short_file_has_its_stretch_too(tmp_path):
   for name in 'abc':
-    (tmp_path / f'{name}.txt').write_text('\n\n'.join(f'Paragraph {i} of a text.' for i in range(1000)))  # 3 pieces
+    (tmp_path / f'{name}.txt').write_text(
+      '\n\n'.join(f'Paragraph {i} of text {name}.' for i in range(1000))
+    )  # 3 pieces
   train, validation = corpora.both(corpora.in_files(tmp_path, validation_fraction=0.1))
   assert set(names(train)) == set(names(validation)) == {'a.txt', 'b.txt', 'c.txt'}
   chars = [sum(len(d.text) for d in side) for side in (train, validation)]
@@ -81,7 +84,7 @@ def test_names_do_not_depend_on_where_the_files_are(tmp_path):
 def test_files_of_one_name_in_several_folders_have_documents_of_their_own(tmp_path):
   for folder in ('x/law', 'x/news', 'y/z'):
     (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / folder / 'a.jsonl').write_bytes(corpora.lines(300))
+    (tmp_path / folder / 'a.jsonl').write_bytes(corpora.lines(300, folder))
   globs = tuple(f'{tmp_path}/{folder}/*.jsonl' for folder in ('x/law', 'x/news', 'y/z'))
   train, validation = corpora.both(settings.Data(source='files', train=globs))
   ids = {d.id for d in train + validation}
@@ -96,7 +99,7 @@ def test_files_of_one_name_in_several_folders_have_documents_of_their_own(tmp_pa
 def test_a_file_that_is_trained_on_is_no_validation_text(tmp_path, validation):
   (tmp_path / 'x').mkdir()
   for name in 'ab':
-    (tmp_path / 'x' / f'{name}.jsonl').write_bytes(corpora.lines(50))
+    (tmp_path / 'x' / f'{name}.jsonl').write_bytes(corpora.lines(50, name))
   (tmp_path / 'x' / 'link').symlink_to('b.jsonl')
   data = settings.Data(source='files', train=(f'{tmp_path}/x/*.jsonl',), validation=(f'{tmp_path}/x/{validation}',))
   words = r'is in config\.data\.train and in config\.data\.validation: leave it out of one'

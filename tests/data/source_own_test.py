@@ -23,7 +23,7 @@ def make(config, split):
     yield f'id {i}', lambda i=i: read(i), 'ab'[i % 2]
 
 def both(config, split):
-  return [(f'{split} {i}', f'text {i}') for i in range(30)]
+  return [(f'{split} {i}', f'{split} text {i}') for i in range(30)]
 
 def shuffled(config, split, calls=itertools.count()):
   first = next(calls)
@@ -53,7 +53,7 @@ def data(module: str, name: str = 'make', **changes) -> settings.Data:
   return settings.from_dict({'data': {'source': f'{module}:{name}', **changes}}).data
 
 
-def test_validation_text_is_held_back_by_id(module):
+def test_validation_text_is_held_back_by_content(module):
   d = data(module, validation_fraction=0.25)
   train, validation = (list(corpus.documents(d, split)) for split in ('train', 'validation'))
   assert len(train) + len(validation) == 400 and {x.id for x in train}.isdisjoint(x.id for x in validation)
@@ -69,7 +69,7 @@ def test_parts_are_the_whole_and_read_only_their_own(module):
   for k in range(3):
     opened.clear()
     parts.append([x.id for x in corpus.documents(d, 'train', (k, 3))])
-    assert len(opened) == len(parts[-1])
+    assert len(opened) == len(range(k, 400, 3)), 'each once'
   assert sorted(itertools.chain(*parts)) == sorted(whole) and min(map(len, parts)) > 60
 
 

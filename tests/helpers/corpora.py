@@ -22,8 +22,15 @@ def in_files(tmp_path, **kwargs) -> settings.Data:
   return settings.Data(source='files', train=(f'{tmp_path}/*.*',), **kwargs)
 
 
-def lines(count: int) -> bytes:
-  return ''.join(json.dumps({'text': f'line {i}', 'domain': 'ab'[i % 2]}) + '\n' for i in range(count)).encode()
+def lines(count: int, name: str = '') -> bytes:
+  """Lines of JSON; those of another name are other documents."""
+  texts = (f'line {i} {name}'.strip() for i in range(count))
+  return ''.join(json.dumps({'text': text, 'domain': 'ab'[i % 2]}) + '\n' for i, text in enumerate(texts)).encode()
+
+
+def paragraphs(count: int, words: str = 'some words') -> str:
+  """Plain text in which no two pieces are equal."""
+  return ''.join(f'{words} {i}\n\n' for i in range(count))
 
 
 COMPRESS = {'gz': gzip.compress, 'bz2': bz2.compress, 'xz': lzma.compress, 'zst': zstd.compress, 'zstd': zstd.compress}

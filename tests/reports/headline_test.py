@@ -156,3 +156,24 @@ def test_a_router_fitted_after_training_is_compared_with_that_of_training():
   assert 'the base that they started from, which was trained for' in alone
   kept = headline.lead(REPORT | REFITTED | {'router_refit': {'kept_the_last': True}})
   assert 'router' not in kept and kept == headline.lead(REPORT)
+
+
+@pytest.mark.parametrize('documents, words', [
+  (1, 'There is no interval: 1 different document is too few, 8 are needed.'),
+  (7, 'There is no interval: 7 different documents are too few, 8 are needed.'),
+  (9, 'There is no interval: a loss is not finite.'),
+])  # fmt: skip
+def test_the_page_says_why_there_is_no_interval(documents, words):
+  report = {'perplexity': 54.2, 'perplexity_interval': None, 'validation_documents': documents}
+  assert headline.why_no_interval(report) == words
+  assert headline.why_no_interval(report | {'perplexity_interval': [50, 60]}) == ''
+  assert headline.why_no_interval({'perplexity': None}) == ''
+
+
+def test_the_page_says_how_many_copies_of_validation_text_were_left_out():
+  none = {'dropped_documents': 0, 'dropped_ends': 0}
+  assert headline.text_left_out(none | {'copies_of_validation': 0}) == []
+  [one] = headline.text_left_out(none | {'copies_of_validation': 1})
+  [more] = headline.text_left_out(none | {'copies_of_validation': 1200})
+  assert one == '1 training document is equal to a validation document and is left out.'
+  assert more == '1,200 training documents are equal to validation documents and are left out.'
