@@ -6,6 +6,7 @@ from pathlib import Path
 ISLANDS_MARK = 'registry.id'  # in the place of an islands run: the id of the run whose registry knows what is there
 STAGES = {  # the stage that makes a file, by the first part of the file's name
   'tokenizer.model': 'tokenize', 'tokenizer.json': 'tokenize', 'tokenizer_config.json': 'tokenize',
+  'chat_template.jinja': 'tokenize', 'generation_config.json': 'tokenize',
   'sequences': 'tokenize', 'base': 'pretrain', 'routing': 'route', 'shards': 'route',
   'features': 'route', 'modules': 'train', 'paths': 'train', 'evaluation': 'evaluate', 'control': 'evaluate',
 }  # fmt: skip

@@ -17,7 +17,10 @@ _PART = r'tokenize-\w+/sequences/\d+|shards/(?:base|\d+)-parts/\d+'
 TREE = re.compile(rf'((?:control/)?(?:{_MADE}|{_PART}))(/.*|\.index\.json)?')  # and what is in it
 # Globs, in the order in which they are published: config.json is there before what depends on it, and records of stages
 # come after what they are about.
-FIRST = 'config.json', 'command.txt', 'environment.json', 'inputs.json', 'tokenizer*'
+FIRST = (
+  'config.json', 'command.txt', 'environment.json', 'inputs.json', 'chat_template.jinja*', 'generation_config.json*',
+  'tokenizer*',
+)  # fmt: skip
 TREES = 'sequences', 'shards/*', 'base', 'routing/*', 'modules/*', 'control/modules/*'
 REFITTED = 'evaluation/router.safetensors*', 'evaluation/routes.npy*'
 LAST = (

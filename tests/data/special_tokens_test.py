@@ -8,6 +8,7 @@ from tokenizers import processors
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer, special_tokens, tokenizer_files
+from dipaco_jax.storage import remedies, run_objects
 
 TEXTS = ['The quick brown fox jumps over 13 lazy dogs. ', 'def f(x):\n    return {x: [1, 2]}\n<|end| im_start end|>']
 SPECIAL = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']
@@ -89,6 +90,12 @@ def test_files_beside_a_tokenizer_are_kept_with_a_run(beside, ends, tmp_path):
   assert again.end_ids == given_tokenizer.end_ids
   if 'top_k' in str(beside):
     assert json.loads(kept['generation_config.json'])['top_k'] == 5
+
+
+@pytest.mark.parametrize('name', tokenizer_files.FILES)
+def test_files_of_a_tokenizer_last_in_a_bucket_and_damage_to_them_has_a_remedy(name):
+  assert run_objects.lasts(name) and run_objects.lasts(f'{name}.sha256')
+  assert remedies.stage_of(name) == 'tokenize'
 
 
 def pieces() -> sentencepiece_tokenizer.SentencePieceTokenizer:

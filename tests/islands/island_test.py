@@ -43,6 +43,7 @@ def test_a_tokenizer_is_fetched_with_all_its_files(made, kind, tmp_path):
   if kind == 'bytes':
     wanted = settings.Tokenizer(kind=kind, vocab_size=300)
     given = dict(tokenizer_files.train([pathlib.Path(__file__).read_text()], wanted))
+    given |= {'chat_template.jinja': b'{{ messages }}', 'generation_config.json': b'{"eos_token_id": [3, 4]}'}
   for name, content in given.items():
     files.write_file(made.run.workdir / name, content)
   told = made.publish_tokenizer()
