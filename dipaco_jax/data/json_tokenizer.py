@@ -105,12 +105,10 @@ class JsonTokenizer(Tokenizer):
     self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
     given = {f'{name}_token': _content(config.get(f'{name}_token')) for name in SPECIAL}
     self.turn_end = given['eos_token'] if 'eos_token' in config else END
-    given['eos_token'] = special_tokens.document_end(self.turn_end, self._added_tokens(True))
+    ends = special_tokens.listed_ends(files)
+    given['eos_token'] = special_tokens.document_end(self.turn_end, self._added_tokens(True), ends)
     named = {name: self._id_of(given[f'{name}_token']) for name in SPECIAL}
     self.special_ids = {name: i for name, i in named.items() if i is not None}
-    for token in filter(None, (*given.values(), self.turn_end)):
-      if token not in self.special and (i := self._id_of(token)) is not None:
-        self.special[token] = i
     if 'eos' not in self.special_ids:
       words = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'
       raise InputError(words)

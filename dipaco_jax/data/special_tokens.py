@@ -20,14 +20,16 @@ TURN_ENDS = frozenset({
 DOCUMENT_ENDS = '<|endoftext|>', '<|end_of_text|>', '<eos>', '</s>', '<EOS_TOKEN>'
 
 
-def document_end(eos_token: Any, special: Collection[str]) -> Any:
+def document_end(eos_token: Any, special: Mapping[str, int], listed: Collection[int] = ()) -> Any:
   """Returns the token that ends a document of a tokenizer with this `eos_token` and these special tokens.
 
-  That is `eos_token`, unless it is known to end a turn of a chat and the tokenizer also has a known end of documents.
+  That is `eos_token`, unless it is known to end a turn of a chat, and the tokenizer also has a known end of documents.
+  Of several, it is one of the `listed` ends.
   """
   if eos_token not in TURN_ENDS:
     return eos_token
-  return next((token for token in DOCUMENT_ENDS if token in special), eos_token)
+  known = sorted((token for token in DOCUMENT_ENDS if token in special), key=lambda token: special[token] not in listed)
+  return known[0] if known else eos_token
 
 
 def listed_ends(files: Mapping[str, bytes | None]) -> list[int]:

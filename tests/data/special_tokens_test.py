@@ -44,7 +44,13 @@ def write(folder, files):
   ],
 )
 def test_documents_end_as_in_pretraining(eos_token, special, end):
-  assert special_tokens.document_end(eos_token, special) == end
+  assert special_tokens.document_end(eos_token, {token: i for i, token in enumerate(special)}) == end
+
+
+def test_of_several_ends_of_documents_the_one_that_the_model_lists_counts():
+  ids = {'<|endoftext|>': 0, '<|end_of_text|>': 1, '<|eot_id|>': 2}
+  assert special_tokens.document_end('<|eot_id|>', ids, [2, 1]) == '<|end_of_text|>'
+  assert special_tokens.document_end('<|eot_id|>', ids, [2]) == '<|endoftext|>'
 
 
 def test_texts_end_with_the_end_of_a_turn_too():

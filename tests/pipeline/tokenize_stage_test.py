@@ -4,6 +4,7 @@ import dataclasses
 import io
 import pathlib
 import shutil
+import types
 
 import numpy as np
 import pytest
@@ -152,3 +153,11 @@ def test_a_limit_that_leaves_text_out_is_logged(source, documents, is_logged, ca
   data = settings.Data(source=source, max_documents=100)
   tokenize_stage._warn_of_limit(data, {'documents': documents, 'validation_fraction': 0.1})
   assert bool(caplog.records) == is_logged
+
+
+@pytest.mark.parametrize(('turn_end', 'said'), [('<end_of_turn>', True), ('<eos>', False), (None, False)])
+def test_a_line_says_so_where_documents_do_not_end_with_the_eos_token(turn_end, said, caplog):
+  given = types.SimpleNamespace(special={'<eos>': 1, '<end_of_turn>': 2}, turn_end=turn_end, eos_id=1)
+  tokenize_stage._log_document_end('a/tokenizer.json', given)
+  line = 'a/tokenizer.json: documents end with <eos>; <end_of_turn>, its eos_token, ends turns of a chat'
+  assert caplog.messages == [line] * said
