@@ -150,7 +150,8 @@ def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
   def shared(other: pathlib.Path) -> int:
     for count, stage in enumerate(SHARED):
       file = other / 'stages' / f'{stage}.json'
-      if not file.exists() or json.loads(file.read_text())['digest'] != stage_lib.digest(mine, stage):
+      record = json.loads(file.read_text()) if file.exists() else {}
+      if record.get('digest') != stage_lib.digest(mine, stage) or 'inputs' not in record:  # as in runs of before
         return count
       if count == 1 and not stage_lib.same_base(stage_records.read_settings(other), mine):
         return count

@@ -76,8 +76,8 @@ def _train(
     stack.enter_context(preflight.kept(workdir))
     if first:
       stack.enter_context(lock.hold(workdir))
-      inputs.check_inputs(workdir, settings)
       preflight.settle_config(workdir, settings, call.words)
+      inputs.check_inputs(workdir, settings)
       account = stack.enter_context(time_account.kept(workdir, signals))
     disk.follow('config', with_checkpoints=True)  # of which some may have gone with an earlier config
     compilation_cache.keep_in(workdir)

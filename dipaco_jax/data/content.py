@@ -69,7 +69,7 @@ class Digests:
       if known and known[:-2] == state and int(known[-2]) - max(state[1:3]) > RACY_NS:
         return str(known[-1])
       now = time.time_ns()
-      with open(path, 'rb') as f:
+      with remote_files.waiting_for(path), open(path, 'rb') as f:
         sha256 = hashlib.file_digest(f, 'sha256').hexdigest()
       self.known[path] = [*state, now, sha256]
       return sha256

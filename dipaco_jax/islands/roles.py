@@ -96,9 +96,9 @@ def run_role(
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data, profiler)
   registry = Registry(url or default_registry(local), lease_s)
+  run_id = settle(registry, storage, settings, local)
   if role == 'worker' and hosts.is_first:
     inputs.check_inputs(local, settings, keeps=False)
-  run_id = settle(registry, storage, settings, local)
   island = Island(run, registry, storage, name or f'{role}-{socket.gethostname()}-{os.getpid()}')
   if not hosts.is_first:
     inner_phase.follow(island, hosts)

@@ -56,7 +56,7 @@ def compute_digests(workdir: pathlib.Path, s: settings_lib.Settings, stage: str)
 
 def _describe(s: settings_lib.Settings, stage: str, digests: content.Digests) -> dict[str, dict]:
   """Returns {field: {'digest', 'files': {path: digest}}} of what a stage would read now."""
-  with display.doing('looking for changes of the inputs', tells=False):
+  with display.doing('comparing text and models with what is known of them', tells=False):
     found = find_inputs(s, stage)
     return {
       field: {'digest': digests.of_content(of), 'files': digests.of_files(file.path for file in of.files)}
