@@ -118,6 +118,8 @@ class JsonTokenizer(Tokenizer):
       self.special_ids['bos'] = self.bos_id
     self._mark_special()
     self.special, self.added = self._added_tokens(True), self._added_tokens(False)
+    if (unknown := given['unk_token']) and 'unk' in self.special_ids:
+      self.special.setdefault(unknown, self.special_ids['unk'])
     self._cut_spelled_tokens()
 
   def _added_tokens(self, special: bool) -> dict[str, int]:
@@ -140,8 +142,7 @@ class JsonTokenizer(Tokenizer):
     `encode_special_tokens` keeps the library from looking for special tokens, but they may be pieces of the model too:
     Unigram takes the piece of the highest score, WordLevel, WordPiece and BPE with `ignore_merges` whole words.
     """
-    unknown: list[Any] = [self._tokenizer.id_to_token(i) for i in self.special_ids.values()]
-    spelled = [piece for piece in {*self.special, *unknown, *BYTES} if len(piece) > 1 and self._takes(piece)]
+    spelled = [piece for piece in {*self.special, *BYTES} if len(piece) > 1 and self._takes(piece)]
     if not spelled:
       return
     parts = tokenizers.pre_tokenizers
