@@ -8,6 +8,7 @@ its output is closed, it goes on silently.
 """
 
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
@@ -37,7 +38,9 @@ flags.DEFINE_bool('compile_only', False, 'Says what the run will cost on --topol
 flags.DEFINE_string('profile', None, 'START:STEPS: a trace of so many inner steps from a global step on.')
 flags.DEFINE_integer('metrics_port', None, 'Tells Prometheus, on this machine, how far and fast it is; 0: a free one.')
 flags.DEFINE_string(
-  'topology', None, 'With --compile_only: a TPU, as v5e:16x16, or v5e:8x8*4 for four slices; several with commas.'
+  'topology',
+  None,
+  'With --compile_only: a TPU, v5e:16x16, or v5e:8x8*4; several with commas; or here, this machine',
 )
 flags.DEFINE_bool('distributed', False, 'One of several processes of a job, or of one worker.')
 flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
@@ -54,6 +57,7 @@ OPTIONS = (
   'config', 'workdir', 'scratch', 'reuse', 'profile', 'metrics_port', 'compile_only', 'topology', 'distributed',
   'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
 )  # fmt: skip
+HERE = 'here'  # a topology: the machine at hand, for which nothing is compiled
 ONLY_WITH = {
   'role': ('registry', 'name', 'share', 'parent', 'backup', 'lease_s'),
   'compile_only': ('topology',),
@@ -85,7 +89,7 @@ def check_options(rest: list[str]):
   if not FLAGS.workdir and not FLAGS.compile_only:
     raise InputError('--workdir is missing: name a directory to keep the run in')
   if FLAGS.compile_only and not FLAGS.topology:
-    raise InputError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16')
+    raise InputError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16, or here')
   printable.check_name('--workdir', FLAGS.workdir or '', 4096)
   printable.check_name('--name', FLAGS.name)
   if FLAGS.workdir and not FLAGS.role:
@@ -173,13 +177,21 @@ def serve_metrics() -> Any:
 
 
 def compile_only(settings: settings_lib.Settings):
-  """Prints a table of what the run will cost, and as the last line the same as a JSON object."""
-  os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
+  """Prints a table of what the run will cost, and as the last line the same as a JSON object; `here`, two lines."""
+  is_here = FLAGS.topology == HERE
+  if not is_here:
+    os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
-    from dipaco_jax.planning import cost_text, dry_run, topology
+    from dipaco_jax.huggingface import model_folder
+    from dipaco_jax.planning import cost_check, cost_text, dry_run, topology
     from dipaco_jax.training import metrics_log, performance
 
+    sized = dataclasses.replace(settings.tokenizer, vocab_size=model_folder.vocab_size(settings))
+    settings = dataclasses.replace(settings, tokenizer=sized)
+    if is_here:
+      cost_check.check(settings, print)
+      return
     names = FLAGS.topology.split(',')
     there = [topology.find_topology(name) for name in names]
   found = []
@@ -214,6 +226,8 @@ def run_role(settings: settings_lib.Settings):
     threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
   command.check_devices()
   preflight.check_model(settings)
+  if FLAGS.role == 'worker':
+    preflight.check_worker_costs(settings)
   compilation_cache.keep_in(place := roles.make_local_place(FLAGS.workdir))
   with contextlib.closing(profiling.Profiler(place, profiling.parse(FLAGS.profile))) as profiler:
     found = roles.run_role(

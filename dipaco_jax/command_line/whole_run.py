@@ -71,6 +71,8 @@ def _train(
     preflight.check_text(workdir, settings)
     with display.doing('looking at the model'):
       preflight.check_model(settings)
+    if first:
+      preflight.check_costs(workdir, settings)
     place = call.workdir.rstrip('/') if disk.mirror else workdir.resolve()
     made = sinks.make(settings, pathlib.Path(place).name) if first else []
     stack.enter_context(preflight.kept(workdir))

@@ -16,7 +16,9 @@ import safetensors.numpy
 
 from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import foreign_files, tokenizer_files
+from dipaco_jax.data.own_tokenizer import OwnTokenizer
 from dipaco_jax.data.tokenizer import Tokenizer
 from dipaco_jax.huggingface import config_json, families, origin, tokenizer_json, weight_files
 from dipaco_jax.models import transformer
@@ -85,6 +87,13 @@ def open_tokenizer(s: settings.Settings) -> Tokenizer:
   if folder := s.pretrain.init:
     num_rows = weight_files.parsed(folder, 'config.json', weight_files.read(folder, 'config.json'))['vocab_size']
   return tokenizer_files.open_file(s.tokenizer.model_file, num_rows)
+
+
+def vocab_size(s: settings.Settings) -> int:
+  """Returns the size of the vocabulary of a run: of its tokenizer that is given, the user's own, or to be trained."""
+  if s.tokenizer.model_file:
+    return open_tokenizer(s).vocab_size
+  return OwnTokenizer(s.tokenizer).vocab_size if is_reference(s.tokenizer.kind) else s.tokenizer.vocab_size
 
 
 def their_names(theirs: Mapping[str, Any], model: transformer.Transformer) -> dict[str, str]:

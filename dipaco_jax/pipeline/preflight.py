@@ -1,6 +1,7 @@
 """What is checked and settled before a run begins: its place, config, model and devices, and stages of another run."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -22,11 +23,13 @@ from dipaco_jax.core import (
 )
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, source, tokenizer_files
+from dipaco_jax.huggingface import model_folder
 from dipaco_jax.models import block_check, transformer
-from dipaco_jax.pipeline import rate_check, run as run_lib, stage_records, tokenize_stage
+from dipaco_jax.pipeline import rate_check, run as run_lib, stage as stage_lib, stage_records, tokenize_stage
+from dipaco_jax.planning import cost_check
 from dipaco_jax.routing import own_router
 from dipaco_jax.storage import files, module_store, publishing
-from dipaco_jax.training import display, mesh, metrics_log, processes
+from dipaco_jax.training import display, mesh, metrics_log, processes, stopping
 
 # May be gone: no longer needed, or made again when they are; of a tokenizer's files some are there.
 OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
@@ -99,6 +102,30 @@ def check_model(settings: settings_lib.Settings):
     if (used := inner.rows_at_once(rows, wanted)) < min(wanted, rows):
       words = 'config.train.microbatch=%d does not divide the %d rows of %s on a device: %d at a time are used'
       logging.warning(words, wanted, rows, f'{stage}.batch_size', used)
+
+
+def check_costs(workdir: pathlib.Path, settings: settings_lib.Settings):
+  """Says what memory and time a run takes, unless it is done; raises InputError where it cannot fit."""
+  if stage_records.record_file(workdir, stage_lib.NAMES[-1]).exists():
+    return
+  record = stage_records.read_record(workdir, 'tokenize')
+  size = record['result']['vocab_size'] if record else model_folder.vocab_size(settings)
+  _check_costs(settings, size, whole=True)
+
+
+def check_worker_costs(settings: settings_lib.Settings):
+  """Says what memory a worker takes, which trains one path at a time; raises InputError where it cannot fit."""
+  try:
+    size = model_folder.vocab_size(settings)
+  except InputError:  # another process has the tokenizer
+    return
+  _check_costs(settings.dense(), size, whole=False)
+
+
+def _check_costs(settings: settings_lib.Settings, vocab_size: int, whole: bool):
+  sized = dataclasses.replace(settings.tokenizer, vocab_size=vocab_size)
+  with display.doing('estimating memory and time', tells=False):
+    cost_check.check(dataclasses.replace(settings, tokenizer=sized), stopping.say, whole=whole)
 
 
 def _check_optimizers(s: settings_lib.Settings, shapes: dict[str, jax.ShapeDtypeStruct]):

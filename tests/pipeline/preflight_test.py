@@ -1,11 +1,14 @@
 """Before a run begins: its place is its own, and what proves wrong leaves nothing."""
 
 import dataclasses
+import pathlib
 
 import pytest
 
 from dipaco_jax.core.settings import Settings, from_dict
+from dipaco_jax.data import json_tokenizer
 from dipaco_jax.pipeline import preflight, tokenize_stage
+from dipaco_jax.planning import cost_check
 from dipaco_jax.storage import publishing
 from dipaco_jax.training import metrics_log
 
@@ -17,6 +20,27 @@ def test_a_microbatch_that_does_not_divide(caplog):
   caplog.clear()
   preflight.check_model(Settings(train=dataclasses.replace(Settings().train, microbatch=64)))
   assert not caplog.text
+
+
+def test_costs_are_those_of_the_vocabulary_that_the_run_will_have(tmp_path, monkeypatch):
+  checked = []
+  monkeypatch.setattr(cost_check, 'check', lambda s, say, whole: checked.append((s.tokenizer.vocab_size, whole)))
+  preflight.check_costs(tmp_path, Settings())
+  for name, data in json_tokenizer.train([pathlib.Path(__file__).read_text()], 300).items():
+    (tmp_path / name).write_bytes(data)
+  tokenizer = dataclasses.replace(Settings().tokenizer, model_file=str(tmp_path / json_tokenizer.JSON))
+  preflight.check_costs(tmp_path, Settings(tokenizer=tokenizer))
+  preflight.check_worker_costs(Settings(tokenizer=tokenizer))
+  preflight.check_worker_costs(Settings(tokenizer=dataclasses.replace(tokenizer, model_file='/gone/tokenizer.json')))
+  assert checked == [(32_000, True), (300, True), (300, False)]
+
+
+def test_nothing_is_said_of_the_costs_of_a_run_that_is_done(tmp_path, monkeypatch):
+  monkeypatch.setattr(cost_check, 'check', lambda *args, **options: pytest.fail('it is done'))
+  record = tmp_path / 'stages' / 'evaluate.json'
+  record.parent.mkdir()
+  record.touch()
+  preflight.check_costs(tmp_path, Settings())
 
 
 def test_what_proves_wrong_in_the_first_stage_leaves_nothing(tmp_path):

@@ -125,6 +125,14 @@ def test_text_of_the_config_need_not_be_there():
   assert done.returncode == 2 and '--topology=none is not known' in done.stderr
 
 
+@pytest.mark.slow
+def test_the_machine_at_hand_is_a_topology():
+  command = [sys.executable, '-m', 'dipaco_jax.main', '--config=configs/text.py', '--compile_only', '--topology=here']
+  done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+  memory, time = done.stdout.splitlines()
+  assert done.returncode == 0 and memory.startswith('the run needs about') and time.startswith('the whole run takes')
+
+
 @pytest.mark.parametrize(
   'options, words',
   [
