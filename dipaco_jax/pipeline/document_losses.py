@@ -7,7 +7,8 @@
     bytes         [N] int64, of text that they stand for
     domain, path  [N] int32
     text          [N] uint64, from the sha256 of all text of the sequence
-    beginning     [N] uint64, from that of its first BEGINNING bytes, by which other tokenizers know a document too
+    beginning     [N] uint64, from that of its first BEGINNING bytes, by which other tokenizers know a document too;
+                  white space is one space there, as tokenizers differ in how they keep it
 """
 
 import hashlib
@@ -51,7 +52,7 @@ def _write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping
     'domain': np.array([x.domain for x in sequences], np.int32),
     'path': np.asarray(path, np.int32),
     'text': np.array([_number(text) for text in texts], np.uint64),
-    'beginning': np.array([_number(text[:BEGINNING]) for text in texts], np.uint64),
+    'beginning': np.array([_number(b' '.join(text.split())[:BEGINNING]) for text in texts], np.uint64),
   }
   publishing.write_sealed(run.workdir / FILE, tensors.to_bytes(arrays))
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import tokenizer_files
-from dipaco_jax.pipeline import document_losses, stage_records
+from dipaco_jax.pipeline import document_losses, input_records, stage_records
 from dipaco_jax.pipeline.document_losses import Documents
 from dipaco_jax.storage import seals
 
@@ -18,6 +18,7 @@ class Contents(NamedTuple):
   """What a run was made of."""
 
   tokenizer: str  # digest
+  files: str  # digest of the files of training text; '' where that is not known
   text: Any  # documents of training text by kind, which no tokenizer changes
   sequences: str  # digest of the tokenized training text; '' where it is not here, as in a copy of a bucket
   cut: tuple[int, ...]  # what decides how text is cut into them
@@ -31,6 +32,7 @@ def read(workdir: pathlib.Path) -> Contents:
   by_kind = {kind: counts['documents'] for kind, counts in (tokenized.get('by_domain') or {}).items()}
   return Contents(
     _tokenizer(workdir, s),
+    input_records.read_inputs(workdir).digests('tokenize').get('data.train', ''),
     by_kind or tokenized.get('documents'),
     _sequences(workdir, s),
     (s.data.parts, s.model.seq_len, s.routing.prefix_tokens),
@@ -72,8 +74,12 @@ def differences(runs: Sequence[Contents]) -> list[str]:
 
 
 def _has_other_text(a: Contents, b: Contents) -> bool:
+  if a.text != b.text:
+    return True
+  if a.files and b.files:
+    return a.files != b.files
   is_comparable = a.tokenizer == b.tokenizer and a.cut == b.cut and a.sequences and b.sequences
-  return a.text != b.text or (bool(is_comparable) and a.sequences != b.sequences)
+  return bool(is_comparable) and a.sequences != b.sequences
 
 
 def _has_other_validation(a: Contents, b: Contents) -> bool:

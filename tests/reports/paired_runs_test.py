@@ -18,7 +18,7 @@ def contents(nats, num_bytes=100, text=range(COUNT), beginning=range(COUNT), tok
     {'paths': np.broadcast_to(np.asarray(nats, float), size)}, np.full(size, 30), np.broadcast_to(num_bytes, size),
     np.arange(size) % 2, np.zeros(size, int), np.array(text, np.uint64), np.array(beginning, np.uint64),
   )  # fmt: skip
-  made = run_contents.Contents(tokenizer, {'law': 3}, 'digest', (1, 128, 32), documents, ['law', 'news'])
+  made = run_contents.Contents(tokenizer, '', {'law': 3}, 'digest', (1, 128, 32), documents, ['law', 'news'])
   return made._replace(**changes)
 
 
@@ -73,12 +73,20 @@ def test_equal_documents_of_a_run_count_once():
     ({'sequences': ''}, []),  # a copy of a bucket
     ({'text': {'law': 4}}, ['training text']),
     ({'documents': None}, []),
+    ({'files': 'known'}, []),  # of one run only
   ],
 )
 def test_other_contents_are_named(changes, differences):
   first, other = contents(50), contents(50)._replace(**changes)
   assert run_contents.differences([first, other]) == differences
   assert run_contents.differences([first, first, other]) == differences
+
+
+def test_files_of_text_tell_whatever_the_tokenizer():
+  first, other = (contents(50, files=files) for files in ('one', 'two'))
+  assert run_contents.differences([first, other]) == ['training text']
+  same = contents(50, files='one', tokenizer='b', sequences='another')
+  assert run_contents.differences([first, same]) == ['tokenizer']
 
 
 def test_another_validation_set_is_named():
