@@ -111,7 +111,7 @@ def warning(differences: Sequence[str]) -> str:
   named = ' and '.join(filter(None, [', '.join(differences[:-1]), differences[-1]]))
   words = f'These runs do not have the same {named}: their perplexities are left out, and bits per byte are compared'
   if 'validation set' in differences:
-    words += '. Bits per byte of other texts may differ because the texts do: only documents that both runs have tell'
+    words += '. Those of different documents may differ because the documents do: compare documents that both runs have'
   elif differences == ['training text']:
     words += '. A difference may be due to the text that they were trained on'
   return f'{words}.'
