@@ -64,7 +64,10 @@ def leave_out_without_row(files: Mapping[str, bytes], num_rows: int) -> dict[str
   for token in rowless:
     if not token['special'] or token['content'] in used or json.dumps(token['content'], ensure_ascii=False) in template:
       words = f'{token["content"]!r} is token {token["id"]}, and a text can have it'
-      raise InputError(f'{words}, but the model has {num_rows} rows')
+      size = max(token['id'] for token in rowless) + 1
+      resize = f'in transformers, model.resize_token_embeddings({size}) and save_pretrained'
+      advice = f'take it out of {JSON} and {CONFIG}, or {resize}'
+      raise InputError(f'{words}, but the model has {num_rows} rows: {advice}')
   content['added_tokens'] = [token for token in content['added_tokens'] if token not in rowless]
   names = {token['content'] for token in rowless}
   vocab = content['model']['vocab']  # which may have them too
