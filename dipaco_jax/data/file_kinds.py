@@ -9,7 +9,16 @@ from collections.abc import Callable, Collection, Iterator
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import compressed_files, json_files, source, table_files, tar_files, text_files, token_files
+from dipaco_jax.data import (
+  compressed_files,
+  foreign_files,
+  json_files,
+  source,
+  table_files,
+  tar_files,
+  text_files,
+  token_files,
+)
 
 TOKENS, INDEX = '.bin', '.idx'  # of files of tokens; Megatron's have an index beside them
 PLAIN = ('', '.txt', '.text', '.md', '.rst', '.tex')
@@ -71,6 +80,8 @@ def check_beginning(path: str, data: settings.Data) -> None:
   """Reads the beginning of a file as the stream will read it. Raises InputError, also where there is no text."""
   if suffix(path) == TOKENS:
     token_files.say_how_it_is_taken(path, data)
+  elif suffix(path) not in NEVER_COMPRESSED and (advice := foreign_files.explain_text(_first_bytes(path))):
+    raise InputError(f'{path} {advice}, or leave it out')
   seen, found = 0, False
   bad_records: list[source.BadRecord] = []
   for number, text in enumerate(_texts(path, data, bad_records), 1):
@@ -81,6 +92,10 @@ def check_beginning(path: str, data: settings.Data) -> None:
     raise InputError(f'{path}: none of its first records has a text ({bad_records[0].reason}); or leave out this file')
   if not found:
     raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
+
+
+def _first_bytes(path: str) -> bytes:
+  return next(compressed_files.chunks(path), b'')
 
 
 def _texts(path: str, data: settings.Data, bad_records: list[source.BadRecord]) -> Iterator[source.Text]:

@@ -1,4 +1,4 @@
-"""Files of models and tokenizers in formats that are not read here, and what to do with each."""
+"""Files of text, models and tokenizers in formats that are not read here, and what to do with each."""
 
 import os
 
@@ -12,6 +12,23 @@ CONVERT_GGUF = (
 )
 TOKENIZER_JSON = "use the tokenizer.json of the same model, which Hugging Face's version of its repository has"
 OF_ONE_FOLDER = ('.safetensors', '.bin', '.json', '.pth', '.pt')
+
+TEXT = {  # the first bytes of files whose names say that they are text, and what to do
+  b'\x1f\x8b': 'is compressed by gzip: add .gz to its name',
+  b'BZh': 'is compressed by bzip2: add .bz2 to its name',
+  b'\xfd7zXZ\0': 'is compressed by xz: add .xz to its name',
+  b'\x28\xb5\x2f\xfd': 'is compressed by zstd: add .zst to its name',
+  b'PK\x03\x04': 'is a ZIP archive: unpack it',
+  b'PAR1': 'is a Parquet file: name it .parquet',
+  b'%PDF-': 'is a PDF: extract its text, for instance with pdftotext',
+  b'\xff\xfe': 'is UTF-16: convert it, with iconv -f UTF-16 -t UTF-8',
+  b'\xfe\xff': 'is UTF-16: convert it, with iconv -f UTF-16 -t UTF-8',
+}
+
+
+def explain_text(beginning: bytes) -> str:
+  """Returns what a file of plain text or JSON lines is instead, by its first bytes; '' where it may be text."""
+  return next((advice for first, advice in TEXT.items() if beginning.startswith(first)), '')
 
 
 def explain_tokenizer(path: str, content: bytes) -> str:

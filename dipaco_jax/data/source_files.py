@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dipaco_jax.core import fields, settings
 from dipaco_jax.core.errors import InputError, Unavailable
@@ -116,7 +116,7 @@ def _find(globs: tuple[str | fields.Source, ...], data: settings.Data) -> list[t
   roots: dict[str, str] = {}
   for pattern in fields.globs(globs):
     pattern = os.path.expanduser(pattern.strip())
-    root = os.path.dirname(re.split(r'[*?[]', pattern)[0])
+    root = _literal_root(pattern)
     if not (paths := file_kinds.without_indices(_paths(pattern))):
       raise InputError(f'{pattern!r} {_why_none(pattern)} config.data.train or config.data.validation')
     for path in paths:
@@ -134,7 +134,30 @@ def _paths(pattern: str) -> list[str]:
     return remote_files.find(pattern)
   if (saved := table_files.saved_files(pattern.rstrip('/'))) is not None:
     return saved
-  return [path for path in glob.glob(pattern, recursive=True) if os.path.isfile(path)]
+  if os.path.isfile(pattern):  # whose name may have brackets
+    return [pattern]
+  root = _literal_root(pattern)
+  paths = glob.glob(f'{glob.escape(root)}{pattern[len(root) :]}', recursive=True)
+  return _without_links(path for path in paths if os.path.isfile(path))
+
+
+def _literal_root(pattern: str) -> str:
+  """Returns the folder before the first wildcard; brackets in the names of folders that exist are no wildcards."""
+  root = os.path.dirname(re.split(r'[*?[]', pattern)[0])
+  names = pattern[len(root) :].split('/')[1 if root not in ('', '/') else 0 : -1]
+  for name in names:
+    if not os.path.isdir(below := os.path.join(root, name)):
+      break
+    root = below
+  return root
+
+
+def _without_links(paths: Iterable[str]) -> list[str]:
+  """Returns each file once, by its shortest path: links, and a link to a folder above, lead to some again."""
+  shortest: dict[str, str] = {}
+  for path in sorted(paths, key=lambda path: (path.count('/'), path)):
+    shortest.setdefault(os.path.realpath(path), path)
+  return sorted(shortest.values())
 
 
 def _names_below_all(roots: Mapping[str, str]) -> dict[str, str]:

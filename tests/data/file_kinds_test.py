@@ -11,6 +11,7 @@ import pytest
 from backports import zstd
 
 from dipaco_jax.core import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, corpus, file_kinds, json_files
 
 RECORDS = [
@@ -184,3 +185,21 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path, caplog):
   (tmp_path / 'a.jsonl').write_bytes(b'{"text": "a\\ud800b? \\ud83d\\ude00"}\n' * 300)
   assert {d.text for d in corpus.documents(corpora.in_files(tmp_path), 'train')} == {'a\ufffdb? \U0001f600'}
   assert caplog.text.count('lone surrogates') == 1
+
+
+@pytest.mark.parametrize(
+  ('content', 'advice'),
+  [
+    (gzip.compress(b'{"text": "words"}\n'), 'compressed by gzip: add .gz to its name'),
+    (zstd.compress(b'{"text": "words"}\n'), 'compressed by zstd: add .zst to its name'),
+    ('{"text": "words"}\n'.encode('utf-16'), 'UTF-16: convert it'),
+    (b'PK\x03\x04', 'ZIP archive: unpack it'),
+    (b'PAR1', 'Parquet file: name it .parquet'),
+    (b'%PDF-1.7', 'PDF: extract its text'),
+  ],
+)
+@pytest.mark.parametrize('name', ['a.jsonl', 'a.txt'])
+def test_a_file_that_is_no_text_is_named_for_what_it_is(tmp_path, name, content, advice):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(InputError, match=advice):
+    file_kinds.check_beginning(f'{tmp_path}/{name}', of('x', skip_bad_records=True))

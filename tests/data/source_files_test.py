@@ -107,3 +107,20 @@ def test_a_file_that_is_trained_on_is_no_validation_text(tmp_path, validation):
     corpus.check_readable(data)
   assert str(error.value).startswith(f'{tmp_path}/x/') and '\n' not in str(error.value)
   corpus.check_readable(settings.Data(source='files', train=(f'{tmp_path}/x/a*',), validation=data.validation))
+
+
+@pytest.mark.parametrize('pattern', ['[D]/a[1].jsonl', '[D]/*.jsonl', '[D]/**/*.jsonl', '*/*.jsonl'])
+def test_brackets_in_the_names_of_what_is_there_are_no_wildcards(tmp_path, pattern):
+  (tmp_path / '[D]').mkdir()
+  (tmp_path / '[D]' / 'a[1].jsonl').write_text('{"text": "words"}\n')
+  data = settings.Data(source='files', train=(f'{tmp_path}/{pattern}',))
+  assert [item.read()[0] for item in source_files.items(data, 'train')] == ['words']
+
+
+def test_a_file_is_read_once_whatever_links_lead_to_it(tmp_path):
+  """A link to a folder above it would show each file some forty times."""
+  (tmp_path / 'a.jsonl').write_text('{"text": "words"}\n')
+  (tmp_path / 'again.jsonl').symlink_to('a.jsonl')
+  (tmp_path / 'loop').symlink_to('.')
+  data = settings.Data(source='files', train=(f'{tmp_path}/**/*.jsonl',))
+  assert [item.id for item in source_files.items(data, 'train')] == ['a.jsonl:1']

@@ -382,9 +382,7 @@ def test_an_added_token_without_a_row_is_named(tmp_path):
   tokenize_stage.check_init(of(tmp_path, str(file)))  # no text can have it
   config = tmp_path / 'tokenizer_config.json'
   config.write_text(json.dumps(json.loads(config.read_text()) | {'pad_token': '<pad>'}))
-  words = (
-    r"'<pad>' is token 400, and a text can have it, but the model has 400 rows: take it out of tok"
-  )
+  words = r"'<pad>' is token 400, and a text can have it, but the model has 400 rows: take it out of tok"
   with pytest.raises(InputError, match=words) as e:
     tokenize_stage.check_init(of(tmp_path, str(file)))
   assert 'model.resize_token_embeddings(401)' in str(e.value)
