@@ -53,7 +53,14 @@ def finish(island: Island, task: Task) -> list[Fact]:
     stages.run_all(own)
     own.metrics.close()
     found: dict[str, Any] = run_report.write(own.workdir)
-    for name in ('excerpts.json', 'samples.json', 'documents.safetensors', 'chooser.safetensors', 'router.safetensors'):
+    for name in (
+      'excerpts.json',
+      'samples.json',
+      'documents.safetensors',
+      'documents.safetensors.sha256',
+      'chooser.safetensors',
+      'router.safetensors',
+    ):
       _upload(island, f'evaluation/{name}')  # before the record that says that they are there
     for tree in ('modules', 'paths', 'stages', 'plots'):
       island.storage.upload_tree(own.workdir / tree, tree)
