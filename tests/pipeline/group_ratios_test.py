@@ -15,7 +15,7 @@ NAMES = ['law', 'news', 'none']
 @pytest.fixture
 def groups():
   rng = np.random.default_rng(0)
-  return group_ratios.Groups(np.arange(60) % 2, NAMES, rng.integers(0, 3, 60))
+  return group_ratios.Groups(np.arange(60) % 2, NAMES, rng.integers(0, 3, 60), np.arange(60, dtype=np.uint64))
 
 
 def test_a_group_has_the_ratio_of_its_own_documents(groups):
@@ -27,7 +27,7 @@ def test_a_group_has_the_ratio_of_its_own_documents(groups):
     'law': pytest.approx(np.exp(0.1)), 'news': pytest.approx(np.exp(-0.2)), 'none': None,
   }  # fmt: skip
   mine = groups.path == 1
-  expected = bootstrap.interval(nats[mine], tokens[mine])
+  expected = bootstrap.interval(nats[mine], tokens[mine], contents_N=groups.content[mine])
   assert found['ratio_to_control_interval_by_path'][1] == expected and expected[0] < expected[1]
   assert found['ratio_to_control_interval_by_path'][3] is None is found['ratio_to_control_by_path'][3]
   json.dumps(metrics_log.plain(found))
