@@ -6,6 +6,7 @@
     tokens        [N] int64, the number of those
     bytes         [N] int64, of text that they stand for
     domain, path  [N] int32
+    content       [N] uint64, digest of the document that a sequence is of, as `Sequences.contents`
     text          [N] uint64, from the sha256 of all text of the sequence
     beginning     [N] uint64, from that of its first BEGINNING bytes, by which other tokenizers know a document too;
                   white space is one space there, as tokenizers differ in how they keep it
@@ -35,6 +36,7 @@ class Documents(NamedTuple):
   path: np.ndarray
   text: np.ndarray
   beginning: np.ndarray
+  content: np.ndarray
 
 
 def write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping[str, np.ndarray]):
@@ -51,6 +53,7 @@ def _write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping
     'bytes': run.validation_bytes(),
     'domain': np.array([x.domain for x in sequences], np.int32),
     'path': np.asarray(path, np.int32),
+    'content': found.contents(),
     'text': np.array([_number(text) for text in texts], np.uint64),
     'beginning': np.array([_number(b' '.join(text.split())[:BEGINNING]) for text in texts], np.uint64),
   }
@@ -68,5 +71,5 @@ def read(workdir: pathlib.Path) -> Documents | None:
     return None
   arrays = tensors.from_bytes(memoryview(seals.read(file)))
   nats = {name.removeprefix('nats/'): x for name, x in arrays.items() if name.startswith('nats/')}
-  names = ('tokens', 'bytes', 'domain', 'path', 'text', 'beginning')
+  names = ('tokens', 'bytes', 'domain', 'path', 'text', 'beginning', 'content')
   return Documents(nats, *(arrays[name] for name in names))

@@ -44,7 +44,9 @@ def compare(first: Contents, other: Contents) -> list[Pair]:
     a, b = (_losses(run, where[chosen]) for run, where in ((first, at), (other, places)))
     if min(a[1].sum(), b[1].sum()) > 0:
       kind = ALL if number is None else first.domains[number]
-      pairs.append(Pair(kind, int(chosen.sum()), _bits(*a), _bits(*b), _interval(a, b)))
+      pairs.append(
+        Pair(kind, int(chosen.sum()), _bits(*a), _bits(*b), _interval(a, b, first.documents.content[at[chosen]]))
+      )
   return pairs
 
 
@@ -65,16 +67,21 @@ def _bits(nats: np.ndarray, num_bytes: np.ndarray) -> float:
   return float(nats.sum() / math.log(2) / num_bytes.sum())
 
 
-def _interval(a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]) -> tuple[float, float] | None:
+def _interval(
+  a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray], content: np.ndarray
+) -> tuple[float, float] | None:
+  """Returns the interval of the ratio; sequences of one document, [N] `content`, are drawn together."""
   (nats_a, bytes_a), (nats_b, bytes_b) = a, b
   counted = (bytes_a > 0) & (bytes_b > 0)
-  count = int(counted.sum())
-  values = np.stack([nats_a, bytes_a, nats_b, bytes_b])[:, counted].astype(np.float64)
+  rows = np.stack([nats_a, bytes_a, nats_b, bytes_b])[:, counted].astype(np.float64)
+  documents, place = np.unique(content[counted], return_inverse=True)
+  count = len(documents)
+  values = np.stack([np.bincount(place, row, count) for row in rows])
   if count < bootstrap.MIN_DOCUMENTS or not np.isfinite(values).all():
     return None
-  rng, rows, ratios = np.random.default_rng(0), max(1, bootstrap.CELLS // count), []
-  for start in range(0, bootstrap.RESAMPLES, rows):
-    drawn = rng.integers(count, size=(min(rows, bootstrap.RESAMPLES - start), count))
+  rng, batch, ratios = np.random.default_rng(0), max(1, bootstrap.CELLS // count), []
+  for start in range(0, bootstrap.RESAMPLES, batch):
+    drawn = rng.integers(count, size=(min(batch, bootstrap.RESAMPLES - start), count))
     sums = values[:, drawn].sum(-1)
     ratios.append(sums[2] / sums[3] * sums[1] / sums[0])
   low, high = np.quantile(np.concatenate(ratios), [(1 - bootstrap.LEVEL) / 2, (1 + bootstrap.LEVEL) / 2])

@@ -17,6 +17,7 @@ def contents(nats, num_bytes=100, text=range(COUNT), beginning=range(COUNT), tok
   documents = Documents(
     {'paths': np.broadcast_to(np.asarray(nats, float), size)}, np.full(size, 30), np.broadcast_to(num_bytes, size),
     np.arange(size) % 2, np.zeros(size, int), np.array(text, np.uint64), np.array(beginning, np.uint64),
+    np.arange(size).astype(np.uint64),
   )  # fmt: skip
   made = run_contents.Contents(tokenizer, '', {'law': 3}, 'digest', (1, 128, 32), documents, ['law', 'news'])
   return made._replace(**changes)
@@ -56,6 +57,14 @@ def test_few_documents_have_no_interval():
   found = paired_runs.compare(contents(60), few)
   assert found[0].documents == 7 and found[0].interval is None
   assert 'too few documents' in paired_runs.table(found, ('a', 'b'))[1][-1]
+
+
+def test_sequences_of_one_document_are_drawn_together():
+  hard = np.random.default_rng(0).uniform(50, 150, COUNT)
+  first, other = contents(hard), contents(np.roll(hard, 1))
+  assert paired_runs.compare(first, other)[0].interval is not None
+  of_one = first.documents._replace(content=np.zeros(COUNT, np.uint64))
+  assert paired_runs.compare(first._replace(documents=of_one), other)[0].interval is None
 
 
 def test_equal_documents_of_a_run_count_once():
