@@ -2,7 +2,8 @@
 
     difference = mean over seeds of  sum_i (n_i - m_i) / sum_i t_i      n_i, m_i nats, t_i tokens of document i
 
-Two sources of noise count. Which documents were measured: the interval of `bootstrap`, over the documents of all seeds.
+Two sources of noise count. Which documents were measured: the interval of `bootstrap`, over the different documents; the
+losses of one document with all seeds are drawn together.
 And which seed was trained from: with several seeds, twice the standard error of the seeds' differences; with one seed
 SEED_NOISE, as differences between methods varied by 0.3 to 3.6% from seed to seed in experiments/. On each side the
 interval is the wider of the two.
@@ -24,6 +25,7 @@ class Losses(NamedTuple):
 
   nats: np.ndarray
   tokens: np.ndarray
+  contents: np.ndarray | None = None  # digests of the documents; None: each is another one
 
 
 class Difference(NamedTuple):
@@ -45,7 +47,9 @@ def compare(one: Sequence[Losses], other: Sequence[Losses]) -> Difference | None
     return None
   nats = [a.nats - b.nats for a, b in pairs]
   by_seed = np.array([x.sum() / a.tokens.sum() for x, (a, _) in zip(nats, pairs, strict=True)])
-  interval = bootstrap.interval(np.concatenate(nats), np.concatenate([a.tokens for a, _ in pairs]))
+  contents = [np.arange(len(a.tokens)) if a.contents is None else a.contents for a, _ in pairs]
+  tokens = np.concatenate([a.tokens for a, _ in pairs])
+  interval = bootstrap.interval(np.concatenate(nats), tokens, contents_N=np.concatenate(contents))
   if interval is None:
     return None
   mean = float(by_seed.mean())

@@ -66,7 +66,7 @@ def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -
     documents = document_losses.read(workdir)
     if documents is None:
       raise InputError(f'{workdir} is a run of an earlier version, without losses of documents: name another --workdir')
-    measured = paired.Losses(documents.nats['paths'], documents.tokens)
+    measured = paired.Losses(documents.nats['paths'], documents.tokens, documents.content)
     losses, loss = (measured,), float(measured.nats.sum() / measured.tokens.sum())
   return Outcome(name, dict(changes), loss, gap, s.train.steps_per_phase, seconds, losses)
 

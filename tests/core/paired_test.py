@@ -38,6 +38,16 @@ def test_seeds_that_disagree_widen_the_interval():
   assert found.low < 0 < found.high
 
 
+def test_equal_documents_count_once_and_so_do_those_of_several_seeds():
+  ours, theirs = [losses(-0.1, seed=1)], [losses(0.0, seed=2)]
+  equal = [x._replace(contents=np.zeros(len(TOKENS), np.uint64)) for x in (*ours, *theirs)]
+  assert paired.compare(equal[:1], equal[1:]) is None
+  once, thrice = paired.compare(ours, theirs), paired.compare(ours * 3, theirs * 3)
+  few = [x._replace(nats=x.nats[:7], tokens=x.tokens[:7]) for x in (*ours, *theirs)]
+  assert paired.compare(few[:1] * 3, few[1:] * 3) is None
+  assert once.mean == pytest.approx(thrice.mean)
+
+
 def test_what_was_not_measured_alike_is_not_compared():
   assert paired.compare([losses(0.0, TOKENS[:7])], [losses(0.0, TOKENS[:7])]) is None  # too few documents
   assert paired.compare([losses(0.0, TOKENS[:100])], [losses(0.0, TOKENS[100:200])]) is None

@@ -52,6 +52,13 @@ def test_documents_are_found_in_another_order_and_by_their_beginnings_with_anoth
   assert paired_runs.compare(contents(nats), other._replace(tokenizer='a')) == []
 
 
+def test_sequences_of_few_documents_have_no_interval():
+  first, other = contents(60), contents(50)
+  content = np.arange(COUNT, dtype=np.uint64) % 7
+  found = paired_runs.compare(first._replace(documents=first.documents._replace(content=content)), other)
+  assert found[0].interval is None and paired_runs.compare(first, other)[0].interval
+
+
 def test_few_documents_have_no_interval():
   few = contents(50, text=range(7), beginning=range(7))
   found = paired_runs.compare(contents(60), few)
