@@ -27,8 +27,8 @@ TEXTS = (
   'In 1969, 2 people walked on the Moon: 1,234,567 watched (or 3.14 times as many?).',
   ' '.join(f'The number {n} comes before the number {n + 1}.' for n in range(12)),
 )
-# Of a logit: the rounding of float32 over 30 and 18 blocks, which was measured at 3e-4 and 7e-4.
-LARGEST_DIFFERENCE = {'smollm2': 1e-3, 'gemma3': 2e-3}
+# Of a logit: the rounding of float32 over 30 and 18 blocks, which was measured at 1.6e-4 and 1.1e-3.
+LARGEST_DIFFERENCE = {'smollm2': 1e-3, 'gemma3': 4e-3}
 
 
 @pytest.fixture(scope='module', params=published_models.MODELS)
