@@ -9,7 +9,7 @@ import jax
 from dipaco_jax.core import grid as grid_lib, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
-from dipaco_jax.planning import dry_run, machine as machine_lib, run_costs
+from dipaco_jax.planning import dry_run, machine as machine_lib, run_estimate
 from dipaco_jax.planning.machine import Machine
 
 GB = 10**9
@@ -37,7 +37,7 @@ def check(
     say(f'the run takes less than 1 GB of memory{", and less than a minute besides compilation" if whole else ""}')
     return
   machine = machine or machine_lib.look(transformer.for_device(s.model, jax.default_backend()).dtype)
-  memory = run_costs.estimate_memory(s, machine.devices)
+  memory = run_estimate.estimate_memory(s, machine.devices)
   words = describe_memory(memory, machine)
   if certainly_missing(memory, machine) > 0:
     raise InputError(f'{words}, which is more than there is: {_advice(s, machine)}')
@@ -50,11 +50,11 @@ def check(
 
 def _is_small(s: settings_lib.Settings) -> bool:
   """Returns whether a run is too small for a closer look, which takes seconds."""
-  flops = sum(run_costs.count_flops(s).values()) if not s.model.block else SMALL_FLOPS
-  return flops < SMALL_FLOPS and run_costs.bound_bytes(s) < SMALL_BYTES
+  flops = sum(run_estimate.count_flops(s).values()) if not s.model.block else SMALL_FLOPS
+  return flops < SMALL_FLOPS and run_estimate.bound_bytes(s) < SMALL_BYTES
 
 
-def certainly_missing(memory: run_costs.Memory, machine: Machine) -> float:
+def certainly_missing(memory: run_estimate.Memory, machine: Machine) -> float:
   """Returns the bytes that the machine's memory lacks for a step alone, at the least; 0 or below where it fits."""
   of_step = sum(memory.device.values()) / ACCURACY
   if machine.is_cpu:
@@ -62,20 +62,20 @@ def certainly_missing(memory: run_costs.Memory, machine: Machine) -> float:
   return of_step - machine.device_bytes if machine.device_bytes else 0
 
 
-def bytes_missing(memory: run_costs.Memory, machine: Machine) -> float:
+def bytes_missing(memory: run_estimate.Memory, machine: Machine) -> float:
   """Returns the bytes that the machine's free memory lacks for all that a run is expected to need."""
   if machine.is_cpu:
     return _needed(memory, machine) - machine.host_free_bytes if machine.host_bytes else 0
   return _needed(memory, machine) - dry_run.USABLE * machine.device_bytes if machine.device_bytes else 0
 
 
-def _needed(memory: run_costs.Memory, machine: Machine) -> int:
+def _needed(memory: run_estimate.Memory, machine: Machine) -> int:
   """Returns the bytes that a run needs of the memory that bounds it: a device's, or that of a host with CPUs."""
   of_device = sum(memory.device.values())
   return machine.num_local * of_device + sum(memory.host.values()) if machine.is_cpu else of_device
 
 
-def describe_memory(memory: run_costs.Memory, machine: Machine) -> str:
+def describe_memory(memory: run_estimate.Memory, machine: Machine) -> str:
   """Returns a line on what a run needs, what the machine has, and the largest parts."""
   if machine.is_cpu:
     kinds = {kind: machine.num_local * size for kind, size in memory.device.items()} | memory.host
@@ -90,8 +90,8 @@ def describe_memory(memory: run_costs.Memory, machine: Machine) -> str:
 
 def describe_time(s: settings_lib.Settings, machine: Machine) -> str:
   """Returns a line on the time of the whole run."""
-  flops = sum(run_costs.count_flops(s).values())
-  took = _duration(run_costs.seconds(s, machine.flops_per_s, len(machine.devices)))
+  flops = sum(run_estimate.count_flops(s).values())
+  took = _duration(run_estimate.seconds(s, machine.flops_per_s, len(machine.devices)))
   speed = f'{flops:.2g} FLOPs, where a device multiplies matrices at {machine.flops_per_s / 1e9:,.0f} GFLOP/s'
   return f'the whole run takes roughly {took} ({speed}); the ETA after the first steps is measured'
 
@@ -106,7 +106,7 @@ def _advice(s: settings_lib.Settings, machine: Machine) -> str:
   """Returns the mildest options with which the run fits, and what it needs then."""
   found = []
   for words, changed in _smaller(s, machine):
-    memory = run_costs.estimate_memory(changed, machine.devices)
+    memory = run_estimate.estimate_memory(changed, machine.devices)
     found.append(f'{words} ({_needed(memory, machine) / GB:.1f} GB)')
     if bytes_missing(memory, machine) <= 0:
       return f'it fits with {found[-1]}'

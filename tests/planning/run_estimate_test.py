@@ -8,7 +8,7 @@ import small
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
-from dipaco_jax.planning import cost_check, dry_run, machine, run_costs
+from dipaco_jax.planning import cost_check, dry_run, machine, run_estimate
 from dipaco_jax.planning.machine import Machine
 from dipaco_jax.training import performance
 
@@ -23,7 +23,7 @@ def host(total: float, free: float | None = None) -> Machine:
 @pytest.mark.parametrize('changes', [{}, {'remat': 'full'}])
 def test_the_memory_of_a_step_is_that_of_the_compiled_program(changes):
   s = small.on_2x2(model=WIDE | changes, train=dict(batch_size=8))
-  memory = run_costs.estimate_memory(s, jax.devices()[:1])
+  memory = run_estimate.estimate_memory(s, jax.devices()[:1])
   made = small.make_programs(dataclasses.replace(s, model=transformer.for_device(s.model, 'cpu')), 1)
   compiled = dry_run.compile_all(made, ('steps',))
   needed = dry_run.memory_use(made, compiled)['hbm_bytes_per_chip']
@@ -35,14 +35,14 @@ def test_blocks_that_are_computed_again_are_there_one_at_a_time():
   found = {}
   for remat, layers in (('none', 'unrolled'), ('full', 'unrolled'), ('full', 'scanned')):
     s = small.on_2x2(model=WIDE | {'remat': remat, 'layers': layers})
-    found[remat, layers] = run_costs.temporary_bytes(s, 8)['activations']
+    found[remat, layers] = run_estimate.temporary_bytes(s, 8)['activations']
   assert found['full', 'unrolled'] == found['none', 'unrolled'] > 1.5 * found['full', 'scanned']
 
 
 def test_states_that_end_with_their_turn_do_not_wait():
   kept, dropped = (small.on_2x2(inner=dict(keep_state=keeps)) for keeps in (True, False))
   of_kept, of_dropped = (
-    run_costs.estimate_memory(s, jax.devices()[:1]).device['inner states'] for s in (kept, dropped)
+    run_estimate.estimate_memory(s, jax.devices()[:1]).device['inner states'] for s in (kept, dropped)
   )
   assert of_kept == 4 * of_dropped
 
@@ -51,18 +51,18 @@ def test_flops_are_those_of_all_paths_and_steps():
   s = small.on_2x2(train=dict(phases=3, steps_per_phase=4), pretrain=dict(steps=5), evaluate=dict(control=True))
   per_token = performance.flops_per_token(s.model, small.VOCAB, small.LENGTH)
   of_step = small.ROWS * small.LENGTH * per_token
-  flops = run_costs.count_flops(s)
+  flops = run_estimate.count_flops(s)
   assert flops['train'] == 4 * 3 * 4 * of_step
   assert (flops['pretrain'], flops['control']) == (5 * of_step, 12 * of_step)
   sampled = small.on_2x2(train=dict(phases=3, steps_per_phase=4, paths_per_phase=1))
-  assert run_costs.count_flops(sampled)['train'] == 3 * 4 * of_step
-  assert run_costs.seconds(s, 1e9, 2) == pytest.approx(run_costs.seconds(s, 1e9) / 2)
+  assert run_estimate.count_flops(sampled)['train'] == 3 * 4 * of_step
+  assert run_estimate.seconds(s, 1e9, 2) == pytest.approx(run_estimate.seconds(s, 1e9) / 2)
 
 
 def test_the_bound_of_a_small_run_is_above_its_estimate():
   for s in (small.on_2x2(), small.on_2x2(model=WIDE, train=dict(batch_size=8))):
-    memory = run_costs.estimate_memory(s, jax.devices()[:1])
-    assert run_costs.bound_bytes(s) > sum(memory.device.values()) + memory.host['checkpoint']
+    memory = run_estimate.estimate_memory(s, jax.devices()[:1])
+    assert run_estimate.bound_bytes(s) > sum(memory.device.values()) + memory.host['checkpoint']
 
 
 def test_what_fits_is_said_and_what_cannot_fit_is_rejected_with_what_helps(caplog):
@@ -72,7 +72,7 @@ def test_what_fits_is_said_and_what_cannot_fit_is_rejected_with_what_helps(caplo
   assert 'the whole run takes roughly' in lines[1] and not caplog.records
   cost_check.check(s, lines.append, host(100 * GB, free=0.01 * GB))
   assert 'may need more memory than is free' in caplog.text
-  step = sum(run_costs.estimate_memory(s, jax.devices()[:1]).device.values())
+  step = sum(run_estimate.estimate_memory(s, jax.devices()[:1]).device.values())
   with pytest.raises(InputError, match=r'which is more than there is: .*--config\.train\.microbatch=1') as e:
     cost_check.check(s, lines.append, host(step / 2))
   assert '--config.model.remat=full --config.model.layers=scanned' in str(e.value)
