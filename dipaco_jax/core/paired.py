@@ -2,11 +2,10 @@
 
     difference = mean over seeds of  sum_i (n_i - m_i) / sum_i t_i      n_i, m_i nats, t_i tokens of document i
 
-Two sources of noise count. Which documents were measured: the interval of `bootstrap`, over the different documents; the
-losses of one document with all seeds are drawn together.
-And which seed was trained from: with several seeds, twice the standard error of the seeds' differences; with one seed
-SEED_NOISE, as differences between methods varied by 0.3 to 3.6% from seed to seed in experiments/. On each side the
-interval is the wider of the two.
+Two sources of noise count. The first is the choice of documents: the interval of `bootstrap` over different documents,
+where the losses of one document with all seeds are drawn together. The second is the seed of training: with several
+seeds, twice the standard error of the seeds' differences; with one seed SEED_NOISE, as differences between methods
+varied by 0.3 to 3.6% from seed to seed in experiments/. On each side the interval is the wider of the two.
 """
 
 import math
