@@ -197,6 +197,7 @@ def test_half_a_surrogate_pair_is_replaced(tmp_path, caplog):
     (b'PAR1', 'Parquet file: name it .parquet'),
     (b'%PDF-1.7', 'PDF: extract its text'),
   ],
+  ids='gzip zstd utf-16 zip parquet pdf'.split(),
 )
 @pytest.mark.parametrize('name', ['a.jsonl', 'a.txt'])
 def test_a_file_that_is_no_text_is_named_for_what_it_is(tmp_path, name, content, advice):
