@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from dipaco_jax.core import extension, fields, printable, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import equality, left_out, mixture, one_source, source, source_files, source_own
+from dipaco_jax.data import equality, left_out, mixture, one_source, passages, source, source_files, source_own
 from dipaco_jax.data.one_source import Document, Wanted
 
 MIN_TOTAL_FLOORS = 10  # times a path's floor of validation tokens, in all
@@ -170,16 +170,21 @@ def documents(
     raise InputError(_why_nothing_is_left(data, wanted))
 
 
-def read_held_text(data: settings.Data, part=source.WHOLE, fraction: float | None = None) -> Iterator[tuple[int, int]]:
-  """Yields (content, first place in it) of the validation text of a part, for `equality.HeldText`.
+def read_held_text(
+  data: settings.Data, part=source.WHOLE, fraction: float | None = None
+) -> Iterator[tuple[int, int, list[int]]]:
+  """Yields (content, first place in it, hashes of its windows) of the validation text of a part, for `HeldText`.
 
-  There is nothing where draws alone keep the splits apart: of records without validation text of their own.
+  There is nothing where draws alone keep the splits apart: of records without validation text of their own. The modules
+  of the standard library are compared by their contents alone, as their passages are no copies.
   """
   if how_held_back(data) == 'documents':
     return
   data, fraction = _with_kinds(data), data.validation_fraction if fraction is None else fraction
   for document in _documents(data, Wanted('validation', part, fraction)):
-    yield from ((extent.content, extent.begin) for extent in document.extents)
+    hashes = [] if data.source == 'stdlib' else passages.hash_windows(document.text).tolist()
+    for number, extent in enumerate(document.extents):
+      yield extent.content, extent.begin, [] if number else hashes
 
 
 def _why_nothing_is_left(data: settings.Data, wanted: Wanted) -> str:

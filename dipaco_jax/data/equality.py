@@ -1,19 +1,18 @@
 """The content of documents, by which they are equal, whatever their files, sources and formats are.
 
 Texts are equal if they differ only in white space, Unicode composition (NFC) and a byte order mark; documents that are
-token ids are equal if all ids are. A long text is also compared piece by piece, as plain text is cut into pieces.
+token ids are equal if all ids are. A long text is also compared piece by piece, as plain text is cut into pieces, and
+by its passages, which may be anywhere in another text.
 """
 
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
+from dipaco_jax.data import passages, text_files
+from dipaco_jax.data.passages import Text
 
-from dipaco_jax.data import text_files
-
-Text = str | np.ndarray  # or a document's tokens, with those around it, of a file that others made
 END = (1 << 32) - 1  # no text is longer
 MIN_PIECE_CHARS = 1000  # of a longer document: shorter pieces may be equal by chance
 
@@ -72,12 +71,16 @@ def _count(text: Text) -> int:
 class HeldText:
   """The contents of all validation text, as far as documents for training have to be compared with it."""
 
-  def __init__(self, held: Iterable[Sequence[int]] = ()):
-    """Takes the (content, first place in it) of all validation text."""
+  def __init__(self, held: Iterable[Sequence[Any]] = ()):
+    """Takes the (content, first place in it, hashes of its windows) of all validation text."""
     self._begins: dict[int, int] = {}
-    for content, begin in held:
+    windows: list[list[int]] = []
+    for content, begin, hashes in held:
       self._begins[content] = min(begin, self._begins.get(content, END))
+      windows.append(hashes)
+    self._passages = passages.HeldPassages(windows)
 
-  def overlaps(self, parts: Sequence[Extent]) -> bool:
-    """Tells whether a document shares a content, or a part of one, with validation text."""
-    return any(self._begins.get(part.content, END) < part.end for part in parts)
+  def overlaps(self, parts: Sequence[Extent], text: Text) -> bool:
+    """Tells whether a document shares a content, a part of one or a long passage with validation text."""
+    has_content = any(self._begins.get(part.content, END) < part.end for part in parts)
+    return has_content or self._passages.shares_one(text)

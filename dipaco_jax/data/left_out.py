@@ -59,21 +59,19 @@ def describe_skipped(about: Mapping[str, Any]) -> str:
 
 
 def describe_copies(about: Mapping[str, Any]) -> str:
-  """Describes the training documents that are validation text too, by `sequences.merge_meta`; '' if there are none."""
+  """Describes the training documents that have text of validation documents; '' if there are none."""
   if not (count := about.get('copies_of_validation', 0)):
     return ''
-  words = (
-    'document is equal to a validation document and is'
-    if count == 1
-    else ('documents are equal to validation documents and are')
-  )
+  words = 'document has text of a validation document and is'
+  if count > 1:
+    words = 'documents have text of validation documents and are'
   return f'{count:,} training {words} left out'
 
 
 def describe_no_training_text(num_copies: int) -> str:
   """Describes a text whose training documents are all validation text too."""
   return (
-    f'no document is left for training: all {num_copies} are equal to validation documents; name other text in '
+    f'no document is left for training: all {num_copies} are validation text; name other text in '
     'config.data.train or in config.data.validation'
   )
 

@@ -87,7 +87,7 @@ def documents(data: settings.Data, wanted: Wanted) -> Iterator[Document]:
     yield from limit(_distinct(found, wanted), data.max_validation_documents, wanted.part)
     return
   for document in found:
-    if wanted.held_text.overlaps(document.extents):
+    if wanted.held_text.overlaps(document.extents, document.text):
       wanted.copies['train'] += 1
     else:
       yield document

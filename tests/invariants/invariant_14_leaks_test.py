@@ -124,9 +124,32 @@ def texts_that_are_records_too(folder):
   return {'train': (f'{folder}/*',)}
 
 
+def long_texts_that_are_spelled_otherwise(folder):
+  """As records, with other white space, on one line and with letters that are composed otherwise."""
+  texts = [prose(1000 * i).replace('text', 'café') for i in range(3)]
+  for i, text in enumerate(texts):
+    write_text(folder / f'{i}.txt', text)
+  spelled = [texts[0].replace(' ', '  '), ' '.join(texts[1].split()), texts[2].replace('é', 'e\u0301')]
+  write_lines(folder / 'books.jsonl', [*({'text': text} for text in spelled), *records(9000)])
+  return {'train': (f'{folder}/*',)}
+
+
+def validation_text_inside_a_text(folder):
+  write_text(folder / 'validation.txt', prose(300, 400))
+  write_text(folder / 'train' / 'a.txt', prose(0, 2000))
+  return {'train': (f'{folder}/train/*',), 'validation': (f'{folder}/validation.txt',)}
+
+
+def part_of_a_text_as_validation_text(folder):
+  write_text(folder / 'validation.txt', prose(0, 1000))
+  write_text(folder / 'train' / 'a.txt', prose(300, 2000))
+  return {'train': (f'{folder}/train/*',), 'validation': (f'{folder}/validation.txt',)}
+
+
 CASES = [
   sources_that_overlap, sources_of_text_that_overlap, links, copies_of_other_kinds, duplicates_in_a_file, repetitions,
   copies_of_validation_text, copies_of_validation_text_in_a_mixture, few_texts, many_texts, texts_that_are_records_too,
+  long_texts_that_are_spelled_otherwise, validation_text_inside_a_text, part_of_a_text_as_validation_text,
 ]  # fmt: skip
 
 
@@ -181,7 +204,7 @@ def test_equal_documents_are_an_error_that_says_so(tmp_path):
       corpora.both(data)
   write_lines(tmp_path / 'b.jsonl', records(0, 1) * 30)
   data = settings.Data(source='files', train=(str(file),), validation=(f'{tmp_path}/b.jsonl',))
-  with pytest.raises(ValueError, match='no document is left for training: all 300 are equal to validation documents'):
+  with pytest.raises(ValueError, match='no document is left for training: all 300 are validation text'):
     corpora.both(data)
 
 

@@ -175,5 +175,5 @@ def test_the_page_says_how_many_copies_of_validation_text_were_left_out():
   assert headline.text_left_out(none | {'copies_of_validation': 0}) == []
   [one] = headline.text_left_out(none | {'copies_of_validation': 1})
   [more] = headline.text_left_out(none | {'copies_of_validation': 1200})
-  assert one == '1 training document is equal to a validation document and is left out.'
-  assert more == '1,200 training documents are equal to validation documents and are left out.'
+  assert one == '1 training document has text of a validation document and is left out.'
+  assert more == '1,200 training documents have text of validation documents and are left out.'
