@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import sentencepiece
+from google.protobuf.message import DecodeError
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 MODEL = 'tokenizer.model'
+CONTROL, USER_DEFINED = 3, 4  # kinds of pieces: that no text has; that are cut out of a text before it is encoded
 SENTENCE_CHARS = 2000  # of text that the trainer sees at one time
 
 
@@ -58,6 +60,28 @@ def _explain(error: str, vocab_size: int) -> str:
   return f'{option}: SentencePiece cannot train on this text: {error}'
 
 
+def parse(model: bytes, config: Mapping[str, Any]) -> Any:
+  """Parses a model file; user-defined pieces that its tokenizer_config.json calls special become control pieces.
+
+  SentencePiece finds user-defined pieces wherever a text spells them, and control pieces nowhere.
+  """
+  from sentencepiece import sentencepiece_model_pb2 as messages  # loads protobuf
+
+  parsed = messages.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made as it is loaded
+  spellings = {*_special_spellings(config)}
+  for piece in parsed.pieces:
+    if piece.type == USER_DEFINED and piece.piece in spellings:
+      piece.type = CONTROL
+  return parsed
+
+
+def _special_spellings(config: Mapping[str, Any]) -> list[str]:
+  """Returns the tokens that a tokenizer_config.json calls special."""
+  listed = config.get('added_tokens_decoder')
+  tokens = [token for token in listed.values() if isinstance(token, Mapping)] if isinstance(listed, Mapping) else []
+  return [token['content'] for token in tokens if token.get('special') and isinstance(token.get('content'), str)]
+
+
 class SentencePieceTokenizer(Tokenizer):
   def __init__(
     self,
@@ -76,8 +100,9 @@ class SentencePieceTokenizer(Tokenizer):
       InputError: where it is no model, or has no end-of-text token.
     """
     try:
-      self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
-    except (OSError, RuntimeError) as e:
+      parsed = parse(model, config or {})
+      self._model = sentencepiece.SentencePieceProcessor(model_proto=parsed.SerializeToString())
+    except (OSError, RuntimeError, DecodeError) as e:
       raise InputError('not a SentencePiece model') from e
     self.files = {MODEL: model, **(beside or {})}
     self.vocab_size = self._model.vocab_size()
@@ -86,7 +111,7 @@ class SentencePieceTokenizer(Tokenizer):
     self.special_ids = {name: i for name, i in named.items() if i >= 0}
     self.bos_id = named['bos'] if adds_bos else -1
     self.special = self._special_pieces(config or {})
-    self.added = {}
+    self.added = {piece.piece: i for i, piece in enumerate(parsed.pieces) if piece.type == USER_DEFINED}
     eos_token = (config or {}).get('eos_token')
     self.turn_end = eos_token.get('content') if isinstance(eos_token, Mapping) else eos_token
     if self.eos_id < 0:
@@ -94,12 +119,11 @@ class SentencePieceTokenizer(Tokenizer):
 
   def _special_pieces(self, config: Mapping[str, Any]) -> dict[str, int]:
     """Returns the control pieces, and those that tokenizer_config.json calls special."""
-    model, listed = self._model, config.get('added_tokens_decoder')
+    model = self._model
     numbers = [i for i in range(self.vocab_size) if model.is_control(i) or model.is_unknown(i)]
     special = {model.id_to_piece(i): i for i in numbers}
-    for token in listed.values() if isinstance(listed, Mapping) else ():
-      spelling = token.get('content') if isinstance(token, Mapping) and token.get('special') else None
-      if isinstance(spelling, str) and not model.is_unknown(number := model.piece_to_id(spelling)):
+    for spelling in _special_spellings(config):
+      if not model.is_unknown(number := model.piece_to_id(spelling)):
         special[spelling] = number
     return special
 

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import tokenizer_files
+from dipaco_jax.data import sentencepiece_tokenizer, tokenizer_files
 from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 UNIGRAM, BPE = 1, 2  # kinds of models
@@ -39,9 +39,9 @@ def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
 def _convert_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   """Returns the files of a SentencePiece model."""
   model = tokenizer.files[tokenizer_files.MODEL]
-  proto = parse_model(model)
-  pieces = proto.pieces
   given = json.loads(tokenizer.files.get(tokenizer_files.CONFIG, b'{}'))
+  proto = sentencepiece_tokenizer.parse(model, given)
+  pieces = proto.pieces
   config = {
     **{name: given[name] for name in KEPT if name in given},
     'tokenizer_class': 'PreTrainedTokenizerFast',
@@ -53,7 +53,7 @@ def _convert_files(tokenizer: Tokenizer) -> dict[str, bytes]:
     # '</s>' in a text is four characters, unless a chat template writes it.
     'split_special_tokens': not (tokenizer_files.TEMPLATE in tokenizer.files or given.get('chat_template')),
   } | {f'{name}_token': pieces[i].piece for name, i in tokenizer.special_ids.items()}
-  converted = convert(model)
+  converted = convert(proto.SerializeToString())
   if tokenizer.bos_id >= 0:
     converted['post_processor'] = _in_front(pieces[tokenizer.bos_id].piece, tokenizer.bos_id)
   return {
@@ -79,22 +79,16 @@ def _in_front(piece: str, number: int) -> dict[str, Any]:
   }
 
 
-def parse_model(model: bytes) -> Any:
-  """Parses the protocol buffer of a model file."""
-  from sentencepiece import sentencepiece_model_pb2 as messages  # loads protobuf
-
-  return messages.ModelProto.FromString(model)  # type: ignore[attr-defined]  # made as it is loaded
-
-
 def check(tokenizer: Tokenizer) -> None:
   """Raises as `make_files`."""
   if tokenizer_files.JSON not in tokenizer.files:
-    _check(parse_model(tokenizer.files[tokenizer_files.MODEL]))
+    given = json.loads(tokenizer.files.get(tokenizer_files.CONFIG, b'{}'))
+    _check(sentencepiece_tokenizer.parse(tokenizer.files[tokenizer_files.MODEL], given))
 
 
 def convert(model: bytes) -> dict[str, Any]:
   """Returns the content of tokenizer.json; raises as `make_files`."""
-  proto = parse_model(model)
+  proto = sentencepiece_tokenizer.parse(model, {})
   _check(proto)
   decoders = [_replace('String', SPACE, ' '), {'type': 'ByteFallback'}, {'type': 'Fuse'}]
   if spaces := _spaces_in_front(proto.normalizer_spec):

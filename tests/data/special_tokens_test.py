@@ -1,13 +1,16 @@
 """Ends of documents and of turns, lists of ends, chat files beside a tokenizer, and text that spells special tokens."""
 
+import io
 import json
 
 import pytest
+import sentencepiece
 import tokenizers
 from tokenizers import processors
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer, special_tokens, tokenizer_files
+from dipaco_jax.huggingface import tokenizer_json
 from dipaco_jax.storage import remedies, run_objects
 
 TEXTS = ['The quick brown fox jumps over 13 lazy dogs. ', 'def f(x):\n    return {x: [1, 2]}\n<|end| im_start end|>']
@@ -151,3 +154,25 @@ def test_a_post_processor_counts_where_the_config_contradicts_it():
   tokenizer.post_processor = processors.TemplateProcessing('<|im_start|> $A', None, [('<|im_start|>', number)])
   files['tokenizer.json'] = tokenizer.to_str().encode()
   assert json_tokenizer.JsonTokenizer(files).encode('fox').tolist()[0] == number
+
+
+def test_pieces_of_the_users_are_text_where_the_config_calls_them_special():
+  model = io.BytesIO()
+  turns = ['<start_of_turn>', '<end_of_turn>']  # as Gemma's tokenizer.model has them
+  sentencepiece.SentencePieceTrainer.train(
+    sentence_iterator=iter(TEXTS * 20), model_writer=model, model_type='bpe', vocab_size=330, minloglevel=3,
+    byte_fallback=True, add_dummy_prefix=False, remove_extra_whitespaces=False, user_defined_symbols=turns,
+  )  # fmt: skip
+  files = {'tokenizer.model': model.getvalue()}
+  listed = {str(i): {'content': turn, 'special': True} for i, turn in enumerate(turns, 3)}
+  config = json.dumps({'eos_token': turns[1], 'added_tokens_decoder': listed}).encode()
+  tokenizer = tokenizer_files.load(files | {'tokenizer_config.json': config})
+  exported = json_tokenizer.JsonTokenizer(tokenizer_json.make_files(tokenizer))
+  text = 'a fox<end_of_turn>'
+  for one in (tokenizer, exported):
+    assert 4 not in one.encode(text) and one.decode(one.encode(text)) == text
+    assert one.encode_chat(text)[-1] == 4 and one.special['<end_of_turn>'] == 4
+  assert tokenizer.end_ids == (4, 2)
+  without_config = tokenizer_files.load(files)
+  assert without_config.added == {turn: i for i, turn in enumerate(turns, 3)}
+  assert 4 not in without_config.encode_chat(f'a fox<{MARK}end_of_turn>', MARK)
