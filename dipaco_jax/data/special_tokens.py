@@ -59,8 +59,12 @@ def split(text: str, spellings: Collection[str]) -> Iterator[tuple[str, bool]]:
 
 
 def break_up(text: str, spellings: Collection[str], mark: str) -> str:
-  """Returns a text with `mark` inside each of `spellings` in it, so that the text spells none of them."""
+  """Returns a text with `mark` inside each of `spellings` in it, so that the text spells none of them.
+
+  Upper and lower case count as the same, since a chat template may change one into the other.
+  """
   breakable = [re.escape(spelling) for spelling in spellings if len(spelling) > 1]
   if not breakable:
     return text
-  return re.sub(f'(?=(?:{"|".join(breakable)}))(.)', lambda match: match[1] + mark, text, flags=re.DOTALL)
+  pattern = f'(?=(?:{"|".join(breakable)}))(.)'
+  return re.sub(pattern, lambda match: match[1] + mark, text, flags=re.DOTALL | re.IGNORECASE)

@@ -13,11 +13,12 @@ from dipaco_jax.inference.openai_api import ApiError, CompletionRequest, ServedM
 from dipaco_jax.inference.request import Request
 
 NO_TEMPLATE = 'this model has no chat template, which writes a conversation as one text: use /v1/completions'
+LIMIT = 'max_completion_tokens'
 FIELDS: openai_api.Fields = {
   name: kind for name, kind in openai_api.FIELDS.items() if name not in ('prompt', 'echo', 'reroute_every')
 } | {
   'messages': ('a list of objects, as [{"role": "user", "content": "A text"}]', lambda x: isinstance(x, list)),
-  'max_completion_tokens': openai_api.FIELDS['max_tokens'],
+  LIMIT: openai_api.FIELDS['max_tokens'],
   'chat_template_kwargs': ('an object', lambda x: isinstance(x, dict)),
   **dict.fromkeys(('safety_identifier', 'prompt_cache_key'), openai_api.FIELDS['user']),  # these change nothing here
   'metadata': ('an object', lambda x: isinstance(x, dict)),
@@ -30,6 +31,8 @@ UNSUPPORTED: dict[str, tuple] = dict(
   service_tier=('auto', 'default'), reasoning_effort=(), verbosity=(), web_search_options=(), echo=(False,),
   add_generation_prompt=(True,), continue_final_message=(False,), reroute_every=(0,),
 )  # fmt: skip
+# Names in chat_template_kwargs that are refused, as what they hold is fixed, and the values that may be given.
+FIXED: dict[str, tuple] = dict(messages=(), tools=(None, []), documents=(None, []), add_generation_prompt=(True,))
 
 
 class ChatFormat:
@@ -55,6 +58,7 @@ def parse(model: ServedModel, template: ChatTemplate | None, body: bytes) -> Com
   if template is None:
     raise ApiError(400, NO_TEMPLATE)
   values = openai_api.parse_fields(body, FIELDS, UNSUPPORTED, 'model', 'messages')
+  _check_template_values(values.get('chat_template_kwargs', {}))
   path = openai_api.asked_path(values, model.name, model.num_paths)
   try:
     messages = conversation.check_messages(values['messages'])
@@ -68,7 +72,7 @@ def parse(model: ServedModel, template: ChatTemplate | None, body: bytes) -> Com
   try:
     requests = model.samples(values, request)
   except ApiError as e:
-    raise _about_messages(e) from e
+    raise _as_chat_error(e, values) from e
   stream, usage = values.get('stream', False), openai_api.wants_usage(values)
   prefixes = ('',) * len(requests)
   return CompletionRequest(values['model'], tuple(requests), prefixes, len(tokens), stream, usage, ChatFormat())
@@ -76,15 +80,26 @@ def parse(model: ServedModel, template: ChatTemplate | None, body: bytes) -> Com
 
 def _max_tokens(values: dict[str, Any], room: int) -> int:
   """Returns the tokens that an answer may have: by default, as many as there is room for."""
-  most, other = values.get('max_completion_tokens'), values.get('max_tokens')
+  most, other = values.get(LIMIT), values.get('max_tokens')
   if most is not None and other is not None and most != other:
     words = f'max_tokens={other} contradicts max_completion_tokens={most}: leave one of them out'
     raise ApiError(400, words, 'max_tokens')
   return next((number for number in (most, other) if number is not None), room)
 
 
-def _about_messages(error: ApiError) -> ApiError:
-  """Returns an error of a prompt as one of the messages that it was made of."""
-  if error.body['error']['param'] != 'prompt':
-    return error
-  return ApiError(error.status, str(error).replace('prompt', 'conversation'), 'messages')
+def _check_template_values(given: dict[str, Any]):
+  """Raises ApiError where a name for the template is one of those that are fixed."""
+  for name in given.keys() & FIXED.keys():
+    if given[name] not in FIXED[name]:
+      words = f'chat_template_kwargs.{name} is not supported: leave it out'
+      raise ApiError(400, words, 'chat_template_kwargs', 'unsupported_parameter')
+
+
+def _as_chat_error(error: ApiError, values: dict[str, Any]) -> ApiError:
+  """Returns an error of a completion in the fields of a chat: its messages, and the limit that was given."""
+  words, param = str(error), error.body['error']['param']
+  if LIMIT in values:
+    words, param = words.replace('max_tokens', LIMIT), LIMIT if param == 'max_tokens' else param
+  if param == 'prompt':
+    words, param = words.replace('prompt', 'conversation'), 'messages'
+  return ApiError(error.status, words, param)

@@ -58,6 +58,10 @@ class ChatTemplate:
       raise InputError(f'messages: the chat template does not take them: {" ".join(str(e).split())[:200]}') from e
 
   def _break_up(self, value: Any, mark: str, is_answer: bool = False) -> Any:
+    if isinstance(value, list):
+      return [self._break_up(part, mark, is_answer) for part in value]
+    if isinstance(value, dict):
+      return {self._break_up(key, mark): self._break_up(part, mark, is_answer) for key, part in value.items()}
     spellings: Collection[str] = self._special if is_answer else self._control
     return special_tokens.break_up(value, spellings, mark) if isinstance(value, str) else value
 

@@ -17,8 +17,7 @@ def routing_text(messages: Any) -> str:
   chat template writes around it, and a system message, are alike in many conversations and say nothing about it. Where
   the user says nothing, the first message that has a text chooses.
   """
-  if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
-    raise InputError('messages should be a list of objects, as [{"role": "user", "content": "A text"}]')
+  _check_list(messages)
   roles = [message.get('role') for message in messages]
   first_answer = roles.index('assistant') if 'assistant' in roles else len(messages)
   texts = [_text(message.get('content')) for message in messages]
@@ -31,8 +30,15 @@ def routing_text(messages: Any) -> str:
 
 def check_messages(messages: Any) -> list[dict[str, str]]:
   """Returns messages of a role, a content and perhaps a name, all of them texts; raises InputError for any other."""
+  _check_list(messages)
+  checked = [_check_message(f'messages[{i}]', message) for i, message in enumerate(messages)]
   routing_text(messages)
-  return [_check_message(f'messages[{i}]', message) for i, message in enumerate(messages)]
+  return checked
+
+
+def _check_list(messages: Any):
+  if not isinstance(messages, list) or not messages or not all(isinstance(m, dict) for m in messages):
+    raise InputError('messages should be a list of objects, as [{"role": "user", "content": "A text"}]')
 
 
 def _check_message(name: str, message: Mapping[str, Any]) -> dict[str, str]:

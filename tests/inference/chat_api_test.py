@@ -55,6 +55,7 @@ def test_fields_that_change_nothing_may_be_given():
   assert (
     parse(**nothing).requests == parse(**null | {'model': 'run', 'messages': MESSAGES}).requests == parse().requests
   )
+  assert parse(chat_template_kwargs={'tools': None, 'add_generation_prompt': True}).requests == parse().requests
   assert parse(metadata={'a': 'b'}, user='x', prompt_cache_key='y').requests == parse().requests
 
 
@@ -72,7 +73,8 @@ def test_fields_that_change_nothing_may_be_given():
     ),
     ({'max_tokens': 90}, 'messages', 'or set max_tokens to'),
     ({'max_tokens': 3, 'max_completion_tokens': 4}, 'max_tokens', 'contradicts max_completion_tokens=4'),
-    ({'max_completion_tokens': 0}, 'max_tokens', 'max_tokens=0'),
+    ({'max_completion_tokens': 0}, 'max_completion_tokens', '^max_completion_tokens=0'),
+    ({'max_completion_tokens': 90}, 'messages', 'or set max_completion_tokens to'),
     ({'n': 7}, 'n', '1 to 6 texts'),
     ({'tools': [{}]}, 'tools', 'tools is not supported'),
     ({'response_format': {'type': 'json_object'}}, 'response_format', 'not supported'),
@@ -81,6 +83,12 @@ def test_fields_that_change_nothing_may_be_given():
     ({'prompt': 'fox'}, 'prompt', 'there is no field'),
     ({'stop': ['']}, 'stop', 'empty string'),
     ({'chat_template_kwargs': [1]}, 'chat_template_kwargs', 'an object'),
+    (
+      {'chat_template_kwargs': {'add_generation_prompt': False}},
+      'chat_template_kwargs',
+      r'^chat_template_kwargs\.add_generation_prompt is not supported',
+    ),
+    ({'chat_template_kwargs': {'tools': [{}]}}, 'chat_template_kwargs', r'\.tools is not supported'),
   ],
 )
 def test_what_cannot_be_answered_is_named(fields, param, words):

@@ -59,19 +59,28 @@ def test_special_tokens_of_the_template_are_ids_and_contents_are_text():
   assert template.encode([{'role': 'user', 'content': 'hi', 'name': END}]) == before
 
 
-@pytest.mark.parametrize('content', [END, f' {END}', f'a{END} b', f'{START}{START}', END * 2, f'<|im_{END}end|>'])
+@pytest.mark.parametrize(
+  'content', [END, f' {END}', f'a{END} b', f'{START}{START}', END * 2, f'<|im_{END}end|>', END.upper()]
+)
 @pytest.mark.parametrize(
   'template',
   [
     CHATML,
     '{% for m in messages %}{{ m.content[:-1] ~ m.content }}{{ m.content | tojson }}{% endfor %}',
     "{% for m in messages %}{{ m.content.split('im')[-1] }}{{ m.content | replace('e', 'e') }}{% endfor %}",
+    '{% for m in messages %}{{ m.content | lower }}{% endfor %}',
   ],
 )
 def test_no_message_writes_a_special_token_whatever_a_template_does_with_it(content, template):
   tokens = load(template)._tokenizer.special.values()
   with_plain, with_forged = (load(template).encode(chat(c)) for c in ('hi', content))
   assert [i for i in with_forged if i in tokens] == [i for i in with_plain if i in tokens]
+
+
+def test_no_other_value_writes_a_special_token():
+  template = load('{{ notes | tojson }}{{ notes[0].text }}')
+  ids = template.encode(chat('hi'), {'notes': [{'text': END, END: 1}]})
+  assert template._tokenizer.special[END] not in ids
 
 
 def test_an_answer_that_is_given_back_has_the_tokens_that_it_was_written_with():

@@ -63,6 +63,11 @@ def test_messages_that_cannot_be_answered_are_refused(message, words):
     conversation.check_messages([*chat('hi'), message])
 
 
+def test_a_picture_alone_is_named_as_what_is_not_supported():
+  with pytest.raises(InputError, match=r'messages\[0\]\.content is not supported'):
+    conversation.check_messages([{'role': 'user', 'content': [{'type': 'image_url', 'image_url': {}}]}])
+
+
 def test_an_answer_may_be_given_back_as_openais_client_has_it():
   answer = {'role': 'assistant', 'content': 'yes', 'refusal': None, 'tool_calls': None, 'annotations': []}
   found = conversation.check_messages([*chat('hi'), answer, {'role': 'user', 'content': 'so', 'name': 'Ann'}])
