@@ -19,6 +19,7 @@ from dipaco_jax.data import (
   text_files,
   token_files,
 )
+from dipaco_jax.storage import remote_files
 
 TOKENS, INDEX = '.bin', '.idx'  # of files of tokens; Megatron's have an index beside them
 PLAIN = ('', '.txt', '.text', '.md', '.rst', '.tex')
@@ -78,6 +79,10 @@ def check_name(path: str, data: settings.Data) -> None:
 
 def check_beginning(path: str, data: settings.Data) -> None:
   """Reads the beginning of a file as the stream will read it. Raises InputError, also where there is no text."""
+  with compressed_files.reading(path), remote_files.open_file(path) as file:
+    is_pointer = file.read(len(foreign_files.LFS)) == foreign_files.LFS
+  if is_pointer:
+    raise InputError(f'{path} {foreign_files.LFS_ADVICE}, or leave it out')
   if suffix(path) == TOKENS:
     token_files.say_how_it_is_taken(path, data)
   elif suffix(path) not in NEVER_COMPRESSED and (advice := foreign_files.explain_text(_first_bytes(path))):

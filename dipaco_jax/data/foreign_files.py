@@ -5,6 +5,8 @@ import os
 GGUF = b'GGUF'  # the first bytes of a file
 TEKKEN = b'"default_vocab_size"'  # in the beginning of a tekken.json
 BEGINNING = 2000  # bytes
+LFS = b'version https://git-lfs'  # the first bytes of what `git clone` writes in place of a large file
+LFS_ADVICE = 'is a pointer of Git LFS, not the file itself: run `git lfs pull` in its repository'
 CONVERT_GGUF = (
   'is a GGUF file, which is not read: convert it with transformers, from_pretrained(folder, gguf_file=name, '
   'dtype="float32") of AutoModelForCausalLM and of AutoTokenizer, then save_pretrained (transformers 5 also needs '
@@ -36,6 +38,8 @@ def explain_tokenizer(path: str, content: bytes) -> str:
   name = os.path.basename(path)
   if content.startswith(GGUF):
     return CONVERT_GGUF
+  if content.startswith(LFS):
+    return LFS_ADVICE
   if name.startswith('tekken') or TEKKEN in content[:BEGINNING]:
     return f"is Mistral's own format (tekken), which is not read: {TOKENIZER_JSON}"
   if name.endswith('.safetensors'):
@@ -52,7 +56,7 @@ def explain_model(path: str, names: list[str]) -> str:
   """
   if path.endswith('.gguf'):
     return CONVERT_GGUF
-  if path.endswith(OF_ONE_FOLDER):
+  if path.endswith(OF_ONE_FOLDER) or os.path.isfile(path):
     return f'is a file: name its folder, {os.path.dirname(path) or "."}'
   if files := sorted(name for name in names if name.endswith('.gguf')):
     return f'has no config.json, and {files[0]} {CONVERT_GGUF}'

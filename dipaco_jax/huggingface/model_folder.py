@@ -71,7 +71,7 @@ def check_config(s: settings.Settings):
   theirs = _fitting_config(folder, s.model, tokenizer)
   model = transformer.make_model(s.model, tokenizer.vocab_size)
   wanted, ours = their_names(theirs, model), transformer.shapes(model)
-  there = {name: x for file in weight_files.find(folder) for name, x in weight_files.shapes(folder, file).items()}
+  there = weight_files.all_shapes(folder)
   _check_names(folder, there, wanted, s.model.tied)
   for name, our_name in wanted.items():
     _check_shape(folder, name, there[name], our_name, ours[our_name].shape)

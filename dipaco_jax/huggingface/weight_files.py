@@ -14,6 +14,7 @@ import numpy as np
 
 from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.data import foreign_files
 from dipaco_jax.storage import remote_files, tensors
 
 MOST_HEADER_BYTES = 100 << 20  # safetensors' own limit
@@ -47,6 +48,19 @@ def _shards(folder: str, index: str) -> list[str]:
   found = sorted({str(file) for file in of.values()}) if isinstance(of, dict) else []
   if not found or any('/' in file or '\\' in file for file in found):
     raise wrong(folder, f'{index} has no weight_map that names files beside it; name another folder')
+  if missing := [file for file in found if not remote_files.can_open(f'{folder}/{file}')]:
+    raise wrong(folder, f'{missing[0]}, which {index} names, cannot be read: {AGAIN}')
+  return found
+
+
+def all_shapes(folder: str) -> Shapes:
+  """Returns names and shapes of all weights of a folder; raises InputError as `shapes`, or where two files have one."""
+  found: Shapes = {}
+  for file in find(folder):
+    of_file = shapes(folder, file)
+    if twice := sorted(found.keys() & of_file.keys()):
+      raise wrong(folder, f'{twice[0]} is in {file} and in another file: {AGAIN}')
+    found |= of_file
   return found
 
 
@@ -54,6 +68,8 @@ def shapes(folder: str, name: str) -> Shapes:
   """Returns names and shapes of a file's weights, by its header; raises InputError where we cannot take one's type."""
   try:
     with remote_files.waiting_for(path := f'{folder}/{name}'), remote_files.open_file(path) as file:
+      _check_pointer(folder, name, file.read(len(foreign_files.LFS)))
+      file.seek(0)
       return _torch_shapes(folder, name, file) if name.endswith('.bin') else _shapes(folder, name, file)
   except OSError as e:
     raise unreadable(folder, name, e) from e
@@ -91,6 +107,11 @@ def _check_values(folder: str, name: str, _num_bytes: int) -> None:
   load(folder, name, ())
 
 
+def _check_pointer(folder: str, name: str, beginning: bytes):
+  if beginning.startswith(foreign_files.LFS):
+    raise wrong(folder, f'{name} {foreign_files.LFS_ADVICE}')
+
+
 def _torch_shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
   return {key: tuple(x.shape) for key, x in _torch_load(folder, name, file, 'meta').items()}
 
@@ -101,11 +122,12 @@ def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str
   Raises InputError where the file is damaged or has a value that is not finite.
   """
   data = read(folder, name)
+  _check_pointer(folder, name, data)
   sha256 = hashlib.sha256(data).hexdigest()
   if name.endswith('.bin'):
     loaded = _torch_load(folder, name, io.BytesIO(data), 'cpu')
     for key, x in loaded.items():
-      _check_finite(folder, name, key, int((~x.isfinite()).sum()))
+      _check_finite(folder, name, key, int((~x.float().isfinite()).sum()))
     return sha256, {key: x.float().numpy() for key, x in loaded.items() if key in wanted}, loaded.keys()
   try:
     arrays = tensors.from_bytes(memoryview(data))
@@ -114,13 +136,20 @@ def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str
   except (ValueError, TypeError) as e:
     raise wrong(folder, f'{name} is no safetensors file, or not whole: {AGAIN} ({e})') from e
   for key, x in arrays.items():
-    _check_finite(folder, name, key, int(np.count_nonzero(~np.isfinite(x))))
+    _check_finite(folder, name, key, _count_not_finite(x))
   return sha256, {key: x for key, x in arrays.items() if key in wanted}, arrays.keys()
+
+
+def _count_not_finite(x: np.ndarray) -> int:
+  """Counts the values that are not finite as float32, in which weights are used."""
+  with np.errstate(over='ignore'):
+    return int(np.count_nonzero(~np.isfinite(x.astype(np.float32) if x.dtype == np.float64 else x)))
 
 
 def _check_finite(folder: str, name: str, key: str, num_wrong: int):
   if num_wrong:
-    raise wrong(folder, f'{key} in {name} is not finite (NaN or infinity) in {num_wrong:,} places: {AGAIN}')
+    places = 'place' if num_wrong == 1 else 'places'
+    raise wrong(folder, f'{key} in {name} is not finite (NaN or infinity) in {num_wrong:,} {places}: {AGAIN}')
 
 
 def _torch_load(folder: str, name: str, file: BinaryIO, device: str) -> dict[str, Any]:

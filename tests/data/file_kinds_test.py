@@ -204,3 +204,10 @@ def test_a_file_that_is_no_text_is_named_for_what_it_is(tmp_path, name, content,
   (tmp_path / name).write_bytes(content)
   with pytest.raises(InputError, match=advice):
     file_kinds.check_beginning(f'{tmp_path}/{name}', of('x', skip_bad_records=True))
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'a.parquet', 'a.jsonl.zst', 'a.bin'])
+def test_a_pointer_of_git_lfs_is_named(tmp_path, name):
+  (tmp_path / name).write_text('version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 5\n')
+  with pytest.raises(InputError, match=f'{name} is a pointer of Git LFS, not the file itself: run `git lfs pull`'):
+    file_kinds.check_beginning(str(tmp_path / name), settings.Data(source='files'))

@@ -17,6 +17,7 @@ TEKKEN = b'{"config": {"pattern": "x", "num_vocab_tokens": 1, "default_vocab_siz
     ('tekken.json', TEKKEN, "is Mistral's own format (tekken), which is not read: use the tokenizer.json of the same"),
     ('tokenizer.json', TEKKEN, "is Mistral's own format (tekken)"),
     ('tekken_240911.json', b'{', "is Mistral's own format (tekken)"),
+    ('tokenizer.json', b'version https://git-lfs.github.com/spec/v1\n', 'is a pointer of Git LFS, not the file itself'),
     ('model.safetensors', b'x', 'holds weights: name the tokenizer.json or tokenizer.model beside it'),
   ],
 )
@@ -38,6 +39,7 @@ def test_a_folder_is_no_tokenizer(tmp_path):
     ('small.gguf', ['small.gguf'], 'is a GGUF file, which is not read: convert it with transformers'),
     ('model.safetensors', ['config.json', 'model.safetensors'], 'is a file: name its folder, '),
     ('config.json', ['config.json'], 'is a file: name its folder, '),
+    ('tokenizer.model.v3', ['tokenizer.model.v3'], 'is a file: name its folder, '),
     ('', ['small.Q4_1.gguf', 'README.md'], 'has no config.json, and small.Q4_1.gguf is a GGUF file'),
     ('', ['params.json', 'consolidated.safetensors', 'tekken.json'], "of its authors' own format: use Hugging Face's"),
     ('', ['adapter_config.json', 'adapter_model.safetensors'], 'merge the adapter with peft'),

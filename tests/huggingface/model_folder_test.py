@@ -311,6 +311,7 @@ def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
     ('model.safetensors', None, 'model.safetensors: No such file'),
     ('model.safetensors', b'x' * 100, 'model.safetensors is no safetensors file, or not whole'),
     ('model.safetensors', b'\xff' * 8 + b'[' * 100_000, 'model.safetensors is no safetensors file, or not whole'),
+    ('model.safetensors', b'version https://git-lfs.github.com/spec/v1', 'model.safetensors is a pointer of Git LFS'),
     ('model.safetensors', b'', 'model.safetensors is no safetensors file, or not whole'),
     ('model.safetensors', safetensors.numpy.save({'x': np.zeros(3)}), 'has no lm_head.weight'),
   ],
@@ -357,6 +358,26 @@ def test_a_value_that_is_not_finite_is_found_before_any_work(tmp_path, pieces, v
   weights[name][3, 5] = value
   in_two_shards(tmp_path, weights)
   with pytest.raises(InputError, match=rf'{name} in \d\.safetensors is not finite \(NaN or infinity\) in 1 place'):
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
+
+
+def test_a_value_that_float32_cannot_hold_is_found_before_any_work(tmp_path, pieces):
+  weights = {name: x.astype(np.float64) for name, x in write(tmp_path, 400).items()}
+  weights['model.layers.1.mlp.up_proj.weight'][3, 5] = 1e300
+  in_two_shards(tmp_path, weights)
+  with pytest.raises(InputError, match=r'up_proj.weight in \d\.safetensors is not finite .* in 1 place:'):
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
+
+
+def test_a_shard_that_is_missing_and_a_weight_in_two_shards_are_named(tmp_path, pieces):
+  weights = write(tmp_path, 400)
+  in_two_shards(tmp_path, weights)
+  safetensors.numpy.save_file(weights, tmp_path / '1.safetensors')
+  with pytest.raises(InputError, match=f'{min(weights)} is in 1.safetensors and in another file: download'):
+    tokenize_stage.check_init(of(tmp_path, str(pieces)))
+  (tmp_path / '1.safetensors').unlink()
+  words = 'config.pretrain.init=.*: 1.safetensors, which model.safetensors.index.json names, cannot be read: download'
+  with pytest.raises(InputError, match=words):
     tokenize_stage.check_init(of(tmp_path, str(pieces)))
 
 
