@@ -136,7 +136,7 @@ class Dipaco(TemplateLM):
     return answers
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-    """Continues contexts; a context that leaves no room is cut at its beginning.
+    """Continues contexts; where one leaves no room for its answer, it is cut at its beginning, to half a row at most.
 
     A request that cannot be met is logged and gets an empty text.
     """
@@ -159,7 +159,7 @@ class Dipaco(TemplateLM):
     """Turns the harness' options into a request; greedy unless they ask for samples, which differ by `index`."""
     options = {name: value for name, value in how.items() if value is not None}
     tokens = self.tok_encode(context) or [self.prefix_token_id]
-    most = min(_max_tokens(options), self.max_length // 2)
+    most = min(_max_tokens(options), max(self.max_length - len(tokens), self.max_length // 2))
     sampled = options.get('do_sample', float(options.get('temperature', 0)) > 0)
     temperature = float(options.get('temperature', 1)) if sampled else 0.0
     seed = (int(options.get('seed', 0)) + index) % 2**32

@@ -221,6 +221,18 @@ def test_generation_is_greedy_and_stops(model, log_softmax):
   assert len(model.request('aeiou ' * 99, {}).tokens) == model.max_length - model.max_length // 2
 
 
+def test_an_answer_has_all_the_room_that_its_context_leaves(model):
+  short, long = model.tok_encode('aeiou'), model.tok_encode('aeiou ' * 99)
+  length = model.max_length
+  asked_tokens = length - len(short)
+  assert asked_tokens > length // 2
+  for most in (asked_tokens, asked_tokens + 1, 10 * length):
+    request = model.request('aeiou', {'max_gen_toks': most})
+    assert (list(request.tokens), request.max_tokens) == (short, asked_tokens)
+  request = model.request('aeiou ' * 99, {'max_gen_toks': 10 * length})
+  assert (list(request.tokens), request.max_tokens) == (long[-(length - length // 2) :], length // 2)
+
+
 def test_the_harness_finds_it_by_name_beside_its_own_models(undisturbed):
   from lm_eval.api import registry
 
