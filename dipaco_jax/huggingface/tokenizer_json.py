@@ -21,18 +21,26 @@ OR_ANOTHER = 'use the tokenizer.json of its model if there is one, or train anot
 # Of a tokenizer_config.json that was given; what else it says is of another class, or of tokens that the model lacks.
 KEPT = ('chat_template', 'model_max_length', 'padding_side', 'truncation_side')
 
+# Of a tokenizer_config.json, notes of where its files were on the machine of whoever wrote it, which no program needs.
+PLACES = ('name_or_path', '_name_or_path', 'tokenizer_file', 'special_tokens_map_file', 'cache_dir')
+
 
 def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   """Returns {name: bytes} of the tokenizer's files, as they were given; of a SentencePiece model tokenizer.json too.
 
-  A chat_template.jinja is also in tokenizer_config.json, where programs look that do not read the former.
+  A chat_template.jinja is also in tokenizer_config.json, where programs look that do not read the former. Notes of local
+  paths are left out of tokenizer_config.json.
 
   Raises InputError where tokenizer.json cannot express the model.
   """
   files = dict(tokenizer.files) if tokenizer_files.JSON in tokenizer.files else _convert_files(tokenizer)
+  given = json.loads(files.get(tokenizer_files.CONFIG, b'{}'))
+  config = {name: value for name, value in given.items() if name not in PLACES}
   if template := tokenizer.files.get(tokenizer_files.TEMPLATE):
-    config = json.loads(files.get(tokenizer_files.CONFIG, b'{}')) | {'chat_template': template.decode()}
-    files |= {tokenizer_files.TEMPLATE: template, tokenizer_files.CONFIG: _json(config)}
+    config['chat_template'] = template.decode()
+    files[tokenizer_files.TEMPLATE] = template
+  if config != given:
+    files[tokenizer_files.CONFIG] = _json(config)
   return files
 
 

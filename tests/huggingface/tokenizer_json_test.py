@@ -182,6 +182,15 @@ def test_a_template_in_a_file_of_its_own_is_in_the_files_for_every_reader(kind):
     assert not config['split_special_tokens']  # transformers would take those of the template for text
 
 
+def test_local_paths_of_a_tokenizer_config_are_not_written():
+  files = json_tokenizer.train(['The quick brown fox. ' * 99], 270)
+  given = files['tokenizer_config.json']
+  places = {'name_or_path': '/home/me/model', 'tokenizer_file': '/home/me/x', 'special_tokens_map_file': '/home/me/y'}
+  files['tokenizer_config.json'] = json.dumps(json.loads(given) | places).encode()
+  made = tokenizer_json.make_files(json_tokenizer.JsonTokenizer(files))
+  assert b'/home' not in b''.join(made.values()) and json.loads(made['tokenizer_config.json']) == json.loads(given)
+
+
 def test_a_tokenizer_json_is_written_as_it_was_given():
   files = json_tokenizer.train(sentences(), 400)
   assert tokenizer_json.make_files(json_tokenizer.JsonTokenizer(files)) == files
