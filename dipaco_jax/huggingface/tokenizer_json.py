@@ -28,8 +28,8 @@ PLACES = ('name_or_path', '_name_or_path', 'tokenizer_file', 'special_tokens_map
 def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   """Returns {name: bytes} of the tokenizer's files, as they were given; of a SentencePiece model tokenizer.json too.
 
-  A chat_template.jinja is also in tokenizer_config.json, where programs look that do not read the former. Notes of local
-  paths are left out of tokenizer_config.json.
+  A chat_template.jinja is also in tokenizer_config.json, where programs look that do not read the former. Notes of
+  local paths are left out of tokenizer_config.json.
 
   Raises InputError where tokenizer.json cannot express the model.
   """

@@ -25,6 +25,8 @@ def routing_text(messages: Any) -> str:
   text = '\n'.join(filter(None, asked)) or next(filter(None, texts), '')
   if not text:
     raise InputError('messages have no text: give the first one of the user some')
+  if SURROGATES.search(text):
+    raise InputError('messages have half a character (a lone surrogate): send whole ones')
   return text
 
 

@@ -105,7 +105,7 @@ class RouteServer:
     except seals.Damaged:  # a fault of the server's
       raise
     except InputError as e:
-      raise ApiError(400, str(e), 'prompt') from e
+      raise ApiError(400, str(e), 'messages' if 'messages' in asked.values else 'prompt') from e
     return self._open_paths(scores)
 
   def _open_paths(self, scores: np.ndarray) -> tuple[int, ...]:

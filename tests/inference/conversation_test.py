@@ -38,6 +38,7 @@ def test_where_the_user_says_nothing_the_first_text_chooses():
     (['hi'], 'messages should be a list of objects'),
     (chat(''), 'messages have no text'),
     ([{'role': 'user'}], 'messages have no text'),
+    (chat('a\ud800'), 'messages have half a character'),
   ],
 )
 def test_messages_that_no_path_can_be_chosen_by_are_refused(messages, words):
