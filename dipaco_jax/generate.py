@@ -16,6 +16,7 @@ from absl import flags
 from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.data.tokenizer import SURROGATES
 from dipaco_jax.inference.request import Request, check_request
 from dipaco_jax.training import display
 
@@ -56,6 +57,10 @@ def requests_from_flags(run, max_length: int) -> list[Request]:
   found: list[Request] = []
   for prompt in f.prompt:
     words = command.decode_text(sys.stdin.buffer.read(), '--prompt=-') if prompt == '-' else prompt
+    if template and not words:
+      raise InputError('--prompt is empty: with --chat, give it a word')
+    if SURROGATES.search(words):
+      raise InputError(f'--prompt={words!r} is not UTF-8: convert it')
     text = tuple(int(t) for t in run.tokenizer.encode(words, eos=False))
     tokens = tuple(template.encode([{'role': 'user', 'content': words}])) if template else text
     room = max(1, min(Request.max_tokens, max_length - len(tokens)))

@@ -19,6 +19,8 @@ def main():
   f = flags.FLAGS
   if not f.workdir or not f.tasks:
     raise InputError('name a run with --workdir=DIR, and tasks with --tasks=NAME,NAME')
+  if f.limit is not None and not f.limit > 0:
+    raise InputError(f'--limit={f.limit:g} should be above 0; leave it out for all documents')
   command.check_out('out', f.out)
   command.quiet()
   from dipaco_jax.inference import lm_eval_tasks

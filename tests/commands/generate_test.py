@@ -129,6 +129,11 @@ def test_a_prompt_is_a_message_with_chat(tmp_path, monkeypatch):
   fox = tuple(tokenizer.encode('fox', eos=False).tolist())
   [request] = generate.requests_from_flags(types.SimpleNamespace(tokenizer=tokenizer), 96)
   assert request.tokens == (tokenizer.special['<s>'], *fox, tokenizer.special['</s>']) and request.routed_by == fox
+  for prompt, words in (('', '--prompt is empty: with --chat'), ('a\udcff', r"--prompt='a\\udcff' is not UTF-8")):
+    monkeypatch.setattr(generate.flags, 'FLAGS', types.SimpleNamespace(**values | {'prompt': [prompt]}))
+    with pytest.raises(InputError, match=words):
+      generate.requests_from_flags(types.SimpleNamespace(tokenizer=tokenizer), 96)
+  monkeypatch.setattr(generate.flags, 'FLAGS', types.SimpleNamespace(**values))
   plain = types.SimpleNamespace(tokenizer=tokenizer_files.load({'tokenizer.model': files['tokenizer.model']}))
   with pytest.raises(InputError, match='--chat: the tokenizer of this run has no chat template'):
     generate.requests_from_flags(plain, 96)

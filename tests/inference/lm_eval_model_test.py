@@ -282,6 +282,7 @@ def test_results_of_the_command_are_those_of_the_model(undisturbed, folder, mode
   'options, words',
   [
     ([], 'name a run with --workdir=DIR'),
+    (['--workdir=no', '--tasks=mine', '--limit=0'], '--limit=0 should be above 0'),
     (['--workdir=no', '--tasks=no_such_task'], '--tasks=no_such_task: there is no such task'),
   ],
 )
