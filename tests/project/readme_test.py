@@ -84,7 +84,12 @@ def test_every_command_and_option_is_there():
   text = ''.join(words for name, words in TEXT.items() if name not in FOREIGN)
   options = set(re.findall(r'(?<![\w-])--([a-z_]+)', text)) - {'help', 'config'}
   assert {'workdir', 'distributed', 'coordinator'} <= options
-  elsewhere = {'xla_force_host_platform_device_count', 'xla_tpu_scoped_vmem_limit_kib', 'seeds'}  # of XLA, experiments/
+  elsewhere = {
+    'xla_force_host_platform_device_count',
+    'xla_tpu_scoped_vmem_limit_kib',
+    'seeds',
+    'gcloud',
+  }  # of XLA, experiments/, launch/
   assert not [name for name in options - elsewhere if f"'{name}'" not in source]
 
 
