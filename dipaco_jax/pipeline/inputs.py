@@ -4,6 +4,7 @@ A stage notes the digests of its inputs when it begins. A run that goes on, and 
 by these: equal names do not make equal inputs, and other places do not make other ones.
 """
 
+import collections
 import contextlib
 import dataclasses
 import logging
@@ -133,10 +134,12 @@ def _find_changed(
   now: dict[str, str] = {}
   with contextlib.suppress(*AWAY):
     now = digests.of_files([*before, *present])
+  num_read = collections.Counter(before.values())
+  num_present = collections.Counter(now[path] for path in {*present} if path in now)
   for path, digest in now.items():
     if path in before and digest != before[path]:
       yield path, 'has changed since'
-    elif path not in before and digest not in before.values():
+    elif path not in before and num_present[digest] > num_read[digest]:  # a file that has moved is present once
       yield path, 'was added after'
 
 

@@ -1,6 +1,7 @@
 """A run that goes on does so with the text, the tokenizer and the model that it began with, by their content."""
 
 import dataclasses
+import shutil
 import json
 import pathlib
 
@@ -85,6 +86,16 @@ def test_text_that_was_added_is_named(run, tmp_path):
   with pytest.raises(
     InputError, match=r'config.data.train: .*/text/c.jsonl was added after stage tokenize of this run'
   ):
+    check(run)
+
+
+def test_a_copy_that_was_added_is_named_and_a_copy_in_another_place_is_not(run, tmp_path):
+  finish(run, 'tokenize')
+  shutil.copytree(tmp_path / 'text', tmp_path / 'elsewhere')
+  data = dataclasses.replace(run.settings.data, train=(f'{tmp_path}/elsewhere/*',))
+  inputs.check_inputs(run.workdir, dataclasses.replace(run.settings, data=data))
+  shutil.copy(tmp_path / 'text' / 'a.jsonl', tmp_path / 'text' / 'c.jsonl')
+  with pytest.raises(InputError, match=r'config.data.train: .*/text/c.jsonl was added after stage tokenize'):
     check(run)
 
 
