@@ -247,6 +247,10 @@ def end_with_parent(parent: int) -> None:
   os.kill(os.getpid(), signal.SIGTERM)
 
 
+def _count_documents(count: int) -> str:
+  return f'{count:,} document{"s" * (count != 1)}'
+
+
 def print_summary(workdir: str, r: dict[str, Any]):
   from dipaco_jax.command_line import bucket_run
   from dipaco_jax.reports import failures, headline
@@ -257,7 +261,7 @@ def print_summary(workdir: str, r: dict[str, Any]):
     f'perplexity    {headline.with_interval(r["perplexity"], r["perplexity_interval"])}',
     *(f'              {words}' for words in headline.results(r)),
     f'bits per byte {r["bits_per_byte"]:.3f}',
-    f'validated on  {r["validation_tokens"]:,} tokens of {r["validation_documents"]:,} documents',
+    f'validated on  {r["validation_tokens"]:,} tokens of {_count_documents(r["validation_documents"])}',
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
     f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',
     *([f'learning rate at most {rate:.3g}'] if (rate := r['highest_learning_rate']) else []),

@@ -68,6 +68,14 @@ def describe_copies(about: Mapping[str, Any]) -> str:
   return f'{count:,} training {words} left out'
 
 
+def describe_equal_validation(about: Mapping[str, Any]) -> str:
+  """Describes the validation documents that are equal to another one; '' if there are none."""
+  if not (count := about.get('copies_in_validation', 0)):
+    return ''
+  is_equal = 'document is' if count == 1 else 'documents are'
+  return f'{count:,} validation {is_equal} equal to another one and not counted again'
+
+
 def describe_no_training_text(num_copies: int) -> str:
   """Describes a text whose training documents are all validation text too."""
   return (
@@ -93,5 +101,7 @@ def log_all(about: Mapping[str, Any], say: Callable[[str], object]) -> None:
     )
   if copies := describe_copies(about):
     logging.warning('%s', copies)
+  if equal := describe_equal_validation(about):
+    say(equal)
   if skipped := describe_skipped(about):
     say(skipped)

@@ -32,8 +32,8 @@ def held_back(tokenized: Mapping[str, Any]) -> str:
 
 def text_left_out(tokenized: Mapping[str, Any]) -> list[str]:
   """Says which text was left out, by the record of tokenizing, a sentence each."""
-  describe = left_out.describe_dropped, left_out.describe_copies, left_out.describe_skipped
-  sentences = [of(tokenized) for of in describe]
+  copies = left_out.describe_copies(tokenized), left_out.describe_equal_validation(tokenized)
+  sentences = [left_out.describe_dropped(tokenized), *copies, left_out.describe_skipped(tokenized)]
   return [f'{words[0].upper()}{words[1:]}.' for words in sentences if words]
 
 

@@ -1,9 +1,9 @@
 """A run that goes on does so with the text, the tokenizer and the model that it began with, by their content."""
 
 import dataclasses
-import shutil
 import json
 import pathlib
+import shutil
 
 import bits
 import corpora

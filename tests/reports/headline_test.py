@@ -177,3 +177,5 @@ def test_the_page_says_how_many_copies_of_validation_text_were_left_out():
   [more] = headline.text_left_out(none | {'copies_of_validation': 1200})
   assert one == '1 training document has text of a validation document and is left out.'
   assert more == '1,200 training documents have text of validation documents and are left out.'
+  [equal] = headline.text_left_out(none | {'copies_in_validation': 299})
+  assert equal == '299 validation documents are equal to another one and not counted again.'
