@@ -131,9 +131,7 @@ def write_parts(
   s, parts, done = run.settings, run.settings.data.parts, 0
   documents = functools.partial(corpus.documents, source.settings_of(s), fraction=held.fraction, held_text=held_text)
   missing = publishing.missing([folder / str(k) for k in range(parts)], share)
-  all_of_validation = s.data.validation and not s.data.max_validation_documents  # nobody has counted it
-  num_documents = s.data.max_documents + (s.data.max_validation_documents if s.data.validation else 0)
-  total = 0 if all_of_validation else num_documents * len(missing) // parts
+  total = most_documents(s.data) * len(missing) // parts
   shown = display.Progress('tokenize', total, 'documents')
   for number, k in enumerate(missing, 1):
 
@@ -149,6 +147,13 @@ def write_parts(
       )  # fmt: skip
     done += meta['train']['documents'] + meta['validation']['documents']
   shown.close()
+
+
+def most_documents(data: settings.Data) -> int:
+  """Returns how many documents a config allows, of both splits; 0: it does not limit them."""
+  if not data.max_documents or (data.validation and not data.max_validation_documents):
+    return 0
+  return data.max_documents + (data.max_validation_documents if data.validation else 0)
 
 
 def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):

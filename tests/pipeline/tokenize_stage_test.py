@@ -161,3 +161,12 @@ def test_a_line_says_so_where_documents_do_not_end_with_the_eos_token(turn_end, 
   tokenize_stage._log_document_end('a/tokenizer.json', given)
   line = 'a/tokenizer.json: documents end with <eos>; <end_of_turn>, its eos_token, ends turns of a chat'
   assert caplog.messages == [line] * said
+
+
+def test_the_number_of_documents_is_known_where_both_splits_are_limited():
+  def most(documents: int, validation_documents: int, *validation: str) -> int:
+    data = settings.Data(max_documents=documents, max_validation_documents=validation_documents, validation=validation)
+    return tokenize_stage.most_documents(data)
+
+  assert most(300, 20) == most(300, 0) == 300 and most(300, 20, 'v.txt') == 320
+  assert most(0, 20) == most(0, 20, 'v.txt') == most(300, 0, 'v.txt') == 0
