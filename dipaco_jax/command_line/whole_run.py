@@ -71,8 +71,6 @@ def _train(
     preflight.check_text(workdir, settings)
     with display.doing('looking at the model'):
       preflight.check_model(settings)
-    if first:
-      preflight.check_costs(workdir, settings)
     place = call.workdir.rstrip('/') if disk.mirror else workdir.resolve()
     made = sinks.make(settings, pathlib.Path(place).name) if first else []
     stack.enter_context(preflight.kept(workdir))
@@ -80,6 +78,7 @@ def _train(
       stack.enter_context(lock.hold(workdir))
       preflight.settle_config(workdir, settings, call.words)
       inputs.check_inputs(workdir, settings)
+      preflight.check_costs(workdir, settings)
       account = stack.enter_context(time_account.kept(workdir, signals))
     disk.follow('config', with_checkpoints=True)  # of which some may have gone with an earlier config
     compilation_cache.keep_in(workdir)

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -30,8 +31,8 @@ def module_of(command: str) -> str:
 @pytest.fixture(scope='module')
 def folder(undisturbed, tmp_path_factory):
   folder = tmp_path_factory.mktemp('use')
-  (folder / 'runs').mkdir()
-  (folder / 'runs' / 'tiny').symlink_to(undisturbed)
+  for name in ('tiny', 'dense'):
+    shutil.copytree(undisturbed, folder / 'runs' / name)
   return folder
 
 

@@ -109,7 +109,7 @@ MALFORMED = [
   ({'seed': -1}, 400, 'seed', 'from 0'),
   ({'stop': 3}, 400, 'stop', 'a string, or a list'),
   ({'stop': ['.', '']}, 400, 'stop', 'empty string'),
-  ({'stop': ['.'] * 17}, 400, 'stop', '16 strings at most'),
+  ({'stop': ['.'] * 257}, 400, 'stop', '256 strings at most'),
   ({'stream': 'yes'}, 400, 'stream', 'true or false'),
   ({'stream_options': {'include_usage': True}}, 400, 'stream_options', 'set stream to true'),
   ({'stream': True, 'stream_options': {'usage': 1}}, 400, 'stream_options', 'include_usage'),

@@ -30,7 +30,7 @@ WIDE = dict(width=256, num_layers=3, num_heads=4, head_dim=64, mlp_dim=688, dtyp
 
 
 def flops_of_row(**changes) -> float:
-  s = small.on_2x2(model=WIDE | changes, train=dict(batch_size=4, steps_per_phase=2, phases=1))
+  s = small.on_2x2(model=WIDE | changes, train=dict(batch_size=4, steps_per_phase=4, phases=1))
   return roofline.flops_of_step(dataclasses.replace(s, tokenizer=settings_lib.Tokenizer(vocab_size=2048))) / 4
 
 

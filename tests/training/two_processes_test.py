@@ -124,7 +124,7 @@ def test_same_sequences_and_shards(joined, undisturbed):
     )
     assert ours == theirs
     made = [file for file in ours if file.name != seals.SUMS]
-    assert len(made) == {'sequences': 3 * 9 + 1, 'shards': 3 * 3 + 1 + 4 * 3 + 1}[tree]
+    assert len(made) == {'sequences': 3 * 12 + 1, 'shards': 3 * 3 + 1 + 4 * 3 + 1}[tree]
 
 
 def test_same_report(joined, undisturbed):
