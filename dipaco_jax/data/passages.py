@@ -1,7 +1,7 @@
 """Passages of long texts, which are recognized wherever the texts are cut.
 
-A passage is known by hashes of windows of its characters without white space. Which windows count depends on their
-hashes alone, so that copies have the same ones whatever stands before them.
+A passage is known by hashes of windows of its characters, in which any white space is one space. Which windows count
+depends on their hashes alone, so that copies have the same ones whatever stands before them.
 """
 
 import unicodedata
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 Text = str | np.ndarray  # or a document's tokens, with those around it, of a file that others made
-WINDOW = 64  # bytes of a text without white space, or tokens; a power of 2
+WINDOW = 64  # bytes of a text, or tokens; a power of 2
 EVERY = 64  # one of so many windows counts, on average; a power of 2
 LEAST_SHARED = 8  # windows in a row, about 500 characters: shorter passages may be equal by chance
 COMMON = 8  # documents: a passage of more of them, such as a license, is no copy of any
@@ -19,7 +19,7 @@ COMMON = 8  # documents: a passage of more of them, such as a license, is no cop
 def hash_windows(text: Text) -> np.ndarray:
   """Returns the hashes of the windows of a text that count, in their order and each once, uint64."""
   if isinstance(text, str):
-    letters = ''.join(unicodedata.normalize('NFC', text.removeprefix('\ufeff')).split())
+    letters = ' '.join(unicodedata.normalize('NFC', text.removeprefix('\ufeff')).split())
     hashes = _OF_BYTES[np.frombuffer(letters.encode('utf-8', 'replace'), np.uint8)]
   else:
     hashes = _mix(text.astype(np.uint64) + np.uint64(1))

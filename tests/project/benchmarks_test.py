@@ -139,7 +139,8 @@ def test_paths():
 
 
 def test_text(tmp_path):
-  (tmp_path / 'a.txt').write_text(pathlib.Path(__file__).read_text() * 20)
+  lines = pathlib.Path(__file__).read_text().splitlines()
+  (tmp_path / 'a.txt').write_text(''.join(f'{n} {line}\n' for n in range(20) for line in lines))
   flags = [f'--text={tmp_path}/*.txt', '--mb=2', '--parts=2', '--vocab_size=400', '--paths=2', '--seq_len=64']
   found = run('text.py', *flags, sizes=())
   assert (tmp_path / 'a.txt').stat().st_size < found['tokens'] < 2e6  # more than its bytes: it is repeated
