@@ -96,7 +96,7 @@ def test_a_file_without_documents_is_one_text_in_pieces(chunk, tmp_path, tokeniz
   assert np.array_equal(np.concatenate([d.text for d in train + validation]), tokens)
   assert sum(len(d.text) for d in validation) == 10_000 and all(0 <= d.draw < 1 for d in train)
   for i in range(19):
-    tokens[i + 1 :].tofile(tmp_path / f'{i}.bin')
+    np.random.default_rng(i + 1).integers(3, 270, 100_000 - i).astype(np.uint16).tofile(tmp_path / f'{i}.bin')
   train, validation = ({d.id.split('#')[0] for d in side} for side in corpora.both(data))
   assert len(validation) in (2, 3) and not train & validation and len(train | validation) == 20
 
