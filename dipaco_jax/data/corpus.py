@@ -175,14 +175,13 @@ def read_held_text(
 ) -> Iterator[tuple[int, int, list[int]]]:
   """Yields (content, first place in it, hashes of its windows) of the validation text of a part, for `HeldText`.
 
-  There is nothing where draws alone keep the splits apart: of records without validation text of their own. The modules
-  of the standard library are compared by their contents alone, as their passages are no copies.
+  There is nothing where draws alone keep the splits apart: of records without validation text of their own.
   """
   if how_held_back(data) == 'documents':
     return
   data, fraction = _with_kinds(data), data.validation_fraction if fraction is None else fraction
   for document in _documents(data, Wanted('validation', part, fraction)):
-    hashes = [] if data.source == 'stdlib' else passages.hash_windows(document.text).tolist()
+    hashes = passages.hash_windows(document.text).tolist()
     for number, extent in enumerate(document.extents):
       yield extent.content, extent.begin, [] if number else hashes
 
