@@ -1,12 +1,14 @@
 """Samples: beginnings of validation documents, continued by the base model, the dense control and the routed paths.
 
 The prompts are the first `routing.prefix_tokens` tokens of a few documents, of as many kinds as can be, and the same
-for the whole run. Tokens are drawn with one seed, so that the same command gives the same text. The paths continue them
-now and then while they train, after phases 1, 2, 4, 8..., and all models after training.
+for the whole run. A token is drawn by the run's seed, its prompt and its position alone: equal models give equal texts,
+and different prompts share no random numbers. The paths continue the prompts now and then while they train, after phases
+1, 2, 4, 8..., and all models after training.
 """
 
 import contextlib
 import functools
+import hashlib
 import logging
 import pathlib
 from collections.abc import Callable, Sequence
@@ -45,15 +47,21 @@ def choose(run: run_lib.Run) -> list[int]:
   return chosen
 
 
-@functools.partial(jax.jit, static_argnums=(0, 3))
-def continue_texts(model: transformer.Transformer, params: Params, tokens_BL: jax.Array, num_tokens: int) -> jax.Array:
-  """Draws the tokens that follow each text, [B, num_tokens]."""
+def sampling_seed(seed: int, prompt: Tokens) -> int:
+  """Returns the uint32 that a prompt's continuation is drawn with: a digest of the run's seed and the prompt."""
+  numbers = np.array([seed, *prompt], '<i8')
+  return int.from_bytes(hashlib.sha256(numbers.tobytes()).digest()[:4], 'little')
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def continue_texts(
+  model: transformer.Transformer, params: Params, tokens_BL: jax.Array, seeds_B: jax.Array, num_tokens: int
+) -> jax.Array:
+  """Draws the tokens that follow each text, [B, num_tokens]; seeds_B: uint32."""
   B, L = tokens_BL.shape
   x_BLD = decoding.embed(model, params, tokens_BL)
   cache, logits_BV = decoding.prefill(model, params, x_BLD, jnp.int32(L), 0, decoding.EMPTY, ())
-  sampling = decoding.SamplingParams(
-    jnp.arange(B, dtype=jnp.uint32), jnp.full(B, TEMPERATURE), jnp.zeros(B, jnp.int32), jnp.ones(B)
-  )
+  sampling = decoding.SamplingParams(seeds_B, jnp.full(B, TEMPERATURE), jnp.zeros(B, jnp.int32), jnp.ones(B))
   position_B = jnp.full(B, L, jnp.int32)
   first_B = decoding.sample(logits_BV, sampling, position_B)
   cache = decoding.resize(model, cache, L + num_tokens)
@@ -69,6 +77,7 @@ class Sampler:
     self.run, self.indices = run, choose(run)
     found, prefix = run.sequences('validation').read(self.indices), run.settings.routing.prefix_tokens
     self.prompts = [x.tokens[:prefix].astype(np.int32) for x in found]
+    self.seeds = [sampling_seed(run.settings.seed, prompt) for prompt in self.prompts]
     self.num_tokens = max(0, min(TOKENS, run.settings.model.seq_len - prefix))
     domains = run.result('tokenize')['domains']
     self._documents = [self._document(x.tokens, domains[x.domain]) for x in found]
@@ -90,7 +99,8 @@ class Sampler:
 
   def texts(self, params: Params) -> list[str]:
     """Returns what a model continues each prompt with."""
-    drawn = np.asarray(continue_texts(self.run.model, params, np.stack(self.prompts), self.num_tokens))
+    prompts_BL, seeds_B = np.stack(self.prompts), np.array(self.seeds, np.uint32)
+    drawn = np.asarray(continue_texts(self.run.model, params, prompts_BL, seeds_B, self.num_tokens))
     return [self._text(prompt, tokens) for prompt, tokens in zip(self.prompts, drawn, strict=True)]
 
   def texts_by_path(self, paths: Sequence[int], params_of_path: Callable[[int], Params]) -> list[str]:
@@ -100,7 +110,8 @@ class Sampler:
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the prompts, as the file has them; there are no texts yet."""
-    return {'temperature': TEMPERATURE, 'prompts': self._documents, 'texts': {}, 'while_training': []}
+    how = {'temperature': TEMPERATURE, 'seeds': self.seeds}
+    return {**how, 'prompts': self._documents, 'texts': {}, 'while_training': []}
 
 
 def read(workdir: pathlib.Path) -> dict[str, Any] | None:
@@ -134,10 +145,11 @@ def _on_device(params: Params) -> Params:
 
 
 def _begun(run: run_lib.Run, sampler: Sampler) -> dict[str, Any]:
-  """Returns what the file holds so far, of the same prompts; a damaged one is begun anew."""
+  """Returns what the file holds so far; a new one if it is damaged, or has other prompts or other random numbers."""
   new = sampler.to_dict()
   with contextlib.suppress(seals.Damaged):
-    if (known := read(run.workdir)) and known['prompts'] == new['prompts']:
+    known = read(run.workdir) or {}
+    if all(known.get(name) == new[name] for name in ('temperature', 'seeds', 'prompts')):
       return known
   return new
 

@@ -1,6 +1,7 @@
 """Samples: the same prompts for the whole run, continued by every model, and by the paths while they train."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.pipeline import run as run_lib, samples, stage_records
-from dipaco_jax.storage import module_store, seals
+from dipaco_jax.storage import module_store, publishing, seals
 
 
 @pytest.fixture
@@ -37,12 +38,46 @@ def test_a_sample_is_the_same_again(undisturbed, run):
   assert sampler.texts(samples._on_device(run.base())) == samples.read(undisturbed)['texts']['base']
 
 
+def test_a_path_gives_the_same_text_after_training_as_while_training(undisturbed, run):
+  last = samples.read(undisturbed)['while_training'][-1]
+  assert last['phase'] == run.settings.train.phases
+  load = functools.partial(module_store.load_path, run.workdir, run.layout, version=last['phase'])
+  texts = samples.Sampler(run).texts_by_path(last['paths'], lambda path: samples._on_device(load(path)))
+  assert texts == last['texts']
+
+
+def test_the_order_of_prompts_changes_no_text(run):
+  sampler = samples.Sampler(run)
+  params = samples._on_device(run.base())
+  texts = sampler.texts(params)
+  sampler.prompts, sampler.seeds = sampler.prompts[::-1], sampler.seeds[::-1]
+  assert sampler.texts(params) == texts[::-1]
+  assert sampler.seeds == [samples.sampling_seed(run.settings.seed, prompt) for prompt in sampler.prompts]
+
+
+def test_random_numbers_are_those_of_a_prompt_and_a_seed():
+  assert samples.sampling_seed(0, [1, 2]) == samples.sampling_seed(0, np.array([1, 2], np.int32))
+  others = [samples.sampling_seed(seed, prompt) for seed, prompt in ((0, [1, 2]), (1, [1, 2]), (0, [2, 1]), (0, [0, 1, 2]))]
+  assert len({*others}) == 4 and all(0 <= seed < 2**32 for seed in others)
+
+
+def test_texts_drawn_with_other_random_numbers_are_not_kept(undisturbed, run, tmp_path):
+  (tmp_path / 'evaluation').mkdir()
+  known = samples.read(undisturbed)
+  publishing.write_json(tmp_path / samples.FILE, known)
+  elsewhere, sampler = dataclasses.replace(run, workdir=tmp_path), samples.Sampler(run)
+  assert samples._begun(elsewhere, sampler)['while_training']
+  publishing.write_json(tmp_path / samples.FILE, {name: x for name, x in known.items() if name != 'seeds'})
+  assert samples._begun(elsewhere, sampler) == sampler.to_dict()
+
+
 def test_a_likely_token_is_continued_as_the_model_says(run):
   params = module_store.load_path(run.workdir, run.layout, 0)
-  tokens = np.stack(samples.Sampler(run).prompts)[:2]
-  both = np.asarray(samples.continue_texts(run.model, params, tokens, 8))
+  sampler = samples.Sampler(run)
+  tokens, seeds = np.stack(sampler.prompts)[:2], np.array(sampler.seeds[:2], np.uint32)
+  both = np.asarray(samples.continue_texts(run.model, params, tokens, seeds, 8))
   assert both.shape == (2, 8)
-  alone = np.asarray(samples.continue_texts(run.model, params, tokens[:1], 8))
+  alone = np.asarray(samples.continue_texts(run.model, params, tokens[:1], seeds[:1], 8))
   assert (alone[0] == both[0]).all()  # whatever else is in the batch
 
 
