@@ -1,9 +1,9 @@
 """Samples: beginnings of validation documents, continued by the base model, the dense control and the routed paths.
 
 The prompts are the first `routing.prefix_tokens` tokens of a few documents, of as many kinds as can be, and the same
-for the whole run. A token is drawn by the run's seed, its prompt and its position alone: equal models give equal texts,
-and different prompts share no random numbers. The paths continue the prompts now and then while they train, after phases
-1, 2, 4, 8..., and all models after training.
+for the whole run. The random number of a token depends on the run's seed, its prompt and its position alone: equal
+models give equal texts, and different prompts share no random numbers. The paths continue the prompts now and then
+while they train, after phases 1, 2, 4, 8..., and all models after training.
 """
 
 import contextlib

@@ -48,7 +48,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
 
   Raises InputError where there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax.pipeline import stage_records, time_account
+  from dipaco_jax.pipeline import epochs, stage_records, time_account
   from dipaco_jax.reports import amounts, failures
   from dipaco_jax.training import metrics_log
 
@@ -75,8 +75,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
       **{name: results.get('tokenize', {}).get(key) for name, key in TOKENIZE.items()},
       'pretrain_steps': pretrain.get('steps'),
       'pretrain_tokens': pretrain.get('tokens'),
-      'pretrain_epochs': pretrain.get('epochs'),
-      'pretrain_text_tokens': pretrain.get('text_tokens'),
+      **epochs.read(workdir, s, results, report['control_steps']),
       'shard_tokens': route.get('shard_tokens'),
       'bytes_per_token': amounts.bytes_per_token(report['perplexity'], report['bits_per_byte']),
       'domain_nmi': route.get('domain_nmi'),

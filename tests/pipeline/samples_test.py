@@ -57,7 +57,9 @@ def test_the_order_of_prompts_changes_no_text(run):
 
 def test_random_numbers_are_those_of_a_prompt_and_a_seed():
   assert samples.sampling_seed(0, [1, 2]) == samples.sampling_seed(0, np.array([1, 2], np.int32))
-  others = [samples.sampling_seed(seed, prompt) for seed, prompt in ((0, [1, 2]), (1, [1, 2]), (0, [2, 1]), (0, [0, 1, 2]))]
+  others = [
+    samples.sampling_seed(seed, prompt) for seed, prompt in ((0, [1, 2]), (1, [1, 2]), (0, [2, 1]), (0, [0, 1, 2]))
+  ]
   assert len({*others}) == 4 and all(0 <= seed < 2**32 for seed in others)
 
 
