@@ -34,5 +34,6 @@ def mean_gap(values: Sequence[float | None]) -> float | None:
 
 def describe(gap: float) -> str:
   """Describes a gap in one line, with advice if it is large."""
-  told = f'averaging gap of {gap:+.3f} nats a token, a perplexity {100 * math.expm1(gap):+.1f}% by the outer step'
-  return f'{told}; {ADVICE}' if gap > LARGE else told
+  change = f'{abs(100 * math.expm1(gap)):.1f}% {"lower" if gap < 0 else "higher"}'
+  sentence = f'averaging gap of {gap:+.3f} nats a token: the outer step makes perplexity {change}'
+  return f'{sentence}; {ADVICE}' if gap > LARGE else sentence

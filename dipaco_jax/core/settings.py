@@ -234,7 +234,7 @@ class Routing:
     choices='kmeans product_kmeans discriminative random single',
     extensible=True,
   )
-  prefix_tokens: int = field(32, 'which the router sees, and which no loss counts')
+  prefix_tokens: int = field(32, 'tokens of a sequence that the router reads; they are not scored')
   top_n: int = field(1, 'training sequences go to so many paths [2.4.4]')
   sample: int = field(100_000, 'sequences that k-means is fitted on')
   restarts: int = field(3, 'of k-means, from other first centroids; the best is kept')

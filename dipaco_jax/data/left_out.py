@@ -46,8 +46,8 @@ def describe_dropped(about: Mapping[str, Any]) -> str:
   is_one = dropped + ends == 1
   return (
     f'{" and ".join(parts)} {"has" if is_one else "have"} at most {prefix} tokens and {"is" if is_one else "are"} left '
-    f'out ({100 * share:.2g}% of the tokens): the first {prefix} tokens of a sequence choose its path, and no loss '
-    'counts them. Join short records, or lower config.routing.prefix_tokens'
+    f'out ({100 * share:.2g}% of the tokens): the first {prefix} tokens of a sequence choose its path and are not '
+    'scored. Join short records, or lower config.routing.prefix_tokens'
   )
 
 

@@ -42,7 +42,7 @@ def describe(s: settings_lib.Settings, done: Collection[str]) -> str:
     'pretrain': f'pretrain ({s.pretrain.steps:,} steps)',
     'route': 'route',
     'train': f'train ({s.num_paths:,} path{"s" * (s.num_paths > 1)}, {each})',
-    stage_lib.CONTROL: f'control (one dense model, {control_steps:,} steps; config.evaluate.control)',
+    stage_lib.CONTROL: f'dense control ({control_steps:,} steps; config.evaluate.control)',
     'evaluate': 'evaluate',
   }
   if not s.evaluate.control:

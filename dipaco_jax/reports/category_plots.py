@@ -18,45 +18,63 @@ def by_domain(
   base: Mapping[str, float | None], run: Mapping[str, float | None],
   control: Mapping[str, float | None] = MappingProxyType({}), limit: int = 30,
 ):  # fmt: skip
-  """Draws a row for each kind of text, from the base model's perplexity to that of the paths; the control's between."""
+  """Draws a row for each kind of text, with the perplexities of base, paths and dense control.
+
+  The percentage is that of the paths against the control, or against the base where there is no control.
+  """
   known = [(name, before, after) for name, after in run.items() if after and (before := base.get(name))]
   known = sorted(sorted(known, key=lambda k: -k[1])[:limit], key=lambda k: k[2])
   figure, ax = plot_style.axes(HALF, max(HEIGHT, 0.9 + 0.29 * len(known)))
   for y, (_, before, after) in enumerate(known):
-    ax.plot([before, after], [y, y], color=FAINT, lw=3.5, solid_capstyle='butt')
-    change = f'{100 * (after / before - 1):+.0f}%'
-    plot_style.write(ax, change, (max(before, after), y), (7, 0), va='center', size=SMALL, color=GREY)
+    dense = control.get(known[y][0])
+    points = [before, after, *([dense] if dense else [])]
+    ax.plot([min(points), max(points)], [y, y], color=FAINT, lw=3.5, solid_capstyle='butt')
+    change = f'{100 * (after / (dense or before) - 1):+.0f}%'
+    plot_style.write(ax, change, (max(points), y), (7, 0), va='center', size=SMALL, color=INK)
   rows = np.arange(len(known))
   ax.plot([k[1] for k in known], rows, 's', color=ORANGE, ms=5.5, label='base')
   if any(control.values()):
-    ax.plot([control.get(k[0]) or np.nan for k in known], rows, 'D', color=GREY, ms=5, label='dense')
+    ax.plot([control.get(k[0]) or np.nan for k in known], rows, 'D', color=GREY, ms=5, label='dense control')
   ax.plot([k[2] for k in known], rows, 'o', color=BLUE, ms=6, label='paths')
   ax.set_yticks(rows, [plot_style.short(k[0], 20) for k in known])
   ax.set_ylim(-0.7, len(known) - 0.3)
   ax.margins(x=0.16)
   ax.grid(axis='y', visible=False)
   plot_style.numbers(ax.xaxis, ticks=4)
-  ax.set(xlabel='perplexity', title='By kind of text')
+  against = 'dense control' if any(control.values()) else 'base'
+  ax.set(xlabel=f'perplexity; in %: paths against {against}')
+  ax.set_title('By kind of text', pad=26)  # above the legend, which is as wide as the axes
   plot_style.legend(ax, ncols=3, handletextpad=0.1, columnspacing=1)
   return figure
 
 
 @styled
-def by_path(values: Sequence[float | None], base: Sequence[float | None], labels: Sequence[str]):
-  """Draws the perplexity of each path and of the base on the text routed to it, from the lowest to the highest."""
-  known = sorted((v, b or np.nan, label) for v, b, label in zip(values, base, labels, strict=True) if v is not None)
+def by_path(
+  values: Sequence[float | None], base: Sequence[float | None], labels: Sequence[str],
+  control: Sequence[float | None] = (),
+):  # fmt: skip
+  """Draws the perplexities of path, base and dense control on the text of each path, from the lowest to the highest."""
+  dense = control or [None] * len(values)
+  rows = zip(values, base, labels, dense, strict=True)
+  known = sorted((v, b or np.nan, label, d or np.nan) for v, b, label, d in rows if v is not None)
   figure, ax = plot_style.axes(HALF, HEIGHT)
   x, size = np.arange(len(known)), 6 if len(known) <= NAMED else 3
-  ax.vlines(x, [b for _, b, _ in known], [v for v, *_ in known], color=FAINT, lw=min(3.5, 150 / max(len(known), 1)))
+  points_P3 = np.array([(v, b, d) for v, b, _, d in known], float).reshape(-1, 3)
+  if len(known):
+    low_P, high_P = np.nanmin(points_P3, axis=1), np.nanmax(points_P3, axis=1)
+    ax.vlines(x, low_P, high_P, color=FAINT, lw=min(3.5, 150 / len(known)))
   if any(base):
-    ax.plot(x, [b for _, b, _ in known], 's', color=ORANGE, ms=size - 0.5, label='base')
+    ax.plot(x, points_P3[:, 1], 's', color=ORANGE, ms=size - 0.5, label='base')
+  if any(dense):
+    ax.plot(x, points_P3[:, 2], 'D', color=GREY, ms=size - 1, label='dense control')
   ax.plot(x, [v for v, *_ in known], 'o', color=BLUE, ms=size, label='path')
   ax.set_xlim(-0.7, len(known) - 0.3)
   ax.margins(y=0.12)
   plot_style.numbers(ax.yaxis)
-  plot_style.legend(ax, ncols=2, handletextpad=0.1, columnspacing=1)
-  plot_style.path_ticks(ax, [label for *_, label in known])
-  ax.set(ylabel='perplexity', title='By path')
+  plot_style.legend(ax, ncols=3, handletextpad=0.1, columnspacing=1)
+  plot_style.path_ticks(ax, [label for _, _, label, _ in known])
+  ax.set_ylabel('perplexity')
+  ax.set_title('By path', pad=26)
   return figure
 
 
@@ -68,7 +86,7 @@ def shard_sizes(tokens: Sequence[int], labels: Sequence[str]):
   ax.axhline(sizes.mean(), color=INK, lw=1, ls=DASHED)
   ax.set_xlim(-0.7, len(sizes) - 0.3)
   plot_style.numbers(ax.yaxis)
-  plot_style.label_ends(ax, [(sizes.mean(), 'mean', INK)])
+  plot_style.label_ends(ax, [plot_style.End(sizes.mean(), 'mean', INK)])
   plot_style.path_ticks(ax, labels)
   ax.set(ylabel='tokens', title='Shard sizes')
   return figure
@@ -86,7 +104,7 @@ def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
     ax.set_xlim(-0.7, len(versions) - 0.3)
     ax.set_ylim(0, last * 1.08)
     plot_style.numbers(ax.yaxis, whole=True)
-    plot_style.label_ends(ax, [(last, 'last', INK)])
+    plot_style.label_ends(ax, [plot_style.End(last, 'last', INK)])
     plot_style.path_ticks(ax, labels)
     ax.set_ylabel('phase of the best hold-out loss')
   else:
@@ -94,7 +112,7 @@ def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
     plot_style.numbers(ax.xaxis, whole=True)
     plot_style.numbers(ax.yaxis, whole=True)
     ax.set(xlabel='phase of the best hold-out loss', ylabel='paths')
-  ax.set_title('Where early stopping points')
+  ax.set_title('Phase that each path is taken from')
   return figure
 
 
@@ -110,7 +128,7 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]
       hatched = {'hatch': '////', 'edgecolor': PAPER} if i else {'edgecolor': colour}
       ax.barh(y, width, left=left, height=height, color=colour, lw=0, **hatched)
       left += length
-    plot_style.write(ax, words, (max(left, longest * 0.002), y), (5, 0), va='center', size=9)
+    plot_style.write(ax, words, (max(left, longest * 0.002), y), (5, 0), va='center', size=SMALL)
   ax.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
   ax.set(xlim=(0, longest * 1.32), ylim=(-0.6, len(rows) - 0.4))
   ax.spines[['left', 'bottom']].set_visible(False)

@@ -145,12 +145,14 @@ def pictures(
 
 def caption(what: str, bases: Sequence[float | None]) -> str:
   """Returns the caption of the runs' curves; `bases` are what the base models have."""
-  words = f'Routed validation {what} of each run against the tokens that it was trained on, those of the base included.'
+  words = (
+    f'Routed validation {what} of each run against the tokens that it was trained on, including those of its base.'
+  )
   return words + (' They start from equally good base models.' if len({*bases}) == 1 and bases[0] is not None else '')
 
 
 def _draw(curves: Mapping[str, Curve], bases: Mapping[str, float | None], what: str, unit: str) -> Any:
-  xlabel = f'training {unit}, the base’s included'  # noqa: RUF001
+  xlabel = f'training {unit}, including those of the base'
   return curve_plots.perplexity_curves(curves, bases, wide=True, xlabel=xlabel, what=what)
 
 

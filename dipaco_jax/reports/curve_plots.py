@@ -7,7 +7,7 @@ import numpy as np
 
 from dipaco_jax.reports import plot_style
 from dipaco_jax.reports.palette import BLUE, COLOURS, GREY, INK, ORANGE, PAPER
-from dipaco_jax.reports.plot_style import DASHED, HALF, HEIGHT, MAX_COLOURED, WIDE, Curve, styled
+from dipaco_jax.reports.plot_style import DASHDOT, DASHED, HALF, HEIGHT, MAX_COLOURED, WIDE, Curve, End, styled
 
 # Line styles in turn, for readers who cannot tell the colours apart.
 STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))
@@ -16,9 +16,9 @@ STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))
 @styled
 def training(
   title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequence[str], settled: bool = True,
-  xlabel: str = 'training step',
+  xlabel: str = 'training step', control: Curve | None = None,
 ):  # fmt: skip
-  """Draws the base model's training, then that of the paths.
+  """Draws the base model's training, then that of the paths, and that of the dense control if there is one.
 
   `settled` leaves out of the y axis what only the first third of the base's steps reaches; else it begins at zero.
   """
@@ -29,17 +29,21 @@ def training(
   if len(base.steps):
     ax.plot(base.steps, base.values, color=ORANGE, lw=1.6, ls=DASHED, label='base')
     plot_style.legend(ax, handlelength=2.6, labelcolor=ORANGE)
-  if limits := _limits([paths.values, base.values[first if settled else 0 :]]):
+  dense = _control(ax, control)
+  ends += dense
+  shown = [paths.values, base.values[first if settled else 0 :], *([control.values] if control and dense else [])]
+  if limits := _limits(shown):
     ax.set_ylim(limits if settled else (0, limits[1]))
   _finish(ax, ends, title, ylabel, xlabel)
   return figure
 
 
 @styled
-def holdout(curve: Curve, labels: Sequence[str], xlabel: str = 'training step'):
+def holdout(curve: Curve, labels: Sequence[str], xlabel: str = 'training step', control: Curve | None = None):
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.03, y=0.08)
-  _finish(ax, _paths(ax, curve, labels), 'Loss on what each shard holds back', 'nats per token', xlabel)
+  ends = _paths(ax, curve, labels) + _control(ax, control)
+  _finish(ax, ends, 'Loss on the hold-outs', 'nats per token', xlabel)
   return figure
 
 
@@ -59,13 +63,15 @@ def perplexity_curves(
       colour = COLOURS[i % MAX_COLOURED]
       dots = {'marker': 'o', 'ms': 3.5 if len(curve.steps) < 60 else 0}
       ax.plot(curve.steps, curve.values, color=colour, lw=2, ls=STRIPES[i % 4], **dots)
-      ends.append((curve.values[-1], f'{plot_style.short(name)} {curve.values[-1]:.{digits}f}', colour))
+      text = f'{plot_style.short(name)} {curve.values[-1]:.{digits}f}'
+      ends.append(End(curve.values[-1], text.replace('dense control', 'dense\ncontrol'), colour, curve.steps[-1]))
   for value in sorted({v for v in base.values() if v}):
     ax.axhline(value, color=ORANGE, lw=1.4, ls=DASHED)
-    ends.append((value, f'base {value:.{digits}f}', ORANGE))
+    ends.append(End(value, f'base {value:.{digits}f}', ORANGE))
   if stopped:
-    ax.plot(next(iter(runs.values())).steps[-1], stopped, 'o', color=PAPER, mec=BLUE, mew=1.6, ms=6)
-    ends.append((stopped, f'stopped\nearly {stopped:.2f}', BLUE))
+    last = next(iter(runs.values())).steps[-1]
+    ax.plot(last, stopped, 'o', color=PAPER, mec=BLUE, mew=1.6, ms=6)
+    ends.append(End(stopped, f'stopped\nearly {stopped:.2f}', BLUE, last))
   ax.margins(x=0.03, y=0.12)
   _finish(ax, ends, title or f'Validation {what}', what, xlabel)
   if flops_per_token:
@@ -87,11 +93,11 @@ def by_phase(
     if name in series:
       colour = COLOURS[i % MAX_COLOURED]
       ax.plot(phases, series[name], color=colour, lw=1.8, ls=STRIPES[i % 4], marker='o' if len(phases) < 3 else None)
-      ends.append((series[name][-1], plot_style.short(name, 20), colour))
+      ends.append(End(series[name][-1], plot_style.short(name, 20), colour))
   ax.margins(x=0.03, y=0.1)
   if from_zero:
     ax.set_ylim(bottom=0)
-  _finish(ax, [e for e in ends if np.isfinite(e[0])], title, ylabel, 'phase')
+  _finish(ax, [end for end in ends if np.isfinite(end.y)], title, ylabel, 'phase')
   return figure
 
 
@@ -120,15 +126,23 @@ def _paths(ax, curve: Curve, labels: Sequence[str]):
       ax.plot(x, y, color=GREY, lw=0.6, alpha=max(0.12, min(0.55, 10 / num_paths)), rasterized=num_paths > 64)
     else:
       ax.plot(x, y, color=COLOURS[p], lw=1.4, ls=STRIPES[p % 4], marker='o' if len(x) < 3 else None, ms=3)
-      ends.append((y[-1], f'path {labels[p]}' if num_paths > 1 else labels[p], COLOURS[p]))
+      ends.append(End(y[-1], f'path {labels[p]}' if num_paths > 1 else labels[p], COLOURS[p], x[-1]))
   if num_paths > 1 and len(curve.steps):
     with warnings.catch_warnings():  # of steps where no path has a value
       warnings.simplefilter('ignore', RuntimeWarning)
       middle = np.nanmedian(curve.values, axis=-1)
     colour = BLUE if num_paths > MAX_COLOURED else INK
     ax.plot(curve.steps, middle, color=colour, lw=2)
-    ends += [(middle[-1], 'median', colour)]
-  return [end for end in ends if np.isfinite(end[0])]
+    ends += [End(middle[-1], 'median', colour, curve.steps[-1])]
+  return [end for end in ends if np.isfinite(end.y)]
+
+
+def _control(ax, curve: Curve | None) -> list[End]:
+  """Draws the dense control's line; returns the label at its end."""
+  if curve is None or not np.isfinite(curve.values).any():
+    return []
+  ax.plot(curve.steps, curve.values, color=GREY, lw=1.6, ls=DASHDOT)
+  return [End(y, 'dense\ncontrol', GREY, curve.steps[-1]) for y in curve.values[-1:] if np.isfinite(y)]
 
 
 def _limits(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, float] | None:

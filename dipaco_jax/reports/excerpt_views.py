@@ -14,16 +14,16 @@ MAX_LEGEND = 32  # paths; with more, the legend shows those that read something
 def how_chosen(found: Excerpts) -> str:
   if not found.by:
     return 'Each text has one path.'
-  prefix, every = found.prefix_tokens, f'It is chosen anew every {found.every} tokens'
+  prefix, every = found.prefix_tokens, f'The path is chosen again every {found.every} tokens'
   by = f'the router, from the {prefix} tokens' if found.by == 'router' else 'the learned chooser, from all tokens'
-  return f'A text begins under the path that its first {prefix} tokens are routed to. {every}, by {by} before.'
+  return f'The router chooses the first path from the first {prefix} tokens of a text. {every}, by {by} before.'
 
 
 def losses(found: Excerpts, document: Excerpt) -> str:
   if not document.counted:
-    return f'No loss is counted: the text is no longer than the {found.prefix_tokens} tokens that the router reads.'
-  under = f'{nats(document.base)} nats a token under the base, {nats(document.nats)} under path {document.path}'
-  return f'{under}, {nats(document.rerouted)} with paths chosen anew.' if found.by else f'{under}.'
+    return f'Not scored: the text has no more than the {found.prefix_tokens} tokens that the router reads.'
+  loss = f'Loss in nats per token: base {nats(document.base)}, path {document.path} {nats(document.nats)}'
+  return f'{loss}, with the path chosen again along the text {nats(document.rerouted)}.' if found.by else f'{loss}.'
 
 
 def nats(loss: float | None) -> str:
@@ -57,8 +57,8 @@ def _total(found: Excerpts) -> str:
       return nats(None)
     return nats(sum(loss * n for loss, n in losses) / tokens)
 
-  again = f', {mean("rerouted")} with paths chosen anew' if found.by else ''
-  return f'All {tokens} tokens: {mean("base")} nats a token under the base, {mean("nats")} routed once{again}.'
+  again = f', with the path chosen again along the text {mean("rerouted")}' if found.by else ''
+  return f'Loss in nats per token, all {tokens} tokens: base {mean("base")}, routed once {mean("nats")}{again}.'
 
 
 def _chunks_in_terminal(document: Excerpt, grid: Grid, coloured: bool) -> str:
@@ -79,7 +79,7 @@ def _table(document: Excerpt) -> str:
   lines = [f'{"place":>10}{"path":>6}{"nats":>9}{"base":>9}{"difference":>12}']
   for c in document.chunks:
     difference = '-' if c.nats is None or c.base is None else f'{c.nats - c.base:+.3f}'
-    note = '' if c.counted else '  not counted'
+    note = '' if c.counted else '  not scored'
     lines.append(f'{c.start:>10}{c.path:>6}{nats(c.nats):>9}{nats(c.base):>9}{difference:>12}{note}')
   return '\n'.join(lines)
 
@@ -97,8 +97,22 @@ def page_content(found: Excerpts, grid: Grid) -> dict[str, Any]:
     'how': how_chosen(found),
     'prefix_tokens': found.prefix_tokens,
     'legend': [{'path': path, 'style': _style(grid, path), 'title': _place(grid, path)} for path in paths],
-    'texts': [{'name': x.name, 'losses': losses(found, x), 'chunks': _chunks(x, grid)} for x in found.documents],
+    'texts': [
+      {'name': x.name, 'losses': losses(found, x), 'chunks': _chunks(x, grid), 'rows': _rows(x)}
+      for x in found.documents
+    ],
   }
+
+
+def _rows(document: Excerpt) -> list[tuple[str, ...]]:
+  """Returns (first token, path, loss, the base's loss, difference) of each chunk."""
+  rows: list[tuple[str, ...]] = []
+  for chunk in document.chunks:
+    known = chunk.counted and chunk.nats is not None and chunk.base is not None
+    losses_of_chunk = (nats(chunk.nats), nats(chunk.base)) if chunk.counted else ('not scored', '-')
+    difference = f'{(chunk.nats or 0) - (chunk.base or 0):+.3f}' if known else '-'
+    rows.append((str(chunk.start), str(chunk.path), *losses_of_chunk, difference))
+  return rows
 
 
 def _chunks(document: Excerpt, grid: Grid) -> list[dict[str, Any]]:
@@ -123,7 +137,7 @@ def _chunk_losses(chunk: Chunk) -> list[str]:
   lines = [f'{nats(chunk.nats)} nats a token', f'base {nats(chunk.base)}']
   if chunk.nats is not None and chunk.base is not None:
     lines.append(f'difference {chunk.nats - chunk.base:+.3f}')
-  return lines if chunk.counted else [*lines, 'not counted']
+  return lines if chunk.counted else [*lines, 'not scored']
 
 
 def _style(grid: Grid, path: int) -> str:

@@ -55,7 +55,7 @@ def draw(grid: Grid, storeys: Sequence[Storey], values: Sequence[np.ndarray], ti
   for storey, numbers, plane in zip(storeys, values, planes, strict=True):
     _draw_storey(ax, modules_of_paths(grid, storey.level), numbers, plane, colour, largest)
     corner = -LEFT, plane.height + plane.depth  # which the slant leaves at the upper left
-    plot_style.write(ax, short(storey.level.name, 24), corner, (0, -1), va='top', weight='bold', size=9)
+    plot_style.write(ax, short(storey.level.name, 24), corner, (0, -1), va='top', weight='bold', size=SMALL)
     plot_style.write(ax, textwrap.fill(storey.parts, CORNER), corner, (0, -13), va='top', size=SMALL, color=GREY)
     _write_count(ax, grid, storey, plane)
   shape = modules_of_paths(grid, storeys[0].level).shape

@@ -10,17 +10,21 @@ from typing import Any
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import left_out
+from dipaco_jax.storage import time_use
 from dipaco_jax.training.display import duration
 
 HELD_BACK = {
-  'given': "Validated on the source's own validation text, or on that of config.data.validation.",
-  'documents': 'Validated on whole documents, {share} of the text, drawn from all of it.',
-  'files': 'Validated on whole files, about {share} of the text.',
-  'ends': 'Validated on one stretch at the end of each file, {share} of the text: files are too few for whole ones.',
+  'given': "Validation text is the source's own, or that of config.data.validation.",
+  'documents': 'For validation, {share} of the documents were drawn at random and held out of training.',
+  'files': 'For validation, whole files with about {share} of the text were held out of training.',
+  'ends': (
+    'For validation, the last {share} of each file was held out of training; there are too few files to hold out whole '
+    'ones.'
+  ),
 }
-DENSE = 'one dense model'
-BUDGETS = {'steps': f'{DENSE} trained for as many steps', 'flops': f'{DENSE} trained with as many FLOPs as all paths'}
-NAMED_KINDS = 6  # on which the dense model is ahead, in the lead
+DENSE = 'the dense control'
+BUDGETS = {'steps': f'{DENSE} (as many steps)', 'flops': f'{DENSE} (as many FLOPs as all paths together)'}
+NAMED_KINDS = 6  # on which the dense control is better, in the lead
 AS_TRAINED = 'the same paths with the router of training'
 
 
@@ -28,6 +32,31 @@ def held_back(tokenized: Mapping[str, Any]) -> str:
   """Says how validation text was chosen, by the record of tokenizing."""
   share = f'{100 * tokenized.get("validation_fraction", 0):.2g}%'
   return HELD_BACK.get(tokenized.get('held_back', ''), '').format(share=share)
+
+
+def validation_size(report: Mapping[str, Any], tokenized: Mapping[str, Any]) -> str:
+  """Says how much of the held-out text was scored; '' where that is not known."""
+  tokens, training = report.get('validation_tokens'), report.get('text_tokens')
+  sequences, of_documents = tokenized.get('validation_documents'), ''
+  if not tokens or not sequences:
+    return ''
+  if 'read_validation_documents' in tokenized and (documents := report.get('validation_documents')):
+    of_documents = f' from {documents:,} document{"s" * (documents > 1)}'
+  share = f', {100 * tokens / training:.2g}% as many as there are training tokens' if training else ''
+  return f'A sample of it was scored: {sequences:,} sequences{of_documents} with {tokens:,} scored tokens{share}.'
+
+
+def early_stopping(report: Mapping[str, Any]) -> str:
+  """Says why the result differs from that after the last phase; '' where it does not."""
+  stopped, final = report.get('perplexity'), report.get('perplexity_final')
+  if not stopped or not final or stopped == final:
+    return ''
+  how = f'{"slightly " * (abs(stopped / final - 1) < 0.01)}{"worse" if stopped > final else "better"}'
+  return (
+    f"With early stopping, each path is taken from the phase with the lowest loss on its own shard's hold-out. The "
+    f'hold-out is other text than the validation text, so the result ({stopped:.2f}) can be better or worse than that '
+    f'of the last phase: here it is {how} ({final:.2f}).'
+  )
 
 
 def text_left_out(tokenized: Mapping[str, Any]) -> list[str]:
@@ -93,17 +122,43 @@ def epochs(report: Mapping[str, Any]) -> str:
   if (of_base := report.get('pretrain_epochs')) and (tokens := report.get('pretrain_text_tokens')):
     parts.append(f'base {of_base:.2f} ({of_base * tokens:,.0f} of {tokens:,} tokens)')
   if (of_paths := report.get('epochs_by_path')) and (shards := report.get('shard_tokens')):
-    low, high = (f'{ends(of_paths):.2f}' for ends in (min, max))
     seen = sum(times * tokens for times, tokens in zip(of_paths, shards, strict=True))
     who = 'paths' if len(of_paths) > 1 else 'path'
-    parts.append(f'{who} {low}{f" to {high}" * (high != low)} ({seen:,.0f} of {sum(shards):,} tokens)')
+    parts.append(f'{who} {span(of_paths)} ({seen:,.0f} of {sum(shards):,} tokens)')
   return ', '.join(parts)
+
+
+def span(values: Sequence[float]) -> str:
+  """Returns '0.50 to 2.00', or '0.50' where all are equal."""
+  low, high = f'{min(values):.2f}', f'{max(values):.2f}'
+  return low if low == high else f'{low} to {high}'
+
+
+def stage_seconds(report: Mapping[str, Any]) -> dict[str, float]:
+  """Returns the time of each stage: by the account of causes, with what was lost to restarts.
+
+  In an islands run, that account adds up the times of all workers, and runs of earlier versions have none: then it is
+  the wall time of the stages.
+  """
+  seconds = report.get('seconds') or {}
+  if report.get('island_bytes') or not set(report['wall_s']) <= set(seconds):
+    return dict(report['wall_s'])
+  return {name: sum(of_stage.values()) for name, of_stage in seconds.items()}
+
+
+def total_time(report: Mapping[str, Any], extent: str = '') -> str:
+  """Returns '35 min 2 s in all, of which 11 min 49 s were lost to restarts', with the extent ' in all'."""
+  seconds = stage_seconds(report)
+  causes = {} if report.get('island_bytes') else report.get('seconds') or {}
+  lost_s = sum(causes.get(name, {}).get(time_use.LOST, 0.0) for name in seconds)
+  lost = f', of which {duration(lost_s)} were lost to restarts' if lost_s >= 1 else ''
+  return f'{duration(sum(seconds.values()))}{extent}{lost}'
 
 
 def wall_time(report: Mapping[str, Any]) -> str:
   """Says how long the run took, and each of its stages."""
-  seconds = report['wall_s']
-  return f'{duration(sum(seconds.values()))}: {", ".join(f"{name} {duration(s)}" for name, s in seconds.items())}'
+  seconds = stage_seconds(report)
+  return f'{total_time(report)}: {", ".join(f"{name} {duration(s)}" for name, s in seconds.items())}'
 
 
 def outcome(about: Mapping[str, Any]) -> list[str]:
@@ -156,7 +211,11 @@ def dense_ahead(report: Mapping[str, Any], with_changes: bool = True) -> str:
     for kind in ahead[:NAMED_KINDS]
   ]
   more = [f'{len(ahead) - NAMED_KINDS} more'] if len(ahead) > NAMED_KINDS else []
-  return f'The dense model is ahead on {len(ahead)} of {len(ratios)} kinds of text: {", ".join([*kinds, *more])}'
+  if len(ratios) == 1:
+    where = 'on the only kind of text'
+  else:
+    where = 'on every kind of text' if len(ahead) == len(ratios) else f'on {len(ahead)} of {len(ratios)} kinds of text'
+  return f'The dense control is better {where}: {", ".join([*kinds, *more])}'
 
 
 def budget(report: Mapping[str, Any]) -> str:
@@ -165,9 +224,17 @@ def budget(report: Mapping[str, Any]) -> str:
   if not control or not paths:
     return ''
   if is_of_equal_cost(report):
-    return 'The dense model read as many tokens as all paths together, with as many FLOPs'
+    return f'The dense control read as many tokens as all paths together, with as many FLOPs{_in_sequence(report)}'
   share = f'{100 * float(control) / float(paths):.3g}%'
-  return f'The dense model read {share} of the tokens that all paths read together, with {share} of their FLOPs'
+  return f'The dense control read {share} of the tokens that all paths read together, with {share} of their FLOPs'
+
+
+def _in_sequence(report: Mapping[str, Any]) -> str:
+  """Says how many more steps the dense control makes one after another than a path; '' for as many, or unknown."""
+  steps, of_path = report.get('control_steps'), report.get('steps')
+  if not steps or not of_path or steps <= of_path:
+    return ''
+  return f', but in {steps / of_path:.3g} times as many sequential steps ({steps:,} instead of {of_path:,})'
 
 
 def is_of_equal_cost(report: Mapping[str, Any]) -> bool:
@@ -196,4 +263,6 @@ def lead(report: Mapping[str, Any]) -> str:
   else:
     words = '. '.join(part for part in (words, budget(report), dense_ahead(report, False)) if part)
   intervals = any(report[f'ratio_to_{name}_interval'] for name in ('control', 'base'))
-  return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over documents.' if intervals else f'{words}.'
+  if not intervals:
+    return f'{words}.'
+  return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over the validation documents.'

@@ -25,6 +25,9 @@ class History(NamedTuple):
   tokens_per_s: tuple[Curve, Curve]  # the same
   validation: Curve  # perplexity, routed
   control: Curve  # of the dense control
+  control_training: Curve  # the dense control's training loss
+  control_holdout: Curve  # its loss on its hold-out, after each of its phases
+  control_learning_rate: Curve  # [T, 1]
   bits: Curve  # validation in bits per byte, routed
   first: Mapping[str, Any]  # row of the base model's validation; empty where there is none
   last: Mapping[str, Any]  # of the paths' newest
@@ -44,16 +47,16 @@ def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int, control: str 
 
   `control` is the stage of the dense control's rows.
   """
-  stages = {'pretrain': _Steps(1), 'train': _Steps(num_paths)}
-  phases, evaluations, of_control = (dict[int, Mapping[str, Any]]() for _ in range(3))  # rows
+  stages = {'pretrain': _Steps(1), 'train': _Steps(num_paths), control: _Steps(1)}
+  phases, evaluations, of_control, control_phases = (dict[int, Mapping[str, Any]]() for _ in range(4))  # rows
   for row in rows:
     if row['kind'] == 'step' and row['stage'] in stages:
       stages[row['stage']].add(row)
-    elif row['kind'] == 'phase' and row['stage'] == 'train':
-      phases[row['phase']] = row
-    elif row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] in (*stages, control):
+    elif row['kind'] == 'phase' and row['stage'] in ('train', control):
+      (control_phases if row['stage'] == control else phases)[row['phase']] = row
+    elif row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] in stages:
       (of_control if row['stage'] == control else evaluations)[row['step']] = row
-  base, paths = stages.values()
+  base, paths, dense = stages.values()
   return History(
     base=_single(base.curve('loss')),
     training=paths.curve('loss'),
@@ -65,6 +68,9 @@ def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int, control: str 
     tokens_per_s=(_single(base.curve('tokens_per_s')), paths.curve('tokens_per_s')),
     validation=_evaluated(evaluations, 'perplexity'),
     control=_evaluated(of_control, 'perplexity'),
+    control_training=_single(dense.curve('loss')),
+    control_holdout=_single(_by_path(control_phases.values(), 'holdout_loss_by_path', 1)),
+    control_learning_rate=dense.curve('learning_rate'),
     bits=_evaluated(evaluations, 'bits_per_byte'),
     first=next((row for row in evaluations.values() if row['stage'] == 'pretrain'), {}),
     last=next((row for row in reversed(evaluations.values()) if row['stage'] == 'train'), {}),

@@ -93,8 +93,8 @@ def _training(f: Facts) -> dict[str, str]:
 def _routing(routing: settings.Routing) -> str:
   prefix = f'the first {routing.prefix_tokens} tokens'
   if extension.is_reference(routing.method):
-    return f"`{routing.method}`, of its trainer's own; no loss counts {prefix}"
-  return f'{routing.method}, by {prefix}, which no loss counts'
+    return f"`{routing.method}`, of its trainer's own; {prefix} are not scored"
+  return f'{routing.method}, by {prefix}, which are not scored'
 
 
 def _source(data: settings.Data) -> str:

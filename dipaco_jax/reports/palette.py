@@ -60,6 +60,8 @@ PAGE = {  # names of a page's own colours
   'accent': (BLUE, DARK[BLUE]),
   'paper': (PAPER, DARK[PAPER]),
   'edge': ('#dfe6ee', '#2b3b4b'),
+  'loss': ('#a61b29', '#ff9a94'),
+  'shadow': ('#8fa3b8', '#5a7288'),
   'notice': ('#fff4e5', '#33261a'),
 }
 

@@ -36,26 +36,25 @@ def validation_by_step(run: Run) -> Picture | None:
   axis = {'title': 'Validation perplexity by step'}
   picture = _validation(run, lambda curve: curve, lambda curve: curve, '', axis)
   words = (
-    f'The same over steps. All paths make a step at the same time, and read {run.grid.num_paths} times the rows of '
+    'The same over sequential steps. In each step, all paths train side by side, and together they read '
+    f'{run.grid.num_paths} times as many rows as the dense control.'
   )
-  return picture and picture._replace(caption=f'{words}the dense model in it.')
+  return picture and picture._replace(caption=words)
 
 
 def _validation(run: Run, scale_paths: Scale, scale_dense: Scale, more: str, axis: dict[str, Any]) -> Picture | None:
   r, curve = run.report, run.history.validation
   if not len(curve.steps) or not (run.history.last or r['perplexity']):  # the base's alone is no curve
     return None
-  words, stopped = 'Every validation text is read by the one path that the router picks for it.', None
+  words, stopped = 'Each validation text is scored under the one path that the router picks for it.', None
   words = words if run.grid.num_paths > 1 else 'On all validation text.'
   if r['perplexity'] and r['perplexity_final'] and r['perplexity'] != r['perplexity_final']:
     stopped = r['perplexity']
-    words += (
-      ' The ring is early stopping: each path taken from the phase where it was best on text held back from its shard.'
-    )
+    words += f' The ring is the result, {r["perplexity"]:.2f}, with early stopping.'
   curves = {'paths': scale_paths(curve)}
   if len(run.history.control.steps):
-    curves['dense'] = scale_dense(run.history.control)
-    words += ' Dense is one model that goes on from the base, on all text, with as many rows in a step as one path.'
+    curves['dense control'] = scale_dense(run.history.control)
+    words += ' The dense control reads as many rows in a step as one path.'
   drawn = curve_plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped, **axis)
   return Picture(drawn, words + more)
 
@@ -65,12 +64,26 @@ def by_domain(run: Run) -> Picture | None:
   known = {n: paths[n] / base[n] for n in paths if paths[n] and base.get(n)}
   if len(known) < 2:
     return None
-  best, worst = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
-  least = 'least' if known[worst] < 1 else 'and the paths are worse than the base'
-  words = f'From the base model to the paths, on validation text. Most is gained on {best}, {least} on {worst}.'
   control = run.report['control_perplexity_by_domain'] or {}
-  words += ' The diamond is the dense model.' if any(control.values()) else ''
+  if any(control.values()):
+    against = _compared({n: paths[n] / x for n in known if (x := control.get(n))}, 'the dense control')
+    words = f'{against} {_compared(known, "the base")}'
+  else:
+    words = _compared(known, 'the base')
   return Picture(category_plots.by_domain(base, paths, control), words)
+
+
+def _compared(ratios: dict[str, float], whom: str) -> str:
+  """Returns 'Against the base, the perplexity of the paths is between 40% lower (law) and 29% lower (books).'"""
+
+  def describe(kind: str) -> str:
+    change = 100 * (ratios[kind] - 1)
+    return f'{abs(change):.0f}% {"lower" if change < 0 else "higher"} ({kind})'
+
+  least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+  if least == most:
+    return f'Against {whom}, the perplexity of the paths is {describe(least)}.'
+  return f'Against {whom}, the perplexity of the paths is between {describe(least)} and {describe(most)}.'
 
 
 def by_path(run: Run) -> Picture | None:
@@ -80,14 +93,15 @@ def by_path(run: Run) -> Picture | None:
     return None
   empty = len(values) - len(known)
   base = run.report['base_perplexity_by_path'] or [None] * len(values)
+  control = run.report['control_perplexity_by_path'] or []
   words = (
-    f'Each path{", and the base model," if any(base) else ""} on the validation text that is routed to that path, from '
-    'the lowest to the highest. Paths read different kinds of text, and some kinds are easier, so that the spread '
-    'is not a difference in skill.'
+    f'Each path{", the base and the dense control" if any(control) else " and the base" if any(base) else ""} on the '
+    'validation text that is routed to that path. Paths read different kinds of text, and some kinds are easier: '
+    'compare the models on one path, not the paths with each other.'
   )
   if empty:
     words += f' To {empty} path{"s" if empty > 1 else ""} no validation text was routed.'
-  return Picture(category_plots.by_path(values, base, path_names(run.grid)), words)
+  return Picture(category_plots.by_path(values, base, path_names(run.grid), control), words)
 
 
 def early_stopping(run: Run) -> Picture | None:
@@ -97,7 +111,11 @@ def early_stopping(run: Run) -> Picture | None:
   stopped = sum(v < last for v in versions)
   if not stopped:
     return None  # the picture of the hold-outs says so
-  words = f'{stopped} of {len(versions)} paths {"is" if stopped == 1 else "are"} taken from before the last phase.'
+  who = f'paths {"was" if stopped == 1 else "were"}'
+  words = (
+    f'Early stopping takes each path from the phase after which its hold-out loss was lowest. {stopped} of '
+    f'{len(versions)} {who} best before the last phase.'
+  )
   return Picture(category_plots.early_stopping(versions, last, path_names(run.grid)), words)
 
 
@@ -142,8 +160,8 @@ def kinds_by_paths(run: Run) -> Picture | None:
   top = (table / np.maximum(table.sum(1, keepdims=True), 1)).max(1)
   mostly = int((top > 0.5).sum())
   words = (
-    f'What each path reads. The router never saw these names; {mostly or "none"} of {len(table)} paths '
-    f'{"reads" if mostly <= 1 else "read"} mostly one. '
+    f'What each path reads. The router does not see the names of the kinds. {mostly or "None"} of {len(table)} paths '
+    f'{"reads" if mostly <= 1 else "read"} mostly one kind. '
     f'Normalized mutual information between paths and kinds: {path_labels.normalized_mutual_information(table):.2f}.'
   )
   return Picture(category_plots.kinds_by_paths(table, kinds, path_names(run.grid)), words)
@@ -152,7 +170,7 @@ def kinds_by_paths(run: Run) -> Picture | None:
 def distance_from_base(run: Run) -> Picture | None:
   words = 'The network from its bottom to its top. Each patch is a module, shared by the paths that it covers. '
   if run.grid.num_paths > 1:
-    words += 'The line is one path: it goes up through one module of every storey. '
+    words += 'The line is one path: it passes through one module of each level. '
   words += 'How far each module has moved from the base model, in % of the norm of the base’s parameters.'  # noqa: RUF001
   return _drifts(run, [100 * d.from_base for _, d in run.drifts], 'Distance from the base model', 'blue', words)
 

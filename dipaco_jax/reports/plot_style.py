@@ -16,12 +16,13 @@ from dipaco_jax.reports import amounts, palette
 from dipaco_jax.reports.palette import COLOURS, GREY, INK, PAPER
 from dipaco_jax.storage import seals
 
-# Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its text is then 9 pixels high.
+# Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its smallest text is then 10
+# pixels high.
 WIDE, HALF, HEIGHT = 9.6, 4.5, 3.2
-SMALL = 8.5  # points, of the smallest text
+SMALL = 9.3  # points, of the smallest text
 NAMED = 32  # paths that an axis has room to name
 MAX_NAME = 32  # characters
-DASHED = (0, (5, 3))
+DASHED, DOTTED, DASHDOT = (0, (5, 3)), (0, (1, 2.5)), (0, (7, 2, 1.5, 2))
 MAX_COLOURED = len(COLOURS)  # more paths are thin grey lines around their median
 STYLE: dict[Any, Any] = {
   'font.family': 'sans-serif',
@@ -134,7 +135,7 @@ def tick_words(ticks: Sequence[float]) -> list[str]:
   """Returns evenly spaced numbers with so many decimals that none is rounded; large ones in thousands or millions."""
   largest, gap = max(map(abs, ticks), default=0.0), abs(ticks[1] - ticks[0]) if len(ticks) > 1 else 1.0
   units = ((1e9, ' B'), (1e6, ' M'), (1e3, ' K'))
-  scale, unit = next(((s, u) for s, u in units if largest >= max(10 * s, 1e5)), (1, ''))
+  scale, unit = next(((s, u) for s, u in units if largest >= max(s, 1e5)), (1, ''))
   gap /= scale
   decimals = next((n for n in range(12) if abs(gap * 10**n - round(gap * 10**n)) < 1e-6 * gap * 10**n), 12)
   return [f'{x / scale:,.{decimals}f}{unit if x else ""}' for x in ticks]
@@ -202,17 +203,29 @@ def write(ax, words: str, place: tuple[float, float], offset: tuple[float, float
   ax.annotate(words, place, offset, textcoords='offset points', **options)
 
 
-def label_ends(ax, ends: Sequence[tuple[float, str, str]]):
-  """Writes (y, text, colour) to the right of the axes, where lines end, without overlaps, each with a line to its y."""
+class End(NamedTuple):
+  """The label of a line, at the line's last point."""
+
+  y: float
+  text: str
+  colour: str
+  x: float | None = None  # of a line that may end before the right edge of the axes
+
+
+def label_ends(ax, ends: Sequence[End]):
+  """Writes labels to the right of the axes, without overlaps, each with a line to its y; dotted from an earlier end."""
   if not ends:
     return
   low, high = ax.get_ylim()
   height = ax.figure.get_figheight() * 0.75 * 72
-  lines = max(1 + text.count('\n') for _, text, _ in ends)
-  true = [min(max(y, low), high) for y, *_ in ends]
+  lines = max(1 + end.text.count('\n') for end in ends)
+  true = [min(max(end.y, low), high) for end in ends]
   places = _spread(true, (high - low) * SMALL * 1.3 * lines / height)
   across = ax.get_yaxis_transform()
-  for (_, text, colour), y, place in zip(ends, true, places, strict=True):
+  right = ax.get_xlim()[1]
+  for (_, text, colour, x), y, place in zip(ends, true, places, strict=True):
+    if x is not None and x < right:
+      ax.plot((x, right), (y, y), color=colour, lw=0.8, ls=DOTTED, scalex=False, scaley=False)
     ax.plot((1, 1.035), (y, place), transform=across, color=colour, lw=0.7, clip_on=False, scalex=False, scaley=False)
     beside = {'xycoords': across, 'annotation_clip': False}
     write(ax, text, (1.035, place), (3, 0), va='center', color=colour, size=SMALL, **beside)

@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 
 from dipaco_jax.core import fields, settings
 from dipaco_jax.core.grid import Grid
-from dipaco_jax.pipeline import samples, stage_records
+from dipaco_jax.pipeline import samples, stage, stage_records
 from dipaco_jax.reports import (
   excerpt_views,
   failures,
   figures,
   headline,
   pages,
+  path_figures,
   plot_style,
   result_cards,
   result_tables,
@@ -24,7 +25,6 @@ from dipaco_jax.reports.result_cards import Card
 from dipaco_jax.reports.run_data import Run
 from dipaco_jax.routing import chunk_losses
 from dipaco_jax.storage import seals
-from dipaco_jax.training.display import duration
 
 ALIKE = 1.3  # the largest ratio of the heights of two pictures that stand side by side
 
@@ -74,11 +74,12 @@ def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
     excerpts=excerpts,
     by_kind=result_tables.by_kind(r),
     by_path=result_tables.by_path(r),
+    training=result_tables.of_training(run, _phase_of_control(run), path_figures.best_versions(run)),
     samples=sample_views.page_content(samples.read(run.workdir), r),
     command=command.read_text(errors='replace').strip() if command.exists() else '',
     changed=[(name, value, default[name]) for name, value in chosen.items() if value != default[name]],
     fields=list(chosen.items()),
-    figures=[(k.replace('_', ' '), _number(k, v)) for k, v in r.items() if v is None or isinstance(v, (int, float))],
+    figures=_figures(r),
     paths=[(str(path), ', '.join(map(str, place))) for path, place in enumerate(run.grid.points())],
     digests=[('config', r['config_sha256']), ('modules', r['modules_sha256'] or 'not known')],
   )
@@ -135,11 +136,21 @@ def _notes(run: Run) -> list[str]:
   notes = (
     headline.sources(tokenized, weights),
     headline.held_back(tokenized),
+    headline.validation_size(run.report, tokenized),
+    headline.early_stopping(run.report),
     *headline.text_left_out(tokenized),
     headline.why_no_interval(run.report),
     f'{short[:1].upper()}{short[1:]}.' if short else '',
   )
   return [note for note in notes if note]
+
+
+def _phase_of_control(run: Run) -> int | None:
+  """Returns the phase that the dense control is taken from; None where there is no control."""
+  file = run.workdir / stage.CONTROL / 'paths' / 'best.json'
+  if not len(run.history.control_holdout.steps):
+    return None
+  return seals.read_json(file, 'version')['version'][0] if file.exists() else run.settings.train.phases
 
 
 def _lead_so_far(run: Run) -> str:
@@ -155,17 +166,20 @@ def _cards(run: Run) -> list[Card]:
   r = run.report
   cards = _perplexity_cards(run)
   if r['parameters_path']:
-    cards.append(Card(count(r['parameters_path']), 'parameters in a path, all that runs at a time'))
-    if run.grid.num_paths > 1:
-      cards.append(Card(count(r['parameters_total']), 'parameters in all modules together'))
+    many = run.grid.num_paths > 1
+    words = 'parameters in a path: only these are used to read or write a text' if many else 'parameters'
+    more = [f'All modules together have {count(r["parameters_total"])} parameters.'] if many else []
+    cards.append(Card(count(r['parameters_path']), words, more))
   if r['train_tokens']:
-    cards.append(Card(count(r['train_tokens']), 'training tokens, those of the base included'))
+    which = 'base and all paths' if run.grid.num_paths > 1 else 'base and path'
+    cards.append(Card(count(r['train_tokens']), f'training tokens of {which}'))
   elif len(run.history.phases):
     cards.append(Card(f'{max(run.history.phases):,} of {run.settings.train.phases:,}', 'phases are done'))
   if not run.results.get('train') and len(speed := run.history.tokens_per_s[1].values):
     cards.append(Card(f'{speed[-1, 0]:,.0f}', 'tokens a second, lately'))
-  span = 'from text to evaluation' if 'evaluate' in run.results else 'so far'
-  cards.append(Card(duration(sum(r['wall_s'].values())), f'of wall time, {span}'))
+  whole, _, lost = headline.total_time(r).partition(', ')
+  stages = 'all stages' if 'evaluate' in run.results else 'the stages so far'
+  cards.append(Card(whole, f'time of {stages}{", " * bool(lost)}{lost}'))
   return cards
 
 
@@ -184,9 +198,16 @@ def settings_in_words(s: settings.Settings) -> dict[str, str]:
   return {name: value if isinstance(value, str) and value else json.dumps(value) for name, value in flat}
 
 
+def _figures(r: dict[str, Any]) -> list[tuple[str, str]]:
+  """Returns the figures that are single numbers, and the range of each path's epochs."""
+  single = [(k, _number(k, v)) for k, v in r.items() if v is None or isinstance(v, (int, float))]
+  epochs = [('epochs_by_path', headline.span(r['epochs_by_path']))] if r['epochs_by_path'] else []
+  return [(name.replace('_', ' '), value) for name, value in single + epochs]
+
+
 def _number(name: str, value: float | None) -> str:
   if value is None:
-    return 'not known'
-  if 'bytes' in name:
+    return 'not measured'
+  if name.endswith('bytes') or 'bytes_per_phase' in name:
     return size(value)
   return f'{value:,.4g}' if isinstance(value, float) else f'{value:,}'

@@ -1,4 +1,4 @@
-"""The first cards of a report: whether the grid beats one dense model, and what each model reached, read and cost."""
+"""The first cards of a report: whether the paths beat the dense control, and what each model reached, read and cost."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -14,6 +14,7 @@ class Card(NamedTuple):
   words: str
   details: Sequence[str] = ()
   is_wide: bool = False
+  kind: str = ''  # of a verdict: 'gain', 'loss', or 'open' where chance may explain the difference
 
 
 def of_result(r: dict[str, Any]) -> list[Card]:
@@ -26,20 +27,35 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
   if ratio is None:
     return []
   value = f'{abs(100 * (ratio - 1)):.1f}%'
-  if headline.is_significant(interval):
-    figure = f'Paths {value} {"better" if ratio < 1 else "worse"}{_at_what_cost(r)}'
-  else:
-    figure = f'Not significant: {100 * (ratio - 1):+.1f}%{_at_what_cost(r)}'
-  against = f'perplexity of the paths against {headline.dense(r)}'
+  kind = ('gain' if ratio < 1 else 'loss') if headline.is_significant(interval) else 'open'
+  figure = {
+    'gain': f'Better than the dense control: perplexity {value} lower{_at_what_cost(r)}',
+    'loss': f'Worse than the dense control: perplexity {value} higher{_at_what_cost(r)}',
+    'open': f'No significant difference from the dense control: {100 * (ratio - 1):+.1f}%{_at_what_cost(r)}',
+  }[kind]
+  against = f'Perplexity of the paths against {headline.dense(r)}'
   ends = f'interval {100 * (interval[0] - 1):+.1f} to {100 * (interval[1] - 1):+.1f}%' if interval else 'no interval'
   ahead = headline.dense_ahead(r)
   if not ahead and (kinds := r['ratio_to_control_by_domain']):
-    ahead = f'The paths are ahead on {"all" if len(kinds) > 1 else "the one"} of {len(kinds)} kinds of text'
-  serving = 'A token costs as much to serve by a path as by the dense model' if headline.budget(r) else ''
-  details = [f'{words}.' for words in (headline.budget(r), serving, ahead) if words]
-  if headline.budget(r) and not headline.is_of_equal_cost(r):
-    details.insert(2, "A comparison at equal training FLOPs: config.evaluate.control_budget='flops'.")
-  return [Card(figure, f'{against}: {ends}{"" if interval else ", as documents are too few"}', details, True)]
+    ahead = f'The paths are better on {"every" if len(kinds) > 1 else "the only"} kind of text'
+  serving = 'A path and the dense control cost the same to serve, per token' if headline.budget(r) else ''
+  equal = 'To compare at equal training FLOPs, set --config.evaluate.control_budget=flops'
+  equal = equal if headline.budget(r) and not headline.is_of_equal_cost(r) else ''
+  details = [f'{words}.' for words in (headline.budget(r), serving, equal, ahead, _certainty(r)) if words]
+  return [Card(figure, f'{against}: {ends}{"" if interval else ", as documents are too few"}.', details, True, kind)]
+
+
+def _certainty(r: dict[str, Any]) -> str:
+  """Says what an interval covers, and what it does not."""
+  if not r['ratio_to_control_interval']:
+    return 'This is one training run with one seed'
+  known = r['validation_documents_by_domain'] or {}
+  kinds = sum(bool(n) for n in known.values())
+  source = f' of {kinds} kinds of text' if kinds > 1 else ''
+  return (
+    f'The interval covers only the choice of validation documents{source}: it is that of one training run with one '
+    'seed, and does not include the noise of training'
+  )
 
 
 def _at_what_cost(r: dict[str, Any]) -> str:
@@ -53,7 +69,8 @@ def _paths(r: dict[str, Any]) -> Card:
   many = r['paths'] > 1
   whose = 'paths' if many else 'path'
   together = ', all paths together' if many else ''
-  details = [_cost(r['paths_tokens'], r['paths_flops'], f'after the base{together}'), _serving(r, many)]
+  cost = _cost(r['paths_tokens'], r['paths_flops'], f'after the base{together}')
+  details = [cost, _epochs(r['epochs_by_path'], 'its shard', many), _serving(r, many)]
   return _perplexity(r, '', f'validation perplexity of the {whose}', details)
 
 
@@ -61,14 +78,27 @@ def _control(r: dict[str, Any]) -> list[Card]:
   if not r['control_perplexity']:
     return []
   steps = f'{r["control_steps"]:,} steps after the base' if r['control_steps'] else 'after the base'
-  details = [_cost(r['control_tokens'], r['control_flops'], steps), _serving(r, False)]
-  return [_perplexity(r, 'control_', f'of {headline.dense(r)}', details)]
+  cost = _cost(r['control_tokens'], r['control_flops'], steps)
+  details = [cost, _epochs(r['control_epochs'], 'all training text'), _serving(r, False)]
+  return [_perplexity(r, 'control_', f'validation perplexity of {headline.dense(r)}', details)]
 
 
 def _base(r: dict[str, Any]) -> list[Card]:
   steps = f'{r["pretrain_steps"]:,} steps' if r['pretrain_steps'] else ''
-  details = [_cost(r['pretrain_tokens'], r['pretrain_flops'], steps)]
-  return [_perplexity(r, 'base_', 'of the base model, from which all start', details)] if r['base_perplexity'] else []
+  details = [
+    _cost(r['pretrain_tokens'], r['pretrain_flops'], steps),
+    _epochs(r['pretrain_epochs'], 'all training text'),
+  ]
+  name = 'validation perplexity of the base model, from which all start'
+  return [_perplexity(r, 'base_', name, details)] if r['base_perplexity'] else []
+
+
+def _epochs(epochs: float | Sequence[float] | None, text: str, of_many: bool = False) -> str:
+  """Returns 'Each path read its shard 0.50 to 2.00 times.'; '' where that is not known."""
+  if not epochs:
+    return ''
+  times = headline.span(epochs if isinstance(epochs, Sequence) else [epochs])
+  return f'{"Each path" if of_many else "It"} read {text} {times} times.'
 
 
 def _perplexity(r: dict[str, Any], whose: str, name: str, details: Sequence[str]) -> Card:
@@ -90,5 +120,5 @@ def _serving(r: dict[str, Any], has_router: bool) -> str:
   """Says what it costs to serve a token."""
   if not r['serve_flops_per_token']:
     return ''
-  more = ', and once for each text the base reads what the router looks at' if has_router else ''
-  return f'To serve: {count(r["serve_flops_per_token"])} FLOPs a token{more}.'
+  more = '; to choose the path of a text, the base model also reads its first tokens once' if has_router else ''
+  return f'Serving takes {count(r["serve_flops_per_token"])} FLOPs a token{more}.'

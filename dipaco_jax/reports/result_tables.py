@@ -1,9 +1,14 @@
-"""Tables of a report: each model by kind of text and by path, with the differences' intervals."""
+"""Tables of a report: each model by kind of text and by path, with the differences' intervals, and its training."""
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from dipaco_jax.reports import headline
+from dipaco_jax.reports.amounts import count
+from dipaco_jax.reports.plot_style import Curve
+from dipaco_jax.reports.run_data import Run
 
 MAX_ROWS = 64
 Table = tuple[list[tuple[str, ...]], tuple[str, ...]]  # rows, head
@@ -42,10 +47,63 @@ def _table(r: dict[str, Any], what: str, suffix: str, groups: list[tuple[str, An
   columns: list[tuple[str, Callable[[Any], str]]] = [
     ('documents', lambda group: f'{value("validation_documents", group):,}'),
     ('base', perplexity('base_perplexity')),
-    *([('dense', perplexity('control_perplexity'))] if has_control else []),
+    *([('dense control', perplexity('control_perplexity'))] if has_control else []),
     ('paths', perplexity('perplexity')),
-    *([('paths against dense', change('ratio_to_control'))] if has_control else []),
+    *([('paths against dense control', change('ratio_to_control'))] if has_control else []),
     ('paths against base', change('ratio_to_base')),
   ]
   rows = [(name, *(cell(group) for _, cell in columns)) for name, group in groups]
   return rows, (what, *(name for name, _ in columns))
+
+
+def of_training(run: Run, best_of_control: int | None, best_of_paths: tuple[list[int], int] | None) -> Table | None:
+  """Returns how base, each path and dense control were trained, side by side; None before the paths are trained.
+
+  `best_of_control` is the phase that early stopping takes the control from, `best_of_paths` the same for all paths,
+  with the last phase.
+  """
+  r, s, h = run.report, run.settings, run.history
+  if not r['steps']:
+    return None
+  rates = *h.learning_rate, h.control_learning_rate
+  losses = h.base, h.training, h.control_training
+  by_path = r['epochs_by_path']
+  rows = [
+    ('sequential steps', _number(r['pretrain_steps']), _number(r['steps']), _number(r['control_steps'])),
+    ('rows in a step', _number(s.pretrain.batch_size), _number(s.train.batch_size), _number(s.train.batch_size)),
+    ('tokens read', count(r['pretrain_tokens']), f'{count(r["paths_tokens"])} (all paths)', count(r['control_tokens'])),
+    ('times that its text was read', _epochs(r['pretrain_epochs']), _epochs(by_path), _epochs(r['control_epochs'])),
+    ('highest learning rate', *(_rate(curve, np.max) for curve in rates)),
+    ('last learning rate', *(_rate(curve, lambda values: values[-1]) for curve in rates)),
+    ('last training loss, nats', *(_last_loss(curve) for curve in losses)),
+    ('taken from phase', 'not stopped early', _phases(best_of_paths), _number(best_of_control)),
+  ]
+  size = 4 if r['control_steps'] else 3
+  names = 'base', 'each path' if r['paths'] > 1 else 'path', 'dense control'
+  return [row[:size] for row in rows], ('', *names)[:size]
+
+
+def _number(value: int | None) -> str:
+  return '-' if value is None else f'{value:,}'
+
+
+def _epochs(value: Any) -> str:
+  return '-' if not value else headline.span(value if isinstance(value, list) else [value])
+
+
+def _rate(curve: Curve, choose: Callable[[np.ndarray], float]) -> str:
+  return f'{choose(np.ravel(curve.values)):.3g}' if len(curve.values) else '-'
+
+
+def _last_loss(curve: Curve) -> str:
+  values = np.ravel(curve.values[-1:])
+  known = values[np.isfinite(values)].tolist()
+  return headline.span(known) if known else '-'
+
+
+def _phases(best: tuple[list[int], int] | None) -> str:
+  if best is None:
+    return '-'
+  versions, last = best
+  low = min(versions)
+  return f'{last}' if low == last else f'{low} to {max(versions)} of {last}'

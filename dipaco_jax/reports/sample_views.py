@@ -38,7 +38,7 @@ def _rows(
   i: int, prompt: Mapping[str, Any], texts: Mapping[str, Any], newest: Mapping[str, Any], many: bool
 ) -> list[tuple[str, str]]:
   """Returns (whose, text) of a prompt's continuations."""
-  control = [('dense', texts['control'][i])] if 'control' in texts else []
+  control = [('dense control', texts['control'][i])] if 'control' in texts else []
   own = (_path(newest['paths'], i, many), newest['texts'][i])
   return [('original', prompt['original']), ('base', texts['base'][i]), *control, own]
 

@@ -22,6 +22,7 @@ WORDS = {  # in the order of tables and pictures
   time_use.OTHER: 'other work',
 }
 NAMED = 5  # causes in a line
+STAGES = {'control': 'dense control'}  # names of stages for readers, where they differ
 
 ByStage = Mapping[str, Seconds]
 Table = tuple[list[tuple[str, ...]], tuple[str, ...]]  # rows, and the head of the columns
@@ -46,7 +47,8 @@ def by_stage(seconds: ByStage) -> Table:
   columns = {**seconds, **({'in all': total(seconds.values())} if len(seconds) > 1 else {})}
   causes = [cause for cause in WORDS if any(of.get(cause) for of in columns.values())]
   rows = [(WORDS[cause], *(_seconds(of.get(cause, 0.0)) for of in columns.values())) for cause in causes]
-  return [*rows, ('sum', *(_seconds(sum(of.values())) for of in columns.values()))], ('seconds', *columns)
+  sums = 'sum', *(_seconds(sum(of.values())) for of in columns.values())
+  return [*rows, sums], ('seconds', *(STAGES.get(name, name) for name in columns))
 
 
 def by_path(seconds: Sequence[Seconds], whole: Seconds) -> Table:

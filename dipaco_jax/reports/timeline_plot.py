@@ -82,7 +82,7 @@ def draw(found: dict[str, list[Task]]):
     for task in row:
       if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches
         middle = (task.start + task.end) / 2 / scale
-        ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=8.5)
+        ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=plot_style.SMALL)
   kinds = {task.kind for row in found.values() for task in row}
   shown_kinds = [kind for kind in KIND_COLOURS if kind != REPLAY or kind in kinds]
   for kind in shown_kinds:
@@ -91,5 +91,5 @@ def draw(found: dict[str, list[Task]]):
   plot_style.numbers(ax.xaxis, ticks=8)
   ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Tasks by worker')
   ax.grid(axis='y', visible=False)
-  plot_style.legend(ax, ncols=len(shown_kinds), handlelength=1, fontsize=9)
+  plot_style.legend(ax, ncols=len(shown_kinds), handlelength=1, fontsize=plot_style.SMALL)
   return figure

@@ -6,8 +6,8 @@ from dipaco_jax.core import outer
 from dipaco_jax.core.settings import Settings
 from dipaco_jax.reports.plot_style import Curve
 
-OF_ALL = 'training tokens, the base’s included'  # noqa: RUF001
-OF_ONE = 'tokens that a path has read, the base’s included'  # noqa: RUF001
+OF_ALL = 'training tokens, including those of the base'
+OF_ONE = 'tokens read, including those of the base'
 
 
 def of_paths(s: Settings, curve: Curve) -> Curve:

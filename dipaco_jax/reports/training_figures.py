@@ -3,7 +3,7 @@
 import numpy as np
 
 from dipaco_jax.core import averaging_gap
-from dipaco_jax.reports import category_plots, curve_plots, path_figures, time_table, token_axis
+from dipaco_jax.reports import category_plots, curve_plots, headline, path_figures, time_table, token_axis
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History
 from dipaco_jax.reports.palette import BLUE, GREY, ORANGE
@@ -19,25 +19,30 @@ def losses(run: Run) -> Picture | None:
   h = run.history
   who = 'every path on its own shard' if run.grid.num_paths > 1 else 'the path'
   words = f'The base model first, then {who}, going on from where the base ended.'
+  if len(h.control_training.steps):
+    words += ' The dense control goes on from the base too, on all text.'
   base, paths, xlabel = _over_tokens(run, h.base, h.training)
-  return _training(run, 'Training loss', 'nats per token', base, paths, words, xlabel=xlabel)
+  control = _over_tokens(run, h.base, h.control_training)[1]
+  return _training(run, 'Training loss', 'nats per token', base, paths, words, xlabel=xlabel, control=control)
 
 
 def holdout(run: Run) -> Picture | None:
   curve = run.history.holdout
   if not np.isfinite(curve.values).any():
     return None
-  words = 'On text of the same shard that the path never trains on: where it rises, the path overfits.'
+  words = "Each path on its shard's hold-out: where the loss rises, the path overfits."
+  if len(run.history.control_holdout.steps):
+    words += ' The dense control has a hold-out of all text.'
   if (pointers := path_figures.best_versions(run)) and min(pointers[0]) == pointers[1]:
-    words += ' All paths were best after the last phase: none is taken from before it.'
+    words += ' All paths were best after the last phase, so early stopping takes them all from it.'
   if (apart := overfitting(run.history, run.settings.train.steps_per_phase)) and apart > EXPLAINED_GAP:
     words += (
       f' In the last phase it lies {apart:.1f} nats above the training loss, a perplexity {np.exp(apart):.1f} times as '
       'high: paths know what they were trained on far better than other text of its kind. More text, fewer paths or '
       'fewer steps would bring the two together.'
     )
-  _, over_tokens, xlabel = _over_tokens(run, run.history.base, curve)
-  return Picture(curve_plots.holdout(over_tokens, path_names(run.grid), xlabel), words)
+  control, over_tokens, xlabel = _over_tokens(run, run.history.control_holdout, curve)
+  return Picture(curve_plots.holdout(over_tokens, path_names(run.grid), xlabel, control), words)
 
 
 def _over_tokens(run: Run, base: Curve, paths: Curve) -> tuple[Curve, Curve, str]:
@@ -61,8 +66,13 @@ def overfitting(history: History, steps: int) -> float | None:
 
 
 def learning_rate(run: Run) -> Picture | None:
-  words = "The inner optimizer's: one schedule over the steps of the base model and of the paths."
-  return _training(run, 'Learning rate', 'learning rate', *run.history.learning_rate, words, by_path=False)
+  words = 'Learning rate of the inner optimizer: one schedule over the steps of the base model and of the paths.'
+  control = run.history.control_learning_rate
+  if len(control.steps):
+    words += ' The schedule of the dense control covers the steps of the base model and its own.'
+  rates = run.history.learning_rate
+  one = Curve(control.steps, control.values[:, 0])
+  return _training(run, 'Learning rate', 'learning rate', *rates, words, by_path=False, control=one)
 
 
 def gradient_norm(run: Run) -> Picture | None:
@@ -78,15 +88,16 @@ def tokens_per_s(run: Run) -> Picture | None:
 
 
 def _training(
-  run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path=True, xlabel='training step'
-) -> Picture | None:
+  run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path=True, xlabel='training step',
+  control: Curve | None = None,
+) -> Picture | None:  # fmt: skip
   """Draws figures of the inner steps; None where there is no step yet."""
   if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
     return None
   if by_path and run.grid.num_paths > 1 and np.isfinite(paths.values).any():
     words += ' One thin line per path; the thick one is their median.'
   names = path_names(run.grid) if by_path else ['paths' if run.grid.num_paths > 1 else 'path']
-  return Picture(curve_plots.training(title, ylabel, base, paths, names, by_path, xlabel), words)
+  return Picture(curve_plots.training(title, ylabel, base, paths, names, by_path, xlabel, control), words)
 
 
 def outer_gradients(run: Run) -> Picture | None:
@@ -115,23 +126,28 @@ def averaging(run: Run) -> Picture | None:
   if len(h.phases) < 2 or run.grid.num_paths < 2 or not both.any(axis=1).all():
     return None
   before, after = (np.where(both, curve.values, 0).sum(1) / both.sum(1) for curve in (h.before, h.holdout))
-  words = "Mean over the paths on their shards' hold-outs: the difference is what averaging loses again. "
-  words += f'The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
+  words = (
+    "Mean of the paths' hold-out losses before and after modules are averaged. Averaging undoes part of what each "
+  )
+  words += f'path has learned. The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
   curves = {'before': before, 'after': after}
   drawn = curve_plots.by_phase('Loss around the outer step', 'nats per token', h.phases, curves, [*curves])
   return Picture(drawn, words)
 
 
 def time_by_stage(run: Run) -> Picture | None:
-  """Draws wall time by stage, exchange apart."""
+  """Draws the time of each stage; what was lost to restarts is apart."""
   train, rows = run.results.get('train', {}), []
-  for name, wall_s in run.report['wall_s'].items():
-    outer_s = wall_s * (train.get('outer_fraction') or 0) if name == 'train' else 0.0
-    parts = [(wall_s - outer_s, BLUE), *([(outer_s, ORANGE)] if outer_s else [])]
-    rows.append((name, parts, duration(wall_s)))
-  words = f'{duration(sum(run.report["wall_s"].values()))} {"so far" if run.notice else "in all"}.'
+  seconds = headline.stage_seconds(run.report)
+  causes = {} if run.report['island_bytes'] else run.report['seconds'] or {}
+  for name, stage_s in seconds.items():
+    lost_s = causes.get(name, {}).get(time_use.LOST, 0.0)
+    parts = [(stage_s - lost_s, BLUE), *([(lost_s, ORANGE)] if lost_s else [])]
+    rows.append((time_table.STAGES.get(name, name), parts, duration(stage_s)))
+  words = headline.total_time(run.report, ' so far' if run.notice else ' in all')
+  words += ' (hatched: lost to restarts).' if any(len(parts) > 1 for _, parts, _ in rows) else '.'
   if train.get('outer_s') is not None:
-    words += f' Exchange between paths, striped, took {train["outer_s"]:.2g} s a phase.'
+    words += f' The exchange between paths took {train["outer_s"]:.2g} s per phase.'
   return Picture(category_plots.bars('Time by stage', rows), words)
 
 
@@ -159,11 +175,18 @@ def bytes_sent(run: Run) -> Picture | None:
   if not sent or not synchronous:
     return None
   phases = train['phases']
-  both = (('this run', sent, BLUE), ('data-parallel', synchronous, ORANGE))
+  both = (('paths', sent, BLUE), ('data-parallel', synchronous, ORANGE))
   rows = [(name, [(each * phases, colour)], size(each * phases)) for name, each, colour in both]
-  words = (
-    f'Paths exchanged parameters once in {run.settings.train.steps_per_phase} steps. Data-parallel training of a path '
-    'on as many workers, which exchange all gradients at every step, would have sent '
-    f'{synchronous / sent:,.0f} times as much.'
+  how_often = f'once in {run.settings.train.steps_per_phase} steps'
+  if run.report['num_devices'] == 1 and not run.report['island_bytes']:
+    words = (
+      'This run had one device, so nothing was sent. The bars show what would be sent with a worker for each path: '
+      f'paths exchange parameters {how_often}.'
+    )
+  else:
+    words = f'Paths exchanged parameters {how_often}.'
+  words += (
+    ' Data-parallel training of one path on as many workers, which exchange all gradients at every step, would send '
+    f'{synchronous / sent:,.0f} times as many bytes.'
   )
   return Picture(category_plots.bars('Bytes between paths', rows), words)

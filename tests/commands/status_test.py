@@ -41,8 +41,8 @@ def test_a_finished_run_has_its_result_and_report(tmp_path):
   first, quality, last = status.status(tmp_path).splitlines()
   assert first == f'{tmp_path}: finished'
   assert quality == (
-    'validation perplexity 10.31 (10.02 to 10.61), of the base model 13.52 (13.11 to 13.95), of one dense model '
-    'trained for as many steps 11.47 (11.15 to 11.79)'
+    'validation perplexity 10.31 (10.02 to 10.61), of the base model 13.52 (13.11 to 13.95), of the dense control (as '
+    'many steps) 11.47 (11.15 to 11.79)'
   )
   assert last.endswith('report.html')
 

@@ -15,7 +15,8 @@ def test_what_is_not_known_on_either_side_has_no_gap():
 
 
 def test_advice_is_given_where_the_gap_is_large_alone():
-  assert averaging_gap.describe(0.05) == 'averaging gap of +0.050 nats a token, a perplexity +5.1% by the outer step'
+  words = 'averaging gap of +0.050 nats a token: the outer step makes perplexity 5.1% higher'
+  assert averaging_gap.describe(0.05) == words
   large = averaging_gap.describe(0.6)
-  assert large.startswith('averaging gap of +0.600 nats a token, a perplexity +82.2% by the outer step; ')
+  assert large.startswith('averaging gap of +0.600 nats a token: the outer step makes perplexity 82.2% higher; ')
   assert '--config.train.steps_per_phase' in large

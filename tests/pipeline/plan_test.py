@@ -36,6 +36,6 @@ def test_tokens_are_those_of_steps_rows_and_paths():
 def test_the_control_is_announced_if_it_is_trained():
   assert plan.describe(make(), {'tokenize'}) == (
     'stages: tokenize [done], pretrain (100 steps), route, train (4 paths, 5 phases of 10 steps), '
-    'control (one dense model, 50 steps; config.evaluate.control), evaluate'
+    'dense control (50 steps; config.evaluate.control), evaluate'
   )
   assert 'control' not in plan.describe(make(evaluate={'control': False}), ())

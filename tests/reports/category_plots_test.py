@@ -16,6 +16,12 @@ def test_kinds_of_text_are_sorted_and_tell_the_change():
   assert [text.get_text() for text in ax.texts] == ['-50%', '-50%']
 
 
+def test_kinds_of_text_tell_the_paths_change_against_the_dense_control():
+  drawn = category_plots.by_domain({'a': 10.0, 'b': 8.0}, {'a': 5.0, 'b': 4.0}, {'a': 4.0, 'b': 5.0})
+  assert [text.get_text() for text in drawn.axes[0].texts] == ['-20%', '+25%']
+  assert drawn.axes[0].get_xlabel().endswith('paths against dense control')
+
+
 def test_many_paths_are_a_histogram_of_early_stopping():
   few = category_plots.early_stopping([1, 3], 3, ['0', '1'])
   many = category_plots.early_stopping([1, 3] * 40, 3, [str(i) for i in range(80)])

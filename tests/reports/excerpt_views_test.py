@@ -103,7 +103,7 @@ def test_the_panel_is_escaped_and_coloured():
   assert [attrs['style'] for attrs, _ in keys] == colours and len(set(colours)) == 4
   assert [attrs['style'] for attrs, _ in parts] == [colours[1], colours[3], colours[3]]
   assert [attrs['class'] for attrs, _ in parts] == ['prefix', '', 'worse']
-  assert parts[0][0]['title'].split('\n')[-1] == 'not counted'
+  assert parts[0][0]['title'].split('\n')[-1] == 'not scored'
   assert parts[1][0]['title'].split('\n') == [
     'path 3: a 1, b 1',
     '2.250 nats a token',
@@ -111,8 +111,16 @@ def test_the_panel_is_escaped_and_coloured():
     'difference -0.750',
   ]
   assert panel.tags.count('sup') == 2  # the last chunk has the same path as the one before it
-  words = '3.000 nats a token under the base, 2.500 under path 1, 2.250 with paths chosen anew.'
+  words = 'Loss in nats per token: base 3.000, path 1 2.500, with the path chosen again along the text 2.250.'
   assert words in panel.words
+
+
+def test_losses_can_be_read_without_pointing_at_a_stretch():
+  panel = Spans(excerpt_views.to_page(FOUND, FOUR, 'runs/tiny'))
+  (document,) = FOUND.documents
+  assert excerpt_views._rows(document)[0] == ('0', '1', 'not scored', '-', '-')
+  assert excerpt_views._rows(document)[1] == ('4', '3', '2.250', '3.000', '-0.750')
+  assert 'Losses of each stretch, nats per token' in panel.words and 'point at' not in ''.join(panel.words)
 
 
 @pytest.mark.parametrize(
@@ -126,14 +134,14 @@ def test_the_panel_is_escaped_and_coloured():
 def test_it_says_what_chose(by, words):
   found = FOUND._replace(by=by)
   for shown in (excerpt_views.to_page(found, FOUR, 'runs/tiny'), excerpt_views.to_text(found, FOUR, False)):
-    assert words in shown and ('chosen anew.' in shown) == bool(by)
+    assert words in shown and ('chosen again along the text' in shown) == bool(by)
 
 
 def test_a_loss_that_is_not_known_is_a_dash():
   (document,) = FOUND.documents
   nothing = document._replace(nats=None, rerouted=None, chunks=[document.chunks[1]._replace(nats=None)])
   panel = Spans(excerpt_views.to_page(FOUND._replace(documents=[nothing]), FOUR, 'runs/tiny'))
-  assert '3.000 nats a token under the base, - under path 1, - with paths chosen anew.' in panel.words
+  assert 'Loss in nats per token: base 3.000, path 1 -, with the path chosen again along the text -.' in panel.words
   assert '- ' in excerpt_views.to_text(FOUND._replace(documents=[nothing]), FOUR, False)
 
 
@@ -141,7 +149,7 @@ def test_paths_are_marks_in_plain_text_and_colours_in_a_terminal():
   plain = excerpt_views.to_text(FOUND, FOUR, False)
   assert '[path 1]if a < b:\n[path 3]<script>alert("x")</script>␛[31m & so on' in plain and '\x1b' not in plain
   assert re.search(r'^ +4 +3 +2\.250 +3\.000 +-0\.750$', plain, re.MULTILINE)
-  assert re.search(r'^ +0 +1 +2\.000 +2\.500 +-0\.500  not counted$', plain, re.MULTILINE)
+  assert re.search(r'^ +0 +1 +2\.000 +2\.500 +-0\.500  not scored$', plain, re.MULTILINE)
   coloured = excerpt_views.to_text(FOUND, FOUR, True)
   blue = ';'.join(str(c) for c in bytes.fromhex(palette.path_colours(FOUR, 1)[0][1:]))
   assert f'48;2;{blue}m¹if a < b:\x1b[0m\n' in coloured  # the line's rest is not coloured
@@ -154,7 +162,8 @@ def test_means_are_over_the_tokens_of_all_texts():
   two = one._replace(counted=1, nats=0.5, rerouted=4.25, base=1.0)
   short = one._replace(counted=0, nats=None, rerouted=None, base=None)
   told = excerpt_views.to_text(FOUND._replace(documents=[one, two, short]), FOUR, False)
-  words = 'All 4 tokens: 2.500 nats a token under the base, 2.000 routed once, 2.750 with paths chosen anew.'
-  assert told.endswith(words) and 'All ' not in excerpt_views.to_text(FOUND, FOUR, False)
+  words = 'Loss in nats per token, all 4 tokens: base 2.500, routed once 2.000, '
+  words += 'with the path chosen again along the text 2.750.'
+  assert told.endswith(words) and 'all 4 tokens' not in excerpt_views.to_text(FOUND, FOUR, False)
   diverged = excerpt_views.to_text(FOUND._replace(documents=[one, two._replace(nats=None)]), FOUR, False)
-  assert '2.500 nats a token under the base, - routed once' in diverged
+  assert 'base 2.500, routed once -' in diverged

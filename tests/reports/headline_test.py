@@ -15,8 +15,8 @@ REPORT = {
 def test_the_fair_comparison_comes_first():
   assert headline.lead(REPORT) == (
     'On unseen text 4 paths, each as small as the base model, reach a perplexity of 17.25: 11% lower (10 to 12%) than '
-    'one dense model trained for as many steps; 27% lower (26 to 28%) than the base that they started from. In '
-    'brackets: 95% intervals over documents.'
+    'the dense control (as many steps); 27% lower (26 to 28%) than the base that they started from. In brackets: 95% '
+    'intervals over the validation documents.'
   )
 
 
@@ -31,21 +31,20 @@ OF_COST = {
 def test_a_loss_does_not_look_like_a_draw():
   found = headline.lead(REPORT | OF_COST)
   assert 'no difference' not in found
-  assert (
-    'the difference from one dense model trained for as many steps is not significant (interval -2.0 to +2.0%)' in found
-  )
-  assert 'The dense model read 25% of the tokens that all paths read together, with 25% of their FLOPs.' in found
-  assert 'The dense model is ahead on 2 of 3 kinds of text: news, code.' in found
+  assert 'the difference from the dense control (as many steps) is not significant (interval -2.0 to +2.0%)' in found
+  assert 'The dense control read 25% of the tokens that all paths read together, with 25% of their FLOPs.' in found
+  assert 'The dense control is better on 2 of 3 kinds of text: news, code.' in found
   assert headline.results(REPORT | OF_COST)[-1] == (
-    'the dense model is ahead on 2 of 3 kinds of text: news +4.1% (+1.0 to +7.0%), code +0.2%, not significant '
+    'the dense control is better on 2 of 3 kinds of text: news +4.1% (+1.0 to +7.0%), code +0.2%, not significant '
     '(-1.0 to +3.0%)'
   )
 
 
 def test_a_control_of_the_same_cost_is_called_so():
-  found = headline.lead(REPORT | OF_COST | {'control_budget': 'flops', 'control_tokens': 4000})
-  assert 'one dense model trained with as many FLOPs as all paths' in found
-  assert 'The dense model read as many tokens as all paths together, with as many FLOPs.' in found
+  found = headline.lead(REPORT | OF_COST | {'control_budget': 'flops', 'control_tokens': 4000, 'control_steps': 384})
+  assert 'the dense control (as many FLOPs as all paths together)' in found
+  words = 'The dense control read as many tokens as all paths together, with as many FLOPs'
+  assert f'{words}, but in 4 times as many sequential steps (384 instead of 96).' in found
 
 
 def test_where_the_paths_are_ahead_everywhere_nothing_is_named():
@@ -59,7 +58,7 @@ def test_without_a_control_it_says_what_it_does_not_compare():
   found = headline.lead(REPORT | {'ratio_to_control': None, 'ratio_to_control_interval': None})
   assert (
     '27% lower (26 to 28%) than the base that they started from, which was trained for 96 steps fewer, and they were '
-    'not compared with one dense model trained for as many steps.'
+    'not compared with the dense control (as many steps).'
   ) in found
   alone = headline.lead(REPORT | {'paths': 1, 'ratio_to_control': None, 'ratio_to_control_interval': None})
   assert alone.startswith('On unseen text one path, trained on from the base, reaches') and 'not compared' not in alone
@@ -84,6 +83,19 @@ def test_epochs_are_tokens_seen_of_tokens_there():
   one = {'pretrain_epochs': None, 'epochs_by_path': [0.5], 'shard_tokens': [800]}
   assert headline.epochs(one) == 'path 0.50 (400 of 800 tokens)'
   assert headline.epochs({}) == ''
+
+
+def test_time_is_that_of_the_account_with_what_restarts_lost():
+  report = {
+    'wall_s': {'train': 80.0, 'control': 40.0},
+    'seconds': {'train': {'inner': 80.0, 'lost': 20.0}, 'control': {'inner': 40.0, 'lost': 100.0}},
+  }
+  assert headline.stage_seconds(report) == {'train': 100.0, 'control': 140.0}
+  assert headline.wall_time(report) == (
+    '4 min, of which 2 min were lost to restarts: train 1 min 40 s, control 2 min 20 s'
+  )
+  assert headline.stage_seconds(report | {'island_bytes': 1}) == report['wall_s']  # there, it adds up all workers'
+  assert headline.stage_seconds(report | {'seconds': {'train': {'inner': 80.0}}}) == report['wall_s']
 
 
 def test_wall_time_has_units():
@@ -128,8 +140,24 @@ def test_validation_text_that_is_too_little_is_named():
 @pytest.mark.parametrize('how', headline.HELD_BACK)
 def test_the_page_says_what_was_held_back(how):
   words = headline.held_back({'held_back': how, 'validation_fraction': 0.0471})
-  assert words.startswith('Validated on ') and ('4.7%' in words or how == 'given')
+  assert 'alidation' in words and ('4.7%' in words or how == 'given')
   assert headline.held_back({}) == ''
+
+
+def test_the_page_says_how_much_of_it_was_scored():
+  report = {'validation_tokens': 24_585, 'validation_documents': 65, 'text_tokens': 983_400}
+  tokenized = {'validation_documents': 260, 'read_validation_documents': 65}  # sequences, and documents
+  words = 'A sample of it was scored: 260 sequences from 65 documents with 24,585 scored tokens, 2.5% as many as there '
+  assert headline.validation_size(report, tokenized) == f'{words}are training tokens.'
+  assert 'documents' not in headline.validation_size(report, {'validation_documents': 260})  # of an earlier version
+  assert headline.validation_size({}, tokenized) == headline.validation_size(report, {}) == ''
+
+
+def test_the_page_says_why_early_stopping_may_be_worse_than_the_last_phase():
+  words = headline.early_stopping({'perplexity': 99.76, 'perplexity_final': 99.65})
+  assert '(99.76) can be better or worse' in words and words.endswith('here it is slightly worse (99.65).')
+  assert 'here it is better (11.00)' in headline.early_stopping({'perplexity': 10.0, 'perplexity_final': 11.0})
+  assert headline.early_stopping({'perplexity': 10.0, 'perplexity_final': 10.0}) == headline.early_stopping({}) == ''
 
 
 def test_the_page_says_what_the_sources_of_a_mixture_gave():

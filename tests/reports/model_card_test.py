@@ -38,7 +38,7 @@ def test_a_path_of_several_names_its_place_and_its_router():
 def test_parts_of_the_trainers_own_are_named():
   text = card({'routing': {'method': 'my.router:make'}, 'data': {'source': 'my_source:make'}})
   assert "a text belongs to\n(`my.router:make`, of its trainer's own); it is not in this folder" in text
-  assert rows(text)['routing'] == "`my.router:make`, of its trainer's own; no loss counts the first 32 tokens"
+  assert rows(text)['routing'] == "`my.router:make`, of its trainer's own; the first 32 tokens are not scored"
   assert rows(text)['text'] == "documents of `my_source:make`, of its trainer's own"
 
 
@@ -57,7 +57,7 @@ def test_perplexities_are_those_that_were_measured():
     'this path, on the documents routed to it': '9.00',
     'all paths, each document under its own': '10.00',
     'the base model, on all documents': '13.50',
-    'one dense model trained for as many steps, on all documents': '11.50',
+    'the dense control (as many steps), on all documents': '11.50',
   }
   assert 'on 12,345 tokens of text held back' in card({})
   assert '| none was |' in card({}, number=1) and '| measured of another version only |' in card({}, measured=False)

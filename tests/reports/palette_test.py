@@ -31,7 +31,7 @@ def test_text_is_legible_on_light_and_dark():
     assert contrast(palette.DARK[palette.INK], palette.DARK[shade]) > 4.5
   light, dark = ({name: pair[i] for name, pair in palette.PAGE.items()} for i in (0, 1))
   for theme in (light, dark):
-    for ink in ('ink', 'strong', 'quiet', 'accent'):
+    for ink in ('ink', 'strong', 'quiet', 'accent', 'loss'):
       assert min(contrast(theme[ink], theme[ground]) for ground in ('ground', 'paper', 'notice')) > 4.5
 
 

@@ -1,8 +1,10 @@
 """The first cards of a report: the comparison with one dense model, and costs."""
 
+import numpy as np
 import pytest
+import synthetic
 
-from dipaco_jax.reports import result_cards, result_tables, run_report
+from dipaco_jax.reports import plot_style, result_cards, result_tables, run_data, run_report
 
 
 @pytest.fixture
@@ -16,23 +18,34 @@ def words(card):
 
 def test_the_first_card_names_the_kinds_on_which_the_dense_model_is_ahead(report):
   first = result_cards.of_result(report)[0]
-  assert first.figure == 'Paths 10.1% better, with 16 times the training FLOPs'
-  assert 'The dense model is ahead on 2 of 8 kinds of text: law +4.0%' in words(first)
-  assert "config.evaluate.control_budget='flops'" in words(first)
+  assert first.figure == 'Better than the dense control: perplexity 10.1% lower, with 16 times the training FLOPs'
+  assert 'The dense control is better on 2 of 8 kinds of text: law +4.0%' in words(first)
+  assert 'To compare at equal training FLOPs, set --config.evaluate.control_budget=flops.' in words(first)
+
+
+def test_the_first_card_says_what_its_interval_does_not_cover(report):
+  told = words(result_cards.of_result(report)[0])
+  assert (
+    'only the choice of validation documents of 8 kinds of text: it is that of one training run with one seed' in told
+  )
+  without = report | {'ratio_to_control_interval': None}
+  assert 'This is one training run with one seed.' in words(result_cards.of_result(without)[0])
 
 
 @pytest.mark.parametrize(
   ('ratio', 'interval', 'figure', 'more'),
   [
-    (1.05, [1.02, 1.08], 'Paths 5.0% worse', 'interval +2.0 to +8.0%'),
-    (1.01, [0.99, 1.03], 'Not significant: +1.0%', 'interval -1.0 to +3.0%'),
-    (0.99, None, 'Not significant: -1.0%', 'no interval, as documents are too few'),
+    (0.95, [0.92, 0.98], 'Better than the dense control: perplexity 5.0% lower', 'interval -8.0 to -2.0%'),
+    (1.05, [1.02, 1.08], 'Worse than the dense control: perplexity 5.0% higher', 'interval +2.0 to +8.0%'),
+    (1.01, [0.99, 1.03], 'No significant difference from the dense control: +1.0%', 'interval -1.0 to +3.0%'),
+    (0.99, None, 'No significant difference from the dense control: -1.0%', 'no interval, as documents are too few'),
   ],
 )
 def test_a_difference_that_may_be_chance_is_not_called_none(report, ratio, interval, figure, more):
   changed = report | {'control_tokens': None, 'ratio_to_control': ratio, 'ratio_to_control_interval': interval}
   first = result_cards.of_result(changed)[0]
   assert first.figure == figure and more in words(first) and 'no difference' not in words(first)
+  assert first.kind == {'B': 'gain', 'W': 'loss', 'N': 'open'}[figure[0]]
 
 
 def test_each_card_says_what_its_model_read_and_cost(report):
@@ -40,7 +53,8 @@ def test_each_card_says_what_its_model_read_and_cost(report):
   assert 'Trained on 39.3 M tokens with 244 T FLOPs, after the base, all paths together.' in words(paths)
   assert 'Trained on 2.46 M tokens with 15.2 T FLOPs, 600 steps after the base.' in words(control)
   assert 'Trained on 1.23 M tokens with 7.62 T FLOPs, 300 steps.' in words(base)
-  assert 'To serve: 2.07 M FLOPs a token' in words(paths) and 'To serve: 2.07 M FLOPs a token.' in words(control)
+  assert 'Serving takes 2.07 M FLOPs a token;' in words(paths)
+  assert 'Serving takes 2.07 M FLOPs a token.' in words(control)
 
 
 def test_a_control_of_the_same_cost_needs_no_advice(report):
@@ -57,7 +71,34 @@ def test_a_run_of_an_earlier_version_has_its_cards_and_no_table(report):
 
 def test_tables_have_a_row_for_each_kind_and_each_path_with_text(report):
   rows, head = result_tables.by_kind(report)
-  assert head[:5] == ('kind', 'documents', 'base', 'dense', 'paths') and len(rows) == 8
+  assert head[:5] == ('kind', 'documents', 'base', 'dense control', 'paths') and len(rows) == 8
   assert ('law', '50') in [row[:2] for row in rows] and '+4.0% (+1.0 to +7.0%)' in [row[5] for row in rows]
   rows, _ = result_tables.by_path(report)
   assert len(rows) == 15 and all('too few documents' in row[5] for row in rows)
+
+
+def test_the_training_of_base_paths_and_control_stands_side_by_side(runs):
+  run = run_data.read_run(runs('grid'), run_report.make_report(runs('grid')))
+  rates = plot_style.Curve(np.array([1, 2]), np.array([[0.01], [0.001]]))
+  run = run._replace(history=run.history._replace(control_learning_rate=rates))
+  run.report.update(pretrain_epochs=0.5, epochs_by_path=[0.5, 3.5], control_epochs=1.25)
+  rows, head = result_tables.of_training(run, 11, ([12, 7], 12))
+  assert head == ('', 'base', 'each path', 'dense control')
+  found = {name: cells for name, *cells in rows}
+  assert found['sequential steps'] == ['300', '600', '600']
+  assert found['times that its text was read'] == ['0.50', '0.50 to 3.50', '1.25']
+  assert found['highest learning rate'][2] == '0.01' and found['last learning rate'][2] == '0.001'
+  assert found['taken from phase'][1:] == ['7 to 12 of 12', '11']
+  alone = run._replace(report=run.report | {'control_steps': None})
+  assert result_tables.of_training(alone, None, None)[1] == ('', 'base', 'each path')
+  assert result_tables.of_training(run._replace(report=run.report | {'steps': None}), None, None) is None
+
+
+def test_epochs_are_known_from_the_shards_where_no_stage_noted_them(tmp_path):
+  config = synthetic.make(tmp_path, (('a', 2), ('b', 2)), phases=2, tau=5, pretrain_steps=10)
+  assert run_report.make_report(tmp_path)['epochs_by_path'] is None
+  for name, rows in (('base', [640]), ('0', [320, 160, 80, 40])):
+    synthetic.write_json(tmp_path / 'shards' / name / 'meta.json', {'shard_rows': rows, 'shard_tokens': rows})
+  found = run_report.make_report(tmp_path)
+  assert config.train.batch_size == 32 and found['epochs_by_path'] == [1.0, 2.0, 4.0, 8.0]
+  assert (found['pretrain_epochs'], found['pretrain_text_tokens'], found['control_epochs']) == (0.5, 640, 0.5)

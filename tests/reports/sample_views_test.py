@@ -17,7 +17,12 @@ FOUND = {
 
 def test_models_stand_side_by_side():
   found = sample_views.page_content(FOUND, REPORT)
-  assert found['texts'][0]['rows'] == [('original', ' of law'), ('base', 'b<script>'), ('dense', 'c'), ('path 3', 'p')]
+  assert found['texts'][0]['rows'] == [
+    ('original', ' of law'),
+    ('base', 'b<script>'),
+    ('dense control', 'c'),
+    ('path 3', 'p'),
+  ]
   assert found['texts'][0]['earlier'] == [('phase 1, path 2', 'early')] and found['when'] == ''
 
 

@@ -17,6 +17,10 @@ def test_rows_are_causes_and_columns_stages():
   assert len(rows) == 1 + 5
 
 
+def test_the_dense_control_has_its_full_name():
+  assert time_table.by_stage({'control': {'inner': 1.0}})[1] == ('seconds', 'dense control')
+
+
 def test_of_one_stage_there_is_no_sum_of_stages():
   assert time_table.by_stage({'train': {'inner': 1.0}}) == (
     [('inner steps', '1.0'), ('sum', '1.0')], ('seconds', 'train'),

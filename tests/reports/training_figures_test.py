@@ -36,7 +36,10 @@ def words(picture) -> list[str]:
 def test_bytes_are_those_of_all_phases_beside_data_parallel_ones(run):
   train = run.results['train'] | {'phases': 3, 'outer_bytes_per_phase': 10**6, 'synchronous_bytes_per_phase': 10**8}
   picture = training_figures.bytes_sent(run._replace(results=run.results | {'train': train}))
-  assert words(picture) == ['300 MB', '3 MB'] and 'would have sent 100 times as much' in picture.caption
+  assert words(picture) == ['300 MB', '3 MB'] and 'would send 100 times as many bytes' in picture.caption
+  assert 'one device, so nothing was sent' in picture.caption
+  several = run._replace(results=run.results | {'train': train}, report=run.report | {'num_devices': 4})
+  assert training_figures.bytes_sent(several).caption.startswith('Paths exchanged parameters once in ')
 
 
 def test_one_path_sends_nothing_and_has_no_picture(run):
@@ -65,6 +68,16 @@ def test_the_time_of_training_is_told_by_cause_without_text_and_shards(run):
 
 def test_time_is_the_sum_of_the_stages(run):
   seconds = {'tokenize': 60.0, 'train': 3600.0}
-  picture = training_figures.time_by_stage(run._replace(report=run.report | {'wall_s': seconds}))
-  assert picture.caption.startswith('1 h 1 min in all. Exchange between paths')
+  picture = training_figures.time_by_stage(run._replace(report=run.report | {'wall_s': seconds, 'seconds': None}))
+  assert picture.caption.startswith('1 h 1 min in all. The exchange between paths')
+  assert words(picture) == ['1 h', '1 min']
+
+
+def test_what_restarts_lost_is_part_of_the_time(run):
+  found = {'tokenize': {'stages': 60.0}, 'train': {'inner': 3000.0, 'lost': 600.0}}
+  report = run.report | {'wall_s': {'tokenize': 60.0, 'train': 3000.0}, 'seconds': found}
+  picture = training_figures.time_by_stage(run._replace(report=report))
+  assert picture.caption.startswith(
+    '1 h 1 min in all, of which 10 min were lost to restarts (hatched: lost to restarts).'
+  )
   assert words(picture) == ['1 h', '1 min']
