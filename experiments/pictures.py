@@ -177,5 +177,5 @@ def draw_lines(ax, lines: Mapping[str, Sequence[tuple[float, Any]]], named: bool
     if points := [at for at in lines[name] if len(lines[name]) > 1 or at not in of_lines]:  # no name for a shared start
       xs, ys = zip(*sorted(points), strict=True)
       ax.plot(xs, ys, color=colour, linewidth=1.6)
-      ends.append((ys[-1], name, colour))
+      ends.append(plot_style.End(ys[-1], name, colour))
   plot_style.label_ends(ax, ends if named else [])
