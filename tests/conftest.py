@@ -107,5 +107,5 @@ def undisturbed(tmp_path_factory, worker_id):
   with open(folder / 'lock', 'w') as f:
     fcntl.flock(f, fcntl.LOCK_EX)
     if not (folder / 'run' / 'report.json').exists():
-      tiny_run.run(tiny_run.write_config(folder), folder / 'run', tiny_run.CONTROL, own_cache=True)
+      tiny_run.run(tiny_run.write_config(folder), folder / 'run', tiny_run.CONTROL, tiny_run.SAMPLES, own_cache=True)
   return folder / 'run'

@@ -278,6 +278,13 @@ class Evaluate:
     False, 'fits a router after training, to what each path loses on router data', may_change=True, added=True
   )
   mixture: int = field(0, 'measures mixtures of up to so many paths; 0: none', zero=True, may_change=True)
+  samples: int = field(
+    6,
+    'validation texts that base, dense control and paths continue, in the report and while training; 0: none',
+    zero=True,
+    may_change=True,
+    added=True,
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,7 +27,7 @@ from dipaco_jax.training import processes
 from dipaco_jax.training.programs import Programs
 
 FILE = 'evaluation/samples.json'
-PROMPTS, TOKENS, TEMPERATURE = 6, 40, 0.7
+TOKENS, TEMPERATURE = 40, 0.7
 CANDIDATES = 1000  # documents that prompts are chosen among
 MAX_BYTES = 2e9  # of a path's parameters; larger ones are sampled after training only, when the device has room
 
@@ -37,11 +37,13 @@ Tokens = Sequence[int] | np.ndarray
 
 def choose(run: run_lib.Run) -> list[int]:
   """Returns indices of validation documents, one by one of the kind that has the fewest so far, in a drawn order."""
+  if not run.settings.evaluate.samples:
+    return []
   split, least = run.sequences('validation'), run.settings.routing.prefix_tokens + 1
   drawn = np.random.default_rng(run.settings.seed).permutation(len(split))[:CANDIDATES].tolist()
   documents = {n: x for n, x in zip(drawn, split.read(drawn), strict=True) if len(x.tokens) >= least}
   chosen: list[int] = []
-  while len(chosen) < min(PROMPTS, len(documents)):
+  while len(chosen) < min(run.settings.evaluate.samples, len(documents)):
     kinds = [documents[n].domain for n in chosen]
     chosen.append(min((n for n in documents if n not in chosen), key=lambda n: kinds.count(documents[n].domain)))
   return chosen

@@ -30,6 +30,7 @@ def settings(grid=(), levels=ONE_LEVEL, **changes) -> settings_lib.Settings:
     # epsilon keeps the direction a smooth function of the gradient, whose rounding is then not magnified.
     'inner': dict(learning_rate=0.01, warmup_steps=3, epsilon=1e-3, decay_steps=16),
     'routing': dict(prefix_tokens=8),
+    'evaluate': dict(samples=0),
     'checkpoint': dict(every_steps=1000),
   }
   for section, fields in changes.items():

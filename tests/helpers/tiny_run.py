@@ -15,6 +15,7 @@ import repository
 
 RARELY = '--config.checkpoint.every_steps=24'  # checkpoints: where nothing is stopped
 CONTROL = '--config.evaluate.control=True'
+SAMPLES = '--config.evaluate.samples=6'  # which take seconds to compile: other runs have none
 PATIENCE_S = 240  # for a process, on a machine that does much else; then it hangs
 
 CONFIG = """
@@ -29,6 +30,7 @@ def get_config():
   c.pretrain.update(steps=12, batch_size=4)
   c.train.update(phases=4, steps_per_phase=6, batch_size=4, steps_per_dispatch=2)
   c.inner.update(learning_rate=0.01, warmup_steps=4)
+  c.evaluate.samples = 0
   c.checkpoint.every_steps = 4
   c.grid = ConfigDict({{'a': 2, 'b': 2}})
   c.levels = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('high', 'block_1', ('b',)))

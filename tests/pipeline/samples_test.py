@@ -11,10 +11,13 @@ import pytest
 from dipaco_jax.pipeline import run as run_lib, samples, stage_records
 from dipaco_jax.storage import module_store, publishing, seals
 
+COUNT = 6  # of tiny_run.SAMPLES
+
 
 @pytest.fixture
 def run(undisturbed):
   made = run_lib.unattended(undisturbed, stage_records.read_settings(undisturbed), 1)
+  assert made.settings.evaluate.samples == COUNT
   yield made
   made.metrics.close()
 
@@ -22,10 +25,10 @@ def run(undisturbed):
 def test_every_model_continues_the_same_prompts(undisturbed, run):
   found = samples.read(undisturbed)
   chosen = samples.choose(run)
-  assert chosen == samples.choose(run) and len(found['prompts']) == len(chosen) == samples.PROMPTS
-  assert [x['domain'] for x in found['prompts']].count('vowels') == samples.PROMPTS // 2
+  assert chosen == samples.choose(run) and len(found['prompts']) == len(chosen) == COUNT
+  assert [x['domain'] for x in found['prompts']].count('vowels') == COUNT // 2
   assert {*found['texts']} == {'base', 'control', 'paths'}
-  assert all(len(texts) == samples.PROMPTS and all(texts) for texts in found['texts'].values())
+  assert all(len(texts) == COUNT and all(texts) for texts in found['texts'].values())
   assert found['paths'] == run.last_routes()[chosen].tolist()
   assert [entry['phase'] for entry in found['while_training']] == [1, 2, 4]
   prefix = run.settings.routing.prefix_tokens
@@ -126,3 +129,8 @@ def test_a_damaged_file_is_named_by_the_report_and_made_anew_by_training(tmp_pat
 
 def test_samples_become_rarer():
   assert [phase for phase in range(1, 40) if samples.is_due(phase)] == [1, 2, 4, 8, 16, 32]
+
+
+def test_a_run_may_have_no_samples(run):
+  run.settings = dataclasses.replace(run.settings, evaluate=dataclasses.replace(run.settings.evaluate, samples=0))
+  assert samples.choose(run) == [] and samples.Sampler(run).texts_by_path([], None) == []
