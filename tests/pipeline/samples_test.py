@@ -132,5 +132,5 @@ def test_samples_become_rarer():
 
 
 def test_a_run_may_have_no_samples(run):
-  run.settings = dataclasses.replace(run.settings, evaluate=dataclasses.replace(run.settings.evaluate, samples=0))
-  assert samples.choose(run) == [] and samples.Sampler(run).texts_by_path([], None) == []
+  none = dataclasses.replace(run.settings.evaluate, samples=0)
+  assert samples.choose(dataclasses.replace(run, settings=dataclasses.replace(run.settings, evaluate=none))) == []
