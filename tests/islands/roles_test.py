@@ -35,6 +35,7 @@ def test_another_config_is_refused(config, tmp_path):
 def test_a_run_that_began_before_a_field_was_added_is_joined(config, tmp_path):
   with tarfile.open(pathlib.Path(__file__).parent / 'old_runs' / 'runs.tar.xz') as archive:
     old = json.load(archive.extractfile('main/config.json'))  # as an early version wrote it
+  config = changed(config, evaluate=dict(samples=settings_lib.Evaluate().samples))  # as by default
   made = Machine(config, {}).island(tmp_path)
   [fact] = made.registry.facts('config')
   close(made)
