@@ -13,10 +13,8 @@ from dipaco_jax.storage import seals
 
 def of_base(run: run_lib.Run) -> dict[str, Any]:
   """Returns the epochs of the base model, and the tokens of the text that it reads; {} if its shards are gone."""
-  s = run.settings.pretrain
-  if not (meta := _shards(run.workdir, 'base')):
-    return {}
-  return {'epochs': s.steps * s.batch_size / _rows(meta), 'text_tokens': sum(meta['shard_tokens'])}
+  meta = _shards(run.workdir, 'base')
+  return _of_base(run.settings, meta) if meta else {}
 
 
 def of_paths(run: run_lib.Run) -> list[float]:
@@ -38,8 +36,7 @@ def read(
     'epochs_by_path': train.get('epochs_by_path'),
   }
   if base and pretrain and found['pretrain_epochs'] is None:
-    found['pretrain_epochs'] = s.pretrain.steps * s.pretrain.batch_size / _rows(base)
-    found['pretrain_text_tokens'] = sum(base['shard_tokens'])
+    found |= {f'pretrain_{name}': value for name, value in _of_base(s, base).items()}
   if all(of_rounds) and train and found['epochs_by_path'] is None:
     found['epochs_by_path'] = _of_paths(s, [meta['shard_rows'] for meta in of_rounds])
   return found
@@ -49,6 +46,11 @@ def _shards(workdir: pathlib.Path, name: str) -> dict[str, Any]:
   """Reads the meta.json of the shards of a round, or of 'base'; {} if they are gone."""
   file = workdir / 'shards' / name / 'meta.json'
   return seals.read_json(file, 'shard_rows', 'shard_tokens') if file.exists() else {}
+
+
+def _of_base(s: settings_lib.Settings, meta: Mapping[str, Any]) -> dict[str, Any]:
+  epochs = s.pretrain.steps * s.pretrain.batch_size / _rows(meta)
+  return {'epochs': epochs, 'text_tokens': sum(meta['shard_tokens'])}
 
 
 def _rows(meta: Mapping[str, Any]) -> int:
