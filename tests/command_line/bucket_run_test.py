@@ -91,6 +91,7 @@ def assert_same(place: object_store.Storage, workdir: pathlib.Path, undisturbed:
       assert here == there
 
 
+@pytest.mark.slow
 def test_killed_and_moved_to_empty_disks(place, undisturbed, tmp_path, request):
   config, machine, draw = undisturbed.parent / 'config.py', 0, random.Random(20)
   options = [tiny_run.CONTROL, '--config.checkpoint.every_steps=8']

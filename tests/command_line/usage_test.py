@@ -65,6 +65,7 @@ def test_the_first_word_names_the_command(name):
   assert run('dipaco_jax', name, '--help') == run(f'dipaco_jax.{usage.MODULES[name]}', '--help')
 
 
+@pytest.mark.slow
 def test_a_command_starts_and_ends_as_its_module_does():
   expected = run('dipaco_jax.status', '--workdir=nowhere', status=2)
   assert run('dipaco_jax', 'status', '--workdir=nowhere', status=2) == expected

@@ -189,6 +189,7 @@ def test_a_path_that_does_not_exist_is_refused(run, path):
     run.number(command_lib.path_named(path))
 
 
+@pytest.mark.slow
 def test_an_export_from_a_bucket_is_the_same_and_can_be_a_base(undisturbed, run, exported, tmp_path, monkeypatch):
   with object_server.s3_server() as endpoint:
     for name, value in object_server.environment(endpoint).items():

@@ -58,6 +58,7 @@ def test_a_run_of_all_examples_has_a_report_and_generates(workdir):
   assert done.returncode == 0 and '5 tokens' in done.stderr, done.stderr
 
 
+@pytest.mark.slow
 def test_what_has_no_counterpart_elsewhere_is_not_exported(workdir, tmp_path):
   done = command('export', workdir, '--all', f'--out={tmp_path / "out"}')
   assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1

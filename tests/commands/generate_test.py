@@ -10,6 +10,7 @@ import fake_cloud
 import made_run
 import pytest
 import quick_xla
+import slow
 from repository import ROOT
 
 from dipaco_jax import generate
@@ -86,26 +87,26 @@ def test_ctrl_c_ends_it_quietly(undisturbed):
   assert process.returncode == 130 and not err
 
 
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    ((), 'name a run with --workdir=DIR'),
-    (('--workdir=DIR',), 'a text with --prompt=TEXT'),
-    (('--workdir=/nowhere', '--prompt=x'), 'there is no run'),
-    (('--workdir=DIR', '--prompt='), 'prompt is empty'),
-    (('--workdir=DIR', '--prompt=aeiou', '--max_tokens=1000'), 'set max_tokens to'),
-    (('--workdir=DIR', '--prompt=aeiou', '--max_tokens=0'), 'max_tokens=0 should be 1 or more'),
-    (('--workdir=DIR', '--prompt=aeiou', '--path=4'), '--path=4: the paths are 0 to 3'),
-    (('--workdir=DIR', '--prompt=aeiou', '--version=99', '--path=0'), 'there is no version 99'),
-    (('--workdir=DIR', '--prompt=aeiou', '--samples=0'), '--samples=0'),
-    (('--workdir=DIR', '--prompt=aeiou', '--path=x'), '--path=x: give its number, as 3, or its coordinates, as 1,0'),
-    (('--workdir=DIR', '--prompt=aeiou', '--path=1,2'), '--path=1,2: the paths are 0 to 3, of a grid of 2 x 2'),
-    (('--workdir=DIR', '--prompt=aeiou', 'extra'), "'extra' is not an option: write --name=value"),
-    (('--workdir=DIR', '--prompt=aeiou', '--temperature=hot'), '--temperature=hot should be a number'),
-    (('--workdir=DIR', '--promt=aeiou'), '--promt: there is no such option; did you mean --prompt?'),
-    (('--workdir=DIR', '--prompt'), '--prompt: give it a value, as --prompt=...'),
-  ],
-)
+WRONG = [
+  ((), 'name a run with --workdir=DIR'),
+  (('--workdir=DIR',), 'a text with --prompt=TEXT'),
+  (('--workdir=/nowhere', '--prompt=x'), 'there is no run'),
+  (('--workdir=DIR', '--prompt='), 'prompt is empty'),
+  (('--workdir=DIR', '--prompt=aeiou', '--max_tokens=1000'), 'set max_tokens to'),
+  (('--workdir=DIR', '--prompt=aeiou', '--max_tokens=0'), 'max_tokens=0 should be 1 or more'),
+  (('--workdir=DIR', '--prompt=aeiou', '--path=4'), '--path=4: the paths are 0 to 3'),
+  (('--workdir=DIR', '--prompt=aeiou', '--version=99', '--path=0'), 'there is no version 99'),
+  (('--workdir=DIR', '--prompt=aeiou', '--samples=0'), '--samples=0'),
+  (('--workdir=DIR', '--prompt=aeiou', '--path=x'), '--path=x: give its number, as 3, or its coordinates, as 1,0'),
+  (('--workdir=DIR', '--prompt=aeiou', '--path=1,2'), '--path=1,2: the paths are 0 to 3, of a grid of 2 x 2'),
+  (('--workdir=DIR', '--prompt=aeiou', 'extra'), "'extra' is not an option: write --name=value"),
+  (('--workdir=DIR', '--prompt=aeiou', '--temperature=hot'), '--temperature=hot should be a number'),
+  (('--workdir=DIR', '--promt=aeiou'), '--promt: there is no such option; did you mean --prompt?'),
+  (('--workdir=DIR', '--prompt'), '--prompt: give it a value, as --prompt=...'),
+]
+
+
+@pytest.mark.parametrize('options, words', slow.all_but(WRONG, WRONG[0], WRONG[6]))
 def test_wrong_options(options, words, undisturbed):
   options = [option.replace('=DIR', f'={undisturbed}') for option in options]
   out, err = run(*options, status=2)

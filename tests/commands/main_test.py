@@ -308,6 +308,7 @@ def test_a_workdir_of_something_else(run, tmp_path, config):
   assert (tmp_path / 'old' / 'config.json').read_text() == config
 
 
+@pytest.mark.slow
 def test_a_workdir_that_cannot_be(run, tmp_path):
   (tmp_path / 'file').touch()
   for workdir in ('file', 'file/below', '/proc/nothing'):

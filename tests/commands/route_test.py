@@ -30,6 +30,7 @@ def test_wrong_options_are_told_in_a_line(options, words):
   assert done.stderr.startswith('dipaco_jax: ') and done.stderr.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_a_path_without_an_engine_is_told_before_anything_is_loaded(tmp_path):
   workdir, file = tmp_path / 'run', tmp_path / 'engines.json'
   made_run.write(workdir, made_run.settings())

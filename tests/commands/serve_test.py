@@ -5,21 +5,21 @@ import subprocess
 import sys
 
 import pytest
+import slow
 from repository import ROOT
 
 from dipaco_jax import serve
 
+WRONG = [
+  ([], 'name a run with --workdir=DIR'),
+  (['--workdir=x', '--max_batch=0'], '--max_batch=0 should be 1 or more'),
+  (['--workdir=x', '--port=65536'], '--port=65536 should be from 0 to 65535'),
+  (['--workdir=x', '--grace_s=-1'], '--grace_s=-1.0 should be 0 or more'),
+  (['--workdir=/nowhere', '--port=0'], 'there is no run here'),
+]
 
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    ([], 'name a run with --workdir=DIR'),
-    (['--workdir=x', '--max_batch=0'], '--max_batch=0 should be 1 or more'),
-    (['--workdir=x', '--port=65536'], '--port=65536 should be from 0 to 65535'),
-    (['--workdir=x', '--grace_s=-1'], '--grace_s=-1.0 should be 0 or more'),
-    (['--workdir=/nowhere', '--port=0'], 'there is no run here'),
-  ],
-)
+
+@pytest.mark.parametrize('options, words', slow.all_but(WRONG, WRONG[0]))
 def test_wrong_options_are_told_in_a_line(options, words):
   command = [sys.executable, '-m', 'dipaco_jax.serve', *options]
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)

@@ -217,6 +217,7 @@ def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
   assert not (tmp_path / 'other.db').exists()
 
 
+@pytest.mark.slow
 def test_an_islands_run_says_what_paths_wait_for(tmp_path):
   from dipaco_jax.islands import registry
 
@@ -228,6 +229,7 @@ def test_an_islands_run_says_what_paths_wait_for(tmp_path):
   assert asked.stdout.splitlines()[-1] == f'waiting for prepare: path {", ".join(map(str, range(16)))}', asked.stderr
 
 
+@pytest.mark.slow
 def test_an_islands_run_says_what_replays_would_cost(tmp_path):
   from dipaco_jax.islands import registry
 
@@ -244,6 +246,7 @@ def test_an_islands_run_says_what_replays_would_cost(tmp_path):
   assert lines == ['without its worker, 2 phases again: path 5', 'without its worker, 1 phase again: path 0, 3']
 
 
+@pytest.mark.slow
 def test_an_islands_run_says_which_line_it_takes(tmp_path):
   from dipaco_jax.islands import registry
 

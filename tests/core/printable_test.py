@@ -73,6 +73,7 @@ def hostile(tmp_path_factory):
   return workdir
 
 
+@pytest.mark.slow
 def test_a_report_of_any_names_and_without_what_cannot_be_drawn(hostile, caplog):
   found = run_report.write(hostile)
   drawn = {file.stem for file in (hostile / 'plots').iterdir()}

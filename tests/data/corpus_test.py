@@ -31,6 +31,7 @@ def settings_of(tmp_path, **data):
   return settings.from_dict(values | {'grid': {'a': 4, 'b': 4}})
 
 
+@pytest.mark.slow
 def test_more_is_held_back_of_little_text(tmp_path):
   """First more of the pieces that are held back anyway, then more pieces, up to a bound."""
   for name in 'abc':

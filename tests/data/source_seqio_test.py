@@ -64,7 +64,7 @@ def both(given):
   return [list(corpus.documents(given, split)) for split in ('train', 'validation')]
 
 
-@pytest.mark.parametrize('name', ['kept', 'decoded'])
+@pytest.mark.parametrize('name', slow.but(['kept', 'decoded'], 'decoded'))
 def test_a_task_gives_the_text_that_was_put_in(folder, name):
   """But for what its tokens do not tell, where it keeps nothing else."""
   corpus.check_readable(data(folder, name))
@@ -84,6 +84,7 @@ def test_documents_come_in_the_same_order_every_time(folder):
   assert both(data(folder, 'kept')) == both(data(folder, 'kept'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['mixed', 'mixed_kinds'])
 def test_a_mixture_draws_from_all_its_tasks(folder, name):
   train, validation = both(data(folder, name))
@@ -102,7 +103,7 @@ def test_without_a_validation_split_a_hash_draws_one(folder):
 PARTS = ('kept', 3), ('kept', 4), ('alone', 3), ('mixed', 3)  # of 3 files
 
 
-@pytest.mark.parametrize('name, parts', slow.but(PARTS, PARTS[0]))
+@pytest.mark.parametrize('name, parts', slow.but(PARTS, *PARTS))
 def test_parts_are_the_whole(folder, name, parts):
   """Also by id, but where SeqIO itself takes a task apart."""
   for split in ('train', 'validation'):

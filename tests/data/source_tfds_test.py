@@ -4,6 +4,7 @@ import sys
 
 import prepared
 import pytest
+import slow
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, source_tfds
@@ -33,7 +34,7 @@ def pairs(documents):
   return [{'text': d.text, 'domain': d.domain} for d in documents]
 
 
-@pytest.mark.parametrize('form', FORMATS)
+@pytest.mark.parametrize('form', slow.but(FORMATS, *FORMATS[1:]))
 def test_documents_are_those_that_were_put_in(folders, form):
   corpus.check_readable(data(folders / form))
   train, validation = (list(corpus.documents(data(folders / form), split)) for split in ('train', 'validation'))
@@ -42,7 +43,7 @@ def test_documents_are_those_that_were_put_in(folders, form):
   assert len(list((folders / form).rglob(f'*train.{form}*'))) == 3  # and this is their order
 
 
-@pytest.mark.parametrize('form', FORMATS)
+@pytest.mark.parametrize('form', slow.but(FORMATS, *FORMATS[1:]))
 def test_limits_of_documents_hold(folders, form):
   few = data(folders / form, max_documents=7, max_validation_documents=3)
   assert [len(list(corpus.documents(few, split))) for split in ('train', 'validation')] == [7, 3]
@@ -59,6 +60,7 @@ def test_without_a_validation_split_a_hash_draws_the_same_from_every_format(fold
   assert sorted(d.text for d in train + validation) == sorted(d['text'] for d in TRAIN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', FORMATS)
 def test_parts_are_the_whole_and_parse_no_more_than_their_share(folders, form, monkeypatch):
   parsed = []
@@ -117,7 +119,7 @@ def test_documents_without_the_domain_key_have_none(folders):
   assert {d.domain for d in corpus.documents(data(folders / 'tfrecord', domain_key='url'), 'train')} == {''}
 
 
-@pytest.mark.parametrize('form', FORMATS)
+@pytest.mark.parametrize('form', slow.but(FORMATS, *FORMATS[1:]))
 def test_a_damaged_file_is_named(tmp_path, form):
   prepared.prepare(tmp_path, {'train': TRAIN}, form)
   *_, last = sorted(tmp_path.rglob(f'*train.{form}*'))

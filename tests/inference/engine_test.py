@@ -119,6 +119,7 @@ def test_levels_may_be_of_any_parameters(levels, tmp_path):
   assert (text.tokens, text.paths) == plainly(run, request)
 
 
+@pytest.mark.slow
 def test_temperatures_may_differ_within_a_batch(run):
   ask = Request((5, 6, 7), 12, path=1, until_eos=False)
   requests = [dataclasses.replace(ask, seed=i, temperature=t, top_p=p) for i, (t, p) in enumerate(MIXED)]
@@ -141,6 +142,7 @@ def test_no_more_paths_are_kept_than_asked_for(run):
   gc.unfreeze()
 
 
+@pytest.mark.slow
 def test_a_batch_gets_smaller_again(run):
   ask = Request((5, 6, 7), 80, path=1, until_eos=False)
   engine = Engine(run)

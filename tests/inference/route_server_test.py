@@ -161,6 +161,7 @@ def test_an_engine_that_is_killed_is_left_out_and_taken_back(running):
   assert running.router.measured('dipaco_retries_total') > 0
 
 
+@pytest.mark.slow
 def test_no_more_requests_are_open_than_may_be(running):
   """Of those that come at one time too, as clients that try again do."""
   with concurrent.futures.ThreadPoolExecutor(40) as pool:

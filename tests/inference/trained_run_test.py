@@ -59,6 +59,7 @@ def test_paths_differ_from_the_lowest_block_that_they_do_not_share(workdir):
   assert paths[0].first_difference(run.path(0, 1).marks) == 0  # the embedding of another version
 
 
+@pytest.mark.slow
 def test_a_path_from_a_bucket_is_that_of_the_folder(workdir, monkeypatch):
   with object_server.s3_server() as endpoint:
     for name, value in object_server.environment(endpoint).items():

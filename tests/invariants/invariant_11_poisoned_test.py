@@ -73,6 +73,7 @@ def test_a_poisoned_path_is_named_and_left_out_and_starts_anew(kind, step, devic
   assert all(loss is not None and np.isfinite(loss) for loss in rows)
 
 
+@pytest.mark.slow
 def test_a_lost_path_that_is_poisoned_does_not_go_on_from_its_own_parameters(tmp_path):
   changes = {'outer': dict(lost=0.5), 'train': dict(phases=4)}
   lost = [np.flatnonzero(outer.lost_paths(0.5, (4,), 0, phase)) for phase in range(3)]

@@ -61,13 +61,10 @@ def base_state(params):
 
 
 ALL = [*((case, 1) for case in CASES), ('row weights', 4), ('three axes', 4), ('sampled', 4), ('lost', 4)]
-SLOW = [
-  ('three axes', 4), ('row weights', 1), ('row weights, sampled', 1), ('sampled', 1), ('lost', 1), ('momentum', 1),
-  ('inherited once', 1),
-]  # fmt: skip
+QUICK = [('diloco', 1), ('mixed levels', 1), ('three axes', 1), ('row weights', 4), ('sampled', 4), ('inherited', 1)]
 
 
-@pytest.mark.parametrize('case, devices', slow.but(ALL, *SLOW))
+@pytest.mark.parametrize('case, devices', slow.all_but(ALL, *QUICK))
 def test_twin(case, devices, tmp_path):
   grid, levels, changes = CASES[case]
   s = small.settings(grid, levels, **changes)

@@ -20,7 +20,7 @@ PLACEMENTS = {  # devices, mesh: (positions of a and b, devices inside a path)
   'two devices inside a path': (8, {'data': 2}, (4, 1, 2)),
   'states sharded inside a path': (8, {'data': 2, 'shard_states': True}, (4, 1, 2)),
 }
-OTHERS = slow.but(list(PLACEMENTS)[1:], 'two devices', 'two devices inside a path')
+OTHERS = slow.all_but(list(PLACEMENTS)[1:], 'a path on every device')
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def test_statistics_of_the_outer_step_agree(name):
     )
 
 
-@pytest.mark.parametrize('name', slow.but(PLACEMENTS, 'two devices', 'two devices inside a path'))
+@pytest.mark.parametrize('name', slow.all_but(PLACEMENTS, 'one device, eight turns', 'a path on every device'))
 def test_published_modules_are_whole_and_those_of_the_state(name):
   made, modules, _, _, workdir = trained(name)
   for path, (a, b) in enumerate(np.ndindex(4, 2)):

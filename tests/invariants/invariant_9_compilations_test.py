@@ -61,6 +61,7 @@ def test_every_program_of_a_run_is_compiled_once(undisturbed):
   assert tiny_run.record(undisturbed, 'train')['result']['compilations'] == sum(expected.values())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_takes_its_programs_from_the_cache(undisturbed, tmp_path):
   workdir = shutil.copytree(undisturbed, tmp_path / 'run')
   for stage in ('train', 'evaluate'):

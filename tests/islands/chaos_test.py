@@ -311,6 +311,7 @@ class Stopped:
     self.cluster.kill()
 
 
+@pytest.mark.slow
 def test_faults_change_no_bits(config, server, endpoint, expected, tmp_path, request, monkeypatch):
   for name, value in object_server.environment(endpoint).items():
     monkeypatch.setenv(name, value)

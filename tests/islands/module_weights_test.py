@@ -8,6 +8,7 @@ import types
 import numpy as np
 import one_process
 import pytest
+import slow
 from one_process import Machine
 
 from dipaco_jax.core import settings
@@ -94,7 +95,7 @@ def scene(request, tmp_path, monkeypatch):
 # -- a worker
 
 
-@pytest.mark.parametrize('scene', ['lan', 'thin'], indirect=True)
+@pytest.mark.parametrize('scene', slow.but(['lan', 'thin'], 'lan'), indirect=True)
 def test_a_worker_that_is_killed_and_started_again_reads_only_what_is_new(scene):
   executor, of = outer_executor.Executor(scene.folder / 'sums'), scene.there
   modules = {module for path in TRAINED for module in of.modules_of(path).values()}
@@ -125,7 +126,7 @@ def test_processes_of_a_machine_share_what_one_has_read(scene):
 # -- an executor
 
 
-@pytest.mark.parametrize('memory_bytes', [kept_arrays.MEMORY_BYTES, 0])
+@pytest.mark.parametrize('memory_bytes', slow.but([kept_arrays.MEMORY_BYTES, 0], kept_arrays.MEMORY_BYTES))
 @pytest.mark.parametrize('scene', ['thin'], indirect=True)
 def test_an_executor_reads_contributions_alone_and_each_once(memory_bytes, scene):
   """Paths send one after another; what memory does not hold is on disk, also for an executor that is started again."""

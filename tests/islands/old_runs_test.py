@@ -30,6 +30,7 @@ def test_a_workdir_is_rejected_before_any_work(folder):
   assert '--workdir=main was begun by an earlier version' in log and 'training the paths' not in log
 
 
+@pytest.mark.slow
 def test_a_workdir_is_refused_for_what_it_was_not_begun_with(folder):
   log = tiny_run.finish(tiny_run.start(folder / 'config.py', pathlib.Path('main'), '--config.outer.wire=thin'), 2)
   assert 'outer.wire' in log

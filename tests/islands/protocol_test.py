@@ -280,9 +280,7 @@ def quickly(monkeypatch):
 
 
 # What is hard about the slow ones is in `drawn apart, rounds` too.
-@pytest.mark.parametrize(
-  'name', slow.but(RUNS, *(name for name in RUNS if name not in ('drawn apart, rounds', 'alone')))
-)
+@pytest.mark.parametrize('name', slow.but(RUNS, *(name for name in RUNS if name != 'alone')))
 def test_ends_with_the_same_digest(name, tmp_path, request):
   expected, counts = play(tmp_path / 'undisturbed', name, 0, faults=False)
   for seed in range(request.config.getoption('--protocol_runs')):

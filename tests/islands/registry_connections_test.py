@@ -58,6 +58,7 @@ def island(url: str, folder, name: str, lease_s: float) -> Island:
   return Island(run, Registry(url, lease_s), object_store.open_storage(str(folder)), name)
 
 
+@pytest.mark.slow
 def test_leases_are_held_without_connections(server, watcher, tmp_path):
   """Of 30 workers that each hold a lease and renew it every second."""
   url, lease_s, workers = server.new_database(), 3, 30
@@ -142,6 +143,7 @@ def test_a_full_database_is_waited_for(full, caplog):
   db.close()
 
 
+@pytest.mark.slow
 def test_a_lease_outlives_a_database_that_is_full(full, tmp_path, caplog):
   """Connections are gone for longer than the time between renewals; attempts are a tenth of a lease apart."""
   made = island(full.url, tmp_path, 'worker-0', lease_s=10)

@@ -50,6 +50,7 @@ def test_8_processes_claim_200_tasks_each_once(url, db):
   assert {row['attempts'] for row in db.tasks()} == {1} and len(db.facts('checkpoint')) == 200
 
 
+@pytest.mark.slow
 def test_claims_survive_a_postgresql_that_is_killed(server):
   url = server.new_database()
   db = Registry(url)
@@ -91,6 +92,7 @@ def test_a_client_that_dies_or_stops_in_a_transaction_holds_nobody_up(url, db, h
   holder.communicate()
 
 
+@pytest.mark.slow
 def test_a_claim_costs_the_same_however_much_is_done(url, db):
   def cost(first: int, last: int) -> float:
     db.add_tasks(train(*((str(i), 0) for i in range(first, last))))

@@ -165,6 +165,7 @@ def another_role(folder: pathlib.Path, lease_s: int) -> Iterator[subprocess.Pope
       process.kill()
 
 
+@pytest.mark.slow
 def test_both_tasks_are_given_back_at_once(island, tmp_path):
   with another_role(tmp_path, lease_s=20) as process:
     wait_for(lambda: owned(island) == ['0', '1'])
@@ -213,6 +214,7 @@ role_loop.Role(Claims(island, 'worker', ['train']), lambda *_: time.sleep(60)).s
 """
 
 
+@pytest.mark.slow
 def test_a_task_is_given_back_that_was_just_claimed(island, tmp_path):
   done = subprocess.run([sys.executable, '-c', ENDS_AMID, str(tmp_path)], env=ENV)
   assert done.returncode == 128 + signal.SIGTERM

@@ -56,6 +56,7 @@ def test_install(cloud):
   assert cloud.lines('sudo').count('mount -t nfs -o lookupcache=positive 10.0.0.2:/share /mnt/dipaco') == 2
 
 
+@pytest.mark.slow
 def test_hosts_that_were_started_anew_mount_before_they_run(cloud):
   share = '--nfs=10.0.0.2:/share'
   cloud.installed(share)
@@ -118,6 +119,7 @@ def test_arguments_arrive_as_they_are(cloud):
   assert call[:6] == ['compute', 'tpus', 'tpu-vm', 'ssh', 'one', '--worker=all']
 
 
+@pytest.mark.slow
 def test_several_slices(cloud):
   two = ['--topology=v5e:8x8*2']
   cloud.env['FAKE_HOSTS'] = '1'  # of each
@@ -144,7 +146,9 @@ def printed_calls(out: str) -> list[list[str]]:
   return [shlex.split(line) for line in lines]
 
 
-@pytest.mark.parametrize('command', ['create', 'install', 'run', 'status', 'logs', 'stop', 'ssh', 'delete'])
+@pytest.mark.parametrize(
+  'command', slow.all_but(['create', 'install', 'run', 'status', 'logs', 'stop', 'ssh', 'delete'], 'create', 'ssh')
+)
 def test_flags_of_gcloud_reach_the_calls_that_take_them(cloud, command):
   """`gcloud compute tpus tpu-vm ssh` knows --tunnel-through-iap in its alpha version alone, so another is called."""
   behind = {'run': ['--', *PROGRAM], 'ssh': ['--', 'df -h']}.get(command, [])

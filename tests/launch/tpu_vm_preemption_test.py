@@ -67,7 +67,7 @@ def test_what_cannot_be_created_again_is_the_end(cloud):
     ('PROVISIONING FAILED', 'no TPU was given to one: launch/tpu_vm.sh status'),
   ],
 )
-@pytest.mark.parametrize('command', [['install', *TPU], RUN], ids=['install', 'run'])
+@pytest.mark.parametrize('command', slow.but([['install', *TPU], RUN], RUN), ids=['install', 'run'])
 def test_nothing_is_created_unasked(cloud, command, coming, words):
   if coming:
     cloud.put('coming', coming)
@@ -91,7 +91,7 @@ def test_gcloud_that_does_not_answer(cloud):
   assert 'one is UNKNOWN; waiting' in cloud(*RUN, status=1)[1]
 
 
-@pytest.mark.parametrize('status, times', slow.but([(2, 1), (75, 3), (1, 3)], (1, 3)))
+@pytest.mark.parametrize('status, times', slow.all_but([(2, 1), (75, 3), (1, 3)], (75, 3)))
 def test_a_run_that_fails(cloud, status, times):
   cloud.env['FAKE_HOSTS'] = '1'
   cloud.installed()
@@ -101,6 +101,7 @@ def test_a_run_that_fails(cloud, status, times):
   assert (f'the run ended (status {status}): once more' in err) == (times > 1)
 
 
+@pytest.mark.slow
 def test_a_lost_connection_stops_no_run(cloud):
   cloud.env['FAKE_HOSTS'] = '1'
   cloud.installed()
@@ -147,6 +148,7 @@ def test_ctrl_c_while_slices_are_awaited(cloud):
   assert 'one stays, and costs, until' in ended(process, 130)[1]
 
 
+@pytest.mark.slow
 def test_a_run_outlives_the_connection_and_is_joined(cloud):
   cloud.installed()
   cloud.put('ends', 'never')

@@ -51,7 +51,7 @@ def loss_and_gradient(made, params):
 
 @pytest.mark.parametrize('changes', slow.but([
   {}, {'layers': 'scanned', 'window': 8, 'full_every': 2}, {'remat': 'dots', 'num_kv_heads': 1, 'qk_norm': 'head'},
-], {}))  # fmt: skip
+], {}, {'layers': 'scanned', 'window': 8, 'full_every': 2}))  # fmt: skip
 def test_a_copy_of_our_block_trains_the_same_to_the_bit(write, changes):
   ours, copy = made_of('', **changes), made_of(write(OURS), **changes)
   assert type(block.blocks(copy.config)[0]) is not block.Block

@@ -9,6 +9,7 @@ import numpy as np
 import plain_transformer
 import pytest
 import shapes_of_families
+import slow
 import small
 
 from dipaco_jax.models import transformer
@@ -45,7 +46,7 @@ def test_hidden_states_are_those_of_numpy(params, hidden):
 
 
 @pytest.mark.parametrize('family', shapes_of_families.FAMILIES | shapes_of_families.MORE)
-@pytest.mark.parametrize('layers', ['unrolled', 'scanned'])
+@pytest.mark.parametrize('layers', slow.but(['unrolled', 'scanned'], 'unrolled'))
 def test_families_follow_their_equations(family, layers):
   """5 blocks: of those that repeat after two one is left."""
   changes = (shapes_of_families.FAMILIES | shapes_of_families.MORE)[family]
@@ -102,6 +103,7 @@ def test_logits_are_those_of_numpy(tied):
   np.testing.assert_allclose(-log_p[np.arange(15), tokens[0, 1:]], expected, atol=10 * CLOSE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes, words', [
   ({'remat': 'full'}, ['remat']), ({'remat': 'dots'}, ['remat']),
   ({'layers': 'scanned'}, ['scan[', 'optimization_barrier']),

@@ -144,6 +144,7 @@ def test_a_control_that_diverges_is_left_out_of_the_comparison(tmp_path):
   assert [(x['phase'], x['path']) for x in report['excluded']] == [(2, 0)]
 
 
+@pytest.mark.slow
 def test_another_budget_trains_it_anew(undisturbed, unattended, tmp_path):
   for name in ('stages', 'control', 'base', 'shards', 'sequences'):
     shutil.copytree(undisturbed / name, tmp_path / name)

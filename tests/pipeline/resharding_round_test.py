@@ -71,6 +71,7 @@ def check_scores(workdir, number, version):
       assert scores[i] == pytest.approx(-nll.sum(), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_what_a_round_reports(rerouted):
   made = tiny_run.record(rerouted, 'train')['result']['rounds']
   assert len(made) == 2

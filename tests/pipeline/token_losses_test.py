@@ -192,6 +192,7 @@ token_losses.write(made, test.Asked(made), test.SOURCES, rows, pathlib.Path(sys.
 """
 
 
+@pytest.mark.slow
 def test_killed_and_started_again(made, rows, folder, tmp_path):
   done = subprocess.run(
     [sys.executable, '-c', KILLED, str(tmp_path)], env=repository.environment(__file__), timeout=120

@@ -40,6 +40,7 @@ def test_flops_are_those_of_a_hand_count():
   assert by_hand < flops_of_row(seq_len=128) < 1.2 * by_hand
 
 
+@pytest.mark.slow
 def test_flops_that_are_done_again_count():
   kept, length = flops_of_row(seq_len=1024), 1024
   scores = 3 * length * 2 * length * 256  # queries and keys

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import slow
 import small
 
 from dipaco_jax.core import compression, inner, modules, outer
@@ -16,7 +17,7 @@ def made(**outer_fields):
   return s, shapes, modules.make_layout(s.grid, s.levels, shapes)
 
 
-@pytest.mark.parametrize('kind', compression.KINDS)
+@pytest.mark.parametrize('kind', slow.all_but(compression.KINDS, 'int8'))
 def test_bytes_are_those_of_arrays(kind):
   s, shapes, layout = made(compress=kind, stream='on')
   found, base = wire_traffic.make_traffic(s, shapes), small.base(small.make_programs(s).model)

@@ -52,7 +52,7 @@ def bare_families() -> dict[str, dict]:
   }
 
 
-@pytest.mark.parametrize('family', slow.all_but(bare_families(), 'gemma3', 'qwen3'))
+@pytest.mark.parametrize('family', slow.all_but(bare_families(), 'gemma3'))
 def test_the_bare_loop_is_of_the_same_architecture(family, monkeypatch):
   monkeypatch.syspath_prepend(str(FOLDER))
   import bare
@@ -138,6 +138,7 @@ def test_paths():
   assert four['modules'] > one['modules'] == one['params']
 
 
+@pytest.mark.slow
 def test_text(tmp_path):
   lines = pathlib.Path(__file__).read_text().splitlines()
   (tmp_path / 'a.txt').write_text(''.join(f'{n} {line}\n' for n in range(20) for line in lines))

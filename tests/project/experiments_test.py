@@ -10,6 +10,7 @@ import sys
 import jax
 import pytest
 import repository
+import slow
 
 from dipaco_jax.core import modules, settings
 from dipaco_jax.inference import trained_run
@@ -45,7 +46,7 @@ def flops(s: settings.Settings) -> float:
   return tokens * performance.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len)
 
 
-@pytest.mark.parametrize('size', config.SIZES)
+@pytest.mark.parametrize('size', slow.but(config.SIZES, 'medium', 'micro'))
 def test_every_row_is_a_valid_run_whose_levels_catch_all_parameters(size):
   for _, table, row in (planned for planned in PLANNED if planned[0] == size):
     s = runs.make(size, row, 0).settings
@@ -144,6 +145,7 @@ def test_validation_text_is_cut_into_pieces_that_begin_with_a_word():
   assert list(split.pieces(short)) == [short]
 
 
+@pytest.mark.slow
 def test_beginnings_are_scored_like_one_document_after_the_other(undisturbed):
   run = trained_run.TrainedRun(str(undisturbed))
   first, length = run.settings.routing.prefix_tokens, run.settings.model.seq_len

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 
+import pytest
 import shapes_of_families
 from repository import ROOT
 
@@ -14,6 +15,7 @@ def rows(text: str) -> list[list[str]]:
   return [[cell.strip() for cell in line.strip('| ').split(' | ')] for line in (lines[0], *lines[2:])]
 
 
+@pytest.mark.slow
 def test_every_cell_is_a_test():
   heading, *families = rows((ROOT / 'README.md').read_text().split('### Families of models')[1])
   page = (ROOT / 'docs' / 'families.md').read_text().split('## Tests')[1]

@@ -52,6 +52,7 @@ def test_levels_are_cut(case, count, low):
   assert sum(counts) == (12 if len(layout.levels) > 1 else 0) and max(counts, default=0) <= min(counts, default=0) + 1
 
 
+@pytest.mark.slow
 def test_utilization_of_a_case():
   flags = '--parameters=50e6 --step_s=0.5 --mbits=10,100,10000 --grid=dipaco --wire=lan --tau=20 --state=with'.split()
   done = run(*flags)
@@ -75,5 +76,6 @@ def test_the_table():
   assert 'the paper' not in done.stdout  # whose figures are for other sizes
 
 
+@pytest.mark.slow
 def test_sizes_and_times_go_in_pairs():
   assert '--step_s has 3 values, --parameters 1' in run('--parameters=50e6', status=2).stderr

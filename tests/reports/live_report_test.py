@@ -29,6 +29,7 @@ def wait(page: live_report.LiveReport) -> int:
   return page._child.wait(PATIENCE_S)
 
 
+@pytest.mark.slow
 def test_a_child_writes_the_page_and_no_more(workdir):
   before = {p.name for p in workdir.iterdir()}
   with contextlib.closing(live_report.LiveReport(workdir, every_s=0)) as page:
@@ -56,6 +57,7 @@ def test_the_child_finds_the_package_from_any_folder(tmp_path, monkeypatch):
   assert (tmp_path / 'seen').read_text().split(os.pathsep)[0] == str(repository.ROOT)
 
 
+@pytest.mark.slow
 def test_a_child_whose_run_was_killed_writes_nothing(tmp_path):
   """The folder may be gone by then, and must not come back, or belong to a process that has been started since."""
   place = tmp_path / 'run'
@@ -76,6 +78,7 @@ def test_nothing_is_written_just_after_the_start(workdir):
     assert page._child is None
 
 
+@pytest.mark.slow
 def test_a_page_that_cannot_be_written_is_a_warning(tmp_path, caplog):
   synthetic.make(tmp_path, stages=0)
   with contextlib.closing(live_report.LiveReport(tmp_path, every_s=0)) as page:

@@ -27,7 +27,7 @@ def reports(runs):
   return write
 
 
-@pytest.mark.parametrize('name', slow.but(synthetic.RUNS, '256_paths'))
+@pytest.mark.parametrize('name', slow.all_but(synthetic.RUNS, 'grid'))
 def test_a_page_stands_alone_and_has_every_picture(reports, name):
   workdir, found, text = reports(name)
   assert seals.read_json(workdir / 'report.json') == found
@@ -64,6 +64,7 @@ def test_bytes_are_in_gigabytes():
   assert report_page._number('outer_bytes_per_phase', 5_300) == '5.3 kB'
 
 
+@pytest.mark.slow
 def test_texts_are_escaped(tmp_path):
   synthetic.make(tmp_path / 'a<b>&', axes=(), domains=('x<script>', 'y&amp;'), phases=2)
   (tmp_path / 'a<b>&' / 'command.txt').write_text('python -m dipaco_jax.main --config.data.train=<&>')
@@ -78,7 +79,7 @@ def test_svgs_of_a_page_do_not_share_names(reports):
   assert names and len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize('name', synthetic.RUNS)
+@pytest.mark.parametrize('name', slow.all_but(synthetic.RUNS, 'grid'))
 def test_pictures_have_the_pages_colours_and_text_that_a_telephone_shows_large_enough(reports, name):
   text = reports(name)[2]
   style, body = text.split('</style>', 1)

@@ -1,12 +1,14 @@
 """What a page is made from while its run trains."""
 
 import parsed_page
+import pytest
 import synthetic
 
 from dipaco_jax.reports import run_data, run_report
 from dipaco_jax.storage import lock
 
 
+@pytest.mark.slow
 def test_a_run_that_trains_has_a_page_that_says_so(tmp_path):
   synthetic.make(tmp_path, stages=3)
   text = run_report.page_so_far(tmp_path)

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import slow
 from points import blobs, hidden_like
 from sklearn import linear_model
 
@@ -35,7 +36,7 @@ def nats(fitted, z_ND, labels_N) -> np.ndarray:
 
 
 @pytest.mark.parametrize('weighted', [False, True])
-@pytest.mark.parametrize('l2', [0.1, 1e-3])
+@pytest.mark.parametrize('l2', slow.but([0.1, 1e-3], 0.1))
 def test_logistic_regression_is_that_of_sklearn(l2, weighted):
   z_ND, labels_N = labelled(500, 10, 4)
   weight_N = np.random.default_rng(1).uniform(0, 2, 500) if weighted else np.ones(500)
@@ -62,6 +63,7 @@ def test_accuracy_is_the_fraction_of_best_scores_that_are_labels():
   assert 0.5 < by_hand < 1
 
 
+@pytest.mark.slow
 def test_candidates_are_chosen_by_held_out_documents():
   # Ten times as many dimensions as matter: too little decay fits noise, too much fits nothing.
   z_ND, labels_N = labelled(300, 60, 3)
@@ -83,6 +85,7 @@ def crossed(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
   return z_ND, (2 * (z_ND[:, 0] > 0) + (z_ND[:, 1] * z_ND[:, 2] > 0)).astype(int)
 
 
+@pytest.mark.slow
 def test_a_hidden_layer_learns_what_no_line_tells():
   z_ND, labels_N = crossed(1000, 0)
   fresh = crossed(1000, 1)
@@ -94,6 +97,7 @@ def test_a_hidden_layer_learns_what_no_line_tells():
   assert nats(curve, z_ND, labels_N).mean() < 0.8 * nats(without, z_ND, labels_N).mean()
 
 
+@pytest.mark.slow
 def test_equal_keys_give_equal_bits():
   z_ND, labels_N = crossed(100, 0)
   one, two, other = (fit(z_ND, labels_N, 4, key, hidden=16, l2=[0.1]) for key in (0, 0, 1))
@@ -130,7 +134,7 @@ def frequencies(scores_NP) -> np.ndarray:
 
 
 @pytest.mark.parametrize('target', ['even', 'uneven'])
-@pytest.mark.parametrize('kind', ['own', 'topics', 'clusters'])
+@pytest.mark.parametrize('kind', slow.but(['own', 'topics', 'clusters'], 'own', 'topics'))
 def test_no_path_is_empty_once_calibrated(kind, target):
   scores_NP = skewed(4000, 16, kind)
   target_P = np.ones(16) if target == 'even' else np.random.default_rng(1).uniform(0.1, 1, 16)
@@ -191,7 +195,7 @@ def losses(num: int, num_paths: int, seed=0) -> tuple[np.ndarray, np.ndarray, np
   return z_ND, nll_NP, rng.uniform(0.5, 1.5, num), rng.random(num) < 0.25
 
 
-@pytest.mark.parametrize('l2', [0.03, 1e-3])
+@pytest.mark.parametrize('l2', slow.but([0.03, 1e-3], 0.03))
 def test_what_is_fitted_to_losses_is_a_minimum_of_what_routes_cost(l2):
   z_ND, nll_NP, weight_N, _ = losses(400, 3)
   fitted, held = classifier.fit_to_losses(z_ND, nll_NP, weight_N, np.zeros(400, bool), [l2])
@@ -219,6 +223,7 @@ def test_what_is_fitted_to_losses_is_a_minimum_of_what_routes_cost(l2):
   assert least < cost(centroids, np.asarray(labelled.bias, 'd') - (centroids**2).sum(1) / 4)
 
 
+@pytest.mark.slow
 def test_a_few_nats_weigh_more_than_many_labels():
   """Of texts that look alike, two thirds are hardly better off under path 0, and a third far better under path 1."""
   z_ND, num = np.random.default_rng(0).normal(size=(300, 4)).astype('f'), 300
@@ -261,7 +266,7 @@ def test_of_two_paths_what_few_sequences_lose_by_far_counts_in_full():
   assert told == pytest.approx(nll_NP[held_N, 1].mean(), abs=0.2)  # in nats as they are
 
 
-@pytest.mark.parametrize('loss', [np.nan, np.inf])
+@pytest.mark.parametrize('loss', slow.but([np.nan, np.inf], np.inf))
 def test_of_two_paths_a_lost_one_takes_no_text(loss):
   z_ND, nll_NP, weight_N, held_N = losses(400, 2)
   nll_NP[:, 1] = loss
@@ -269,7 +274,7 @@ def test_of_two_paths_a_lost_one_takes_no_text(loss):
   assert not np.asarray(router.route(found, z_ND))[:, 0].any() and np.isfinite(told)
 
 
-@pytest.mark.parametrize('loss', [np.nan, np.inf, 1e4, 1e7])
+@pytest.mark.parametrize('loss', slow.but([np.nan, np.inf, 1e4, 1e7], np.inf, 1e4))
 def test_a_path_that_is_lost_takes_no_text_and_hides_nothing(loss):
   z_ND, nll_NP, weight_N, held_N = losses(400, 3)
   _, of_two = classifier.fit_to_losses(z_ND, nll_NP[:, [0, 2]], weight_N, held_N)

@@ -176,6 +176,7 @@ def test_a_loaded_router_sees_features_as_ours_does(module, tmp_path):
     np.testing.assert_allclose(2 * mine.scores(tokens), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 
+@pytest.mark.slow
 def test_generation_goes_by_the_whole_prompt_and_then_by_the_text_so_far(module, tmp_path):
   s = routed_by(module, 'by_length')
   loaded(tmp_path / 'run', s, own_router.fit(s.routing, 4, 0, texts_of([10, 20, 30, 40])))

@@ -283,6 +283,7 @@ def wire(monkeypatch):
     yield wire
 
 
+@pytest.mark.slow
 def test_while_one_is_uploaded_only_the_newest_waits_and_an_outage_that_lasts_is_an_error(wire, tmp_path, monkeypatch):
   begin(made := open_mirror('s3://bucket/run', tmp_path / 'scratch', patience_s=0.5))
   uploaded, upload = [], made.storage.upload_tree

@@ -13,6 +13,7 @@ import corpora
 import line
 import object_server
 import pytest
+import slow
 from backports import zstd
 from fsspec.implementations.memory import MemoryFileSystem
 
@@ -53,6 +54,7 @@ def test_globs_match_as_on_disk(tmp_path, bucket, pattern):
     assert sorted(found) == sorted(path.removeprefix(str(tmp_path)) for path in here)
 
 
+@pytest.mark.slow
 def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   lines = ''.join(json.dumps({'text': f'line {i} ' * 50, 'domain': 'ab'[i % 2]}) + '\n' for i in range(20_000)).encode()
   contents = {
@@ -91,7 +93,7 @@ def test_the_content_of_objects_is_told_by_the_bucket(bucket):
   assert again[a] != found[a] and (again[b], again[c]) == (found[b], found[c])
 
 
-@pytest.mark.parametrize('kind', ['parquet', 'feather', 'tar', 'jsonl.xz'])
+@pytest.mark.parametrize('kind', slow.but(['parquet', 'feather', 'tar', 'jsonl.xz'], 'feather', 'tar'))
 def test_records_in_a_bucket_or_on_the_hub_are_those_on_disk(tmp_path, bucket, monkeypatch, kind):
   """The Hub's file system is another one of fsspec's here, as it cannot be reached."""
   monkeypatch.setitem(importlib.import_module('fsspec.registry')._registry, 'hf', MemoryFileSystem)

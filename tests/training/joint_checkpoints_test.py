@@ -88,6 +88,7 @@ def saved(tmp_path_factory) -> tuple[str, list[set[str]]]:
   return place, found
 
 
+@pytest.mark.slow
 def test_each_process_writes_and_seals_its_shards(saved):
   place, (first, other) = saved
   assert 'arrays/sharded/0.0' in first and 'arrays/sharded/1.0' not in first

@@ -58,6 +58,7 @@ def test_checkpoints_of_another_version_are_refused(tmp_path):
   checkpoints.close()
 
 
+@pytest.mark.slow
 def test_turns_that_are_left_out_hide_no_checkpoint_and_a_start_reads_each_once(tmp_path, monkeypatch):
   s = small.settings({'a': 3}, (('all', '.*', ('a',)),), checkpoint=dict(every_steps=6, keep=100))
   weights = np.array([0.5, 0, 0.5], np.float32)  # the second of three turns is left out: 8 of 12 steps are made

@@ -27,6 +27,7 @@ def mean(made, params, path):
 CLOSE = 4 * small.ROWS * small.LENGTH * small.EPS
 
 
+@pytest.mark.slow
 def test_early_stopping_points_at_the_best_version(tmp_path):
   """Ever larger steps: the loss falls, then rises, and versions that nobody points at go."""
   s = small.settings(
@@ -53,6 +54,7 @@ def test_early_stopping_points_at_the_best_version(tmp_path):
     assert mean(made, params, path) == pytest.approx(losses[:, path].min(), abs=CLOSE)
 
 
+@pytest.mark.slow
 def test_replicas_of_a_model_point_at_one_version(tmp_path):
   """Which is best by the mean over the targets of all their hold-outs, where their own would tell them apart."""
   made = small.make_programs(small.settings({'a': 2, 'b': 2}, (('all', '.*', ('a',)),)), 2)
@@ -105,6 +107,7 @@ def test_the_loss_before_is_that_of_paths_that_share_nothing(devices, tmp_path):
   assert [row['averaging_gap'] for row in alone] == [None, None]  # nothing is averaged, and nothing measured twice
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_between_turns_keeps_what_it_has_measured(tmp_path):
   expected = phases(small.MIXED_LEVELS, 1, tmp_path / 'whole')
   asked = itertools.count(1)

@@ -108,6 +108,7 @@ def assert_same_modules(workdir, undisturbed):
     small.assert_close(ours, theirs, 36 * small.EPS * (2 + 0.01 * 4 * 64) * 100)
 
 
+@pytest.mark.slow
 def test_same_modules(joined, undisturbed):
   workdir, _ = joined
   for name in ('train', 'validation'):
