@@ -16,13 +16,11 @@ import pytest
 import tiny_run
 
 # Files of minutes, which begin before the others, so that no worker is left with one at the end.
-LONGEST = (
-  'resharding_round two_processes invariant_6_resume chaos benchmarks invariant_8_islands reuse stopped_islands '
-  'worker_hosts bandwidth experiments local'
-).split()
+LONGEST = 'invariant_6_resume invariant_8_islands stopped_islands reuse source_seqio generate route_server'.split()
 LONGEST_SLOW = (  # with --slow, these too: one of them alone at the end would be most of ten minutes
-  'damaged_files pretrained invariant_6_file_kinds extend bucket_run lineage recipe wire lost_disks '
-  'stopped_anywhere sources_agree skypilot invariant_11_poisoned experiments_scripts'
+  'resharding_round two_processes chaos benchmarks worker_hosts bandwidth experiments local damaged_files pretrained '
+  'invariant_6_file_kinds extend bucket_run lineage recipe wire lost_disks stopped_anywhere sources_agree skypilot '
+  'invariant_11_poisoned experiments_scripts'
 ).split()
 
 
