@@ -11,6 +11,8 @@ Two models agree on which documents are hard, so that their ratio is known far b
 interval covers other documents of the same source, not other sources or other seeds.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 RESAMPLES = 2000
@@ -30,18 +32,36 @@ def interval(
     contents_N: the digest of each sequence's document; None: each is another document.
   """
   counts_N = np.asarray(tokens_N) > 0
-  nats_N, tokens_N = (np.asarray(x, np.float64)[counts_N] for x in (nats_N, tokens_N))
-  if contents_N is not None:
-    document_N = np.unique(np.asarray(contents_N)[counts_N], return_inverse=True)[1]
-    nats_N, tokens_N = (np.bincount(document_N, x) for x in (nats_N, tokens_N))
-  count = len(tokens_N)
-  if count < MIN_DOCUMENTS or not np.isfinite(nats_N).all():
+  contents_N = np.arange(len(counts_N)) if contents_N is None else np.asarray(contents_N)
+  pair_2N = np.stack([nats_N, tokens_N])[:, counts_N]
+  found = quantiles(lambda sums: sums[0] / sums[1], pair_2N, contents_N[counts_N], seed)
+  return found and (_perplexity(found[0]), _perplexity(found[1]))
+
+
+def quantiles(
+  statistic: Callable[[np.ndarray], np.ndarray], columns_KN: np.ndarray, contents_N: np.ndarray, seed: int = 0
+) -> tuple[float, float] | None:
+  """Returns the middle LEVEL of a statistic of K sums over documents; None in the cases that `interval` names.
+
+  Args:
+    statistic: maps the sums of each draw [K, draws] to a number for each draw [draws].
+    columns_KN: the K quantities of each sequence.
+    contents_N: the digest of each sequence's document; sequences with equal ones are drawn together.
+  """
+  documents, document_N = np.unique(contents_N, return_inverse=True)
+  count = len(documents)
+  columns_KD = np.stack([np.bincount(document_N, column, count) for column in columns_KN.astype(np.float64)])
+  if count < MIN_DOCUMENTS or not np.isfinite(columns_KD).all():
     return None
   rng = np.random.default_rng(seed)
   rows = max(1, CELLS // count)
-  means = []
+  drawn_statistics = []
   for start in range(0, RESAMPLES, rows):
     drawn = rng.integers(count, size=(min(rows, RESAMPLES - start), count))
-    means.append(nats_N[drawn].sum(1) / tokens_N[drawn].sum(1))
-  low, high = np.exp(np.minimum(np.quantile(np.concatenate(means), [(1 - LEVEL) / 2, (1 + LEVEL) / 2]), 700.0))
+    drawn_statistics.append(statistic(columns_KD[:, drawn].sum(-1)))
+  low, high = np.quantile(np.concatenate(drawn_statistics), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
   return float(low), float(high)
+
+
+def _perplexity(nats: float) -> float:
+  return float(np.exp(min(nats, 700.0)))

@@ -73,19 +73,8 @@ def _interval(
   """Returns the interval of the ratio; sequences of one document, [N] `content`, are drawn together."""
   (nats_a, bytes_a), (nats_b, bytes_b) = a, b
   counted = (bytes_a > 0) & (bytes_b > 0)
-  rows = np.stack([nats_a, bytes_a, nats_b, bytes_b])[:, counted].astype(np.float64)
-  documents, place = np.unique(content[counted], return_inverse=True)
-  count = len(documents)
-  values = np.stack([np.bincount(place, row, count) for row in rows])
-  if count < bootstrap.MIN_DOCUMENTS or not np.isfinite(values).all():
-    return None
-  rng, batch, ratios = np.random.default_rng(0), max(1, bootstrap.CELLS // count), []
-  for start in range(0, bootstrap.RESAMPLES, batch):
-    drawn = rng.integers(count, size=(min(batch, bootstrap.RESAMPLES - start), count))
-    sums = values[:, drawn].sum(-1)
-    ratios.append(sums[2] / sums[3] * sums[1] / sums[0])
-  low, high = np.quantile(np.concatenate(ratios), [(1 - bootstrap.LEVEL) / 2, (1 + bootstrap.LEVEL) / 2])
-  return float(low), float(high)
+  rows = np.stack([nats_a, bytes_a, nats_b, bytes_b])[:, counted]
+  return bootstrap.quantiles(lambda sums: sums[2] / sums[3] * sums[1] / sums[0], rows, content[counted])
 
 
 def table(pairs: Sequence[Pair], names: tuple[str, str]) -> list[list[str]]:
