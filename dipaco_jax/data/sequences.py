@@ -81,34 +81,21 @@ def write_part(
     with _writer(os.path.join(out_dir, split)) as write:
       tokenized = _tokenized(make_documents(split), tokenizer, threads, split == 'validation')
       for number, (document, tokens, byte_ends) in enumerate(tokenized):
-        in_pieces = split == 'validation' and document.draw >= 0
-        end = length if split == 'validation' and not in_pieces else len(tokens)
-        long, short = _cut(tokens[:end].astype(dtype), length, prefix_tokens)
-        kept = _spread(long, pieces, document.id) if in_pieces else long
+        cut = _cut_document(document, tokens.astype(dtype), byte_ends, length, prefix_tokens, pieces)
         domain = _counted_as(domains, document.domain)
         numbers = part[0] + part[1] * number, domains.setdefault(domain, len(domains))
-        num_bytes = None
-        if byte_ends is not None:
-          long_ends, _ = _cut(byte_ends[:end], length, prefix_tokens)
-          kept_ends = _spread(long_ends, pieces, document.id) if in_pieces else long_ends
-          num_bytes = [int(ends[-1] - ends[max(prefix_tokens, 1) - 1]) for ends in kept_ends]
-        write(*numbers, document.content, document.draw, len(tokens), kept, num_bytes)
-        size = sum(map(len, kept))
+        write(*numbers, document.content, document.draw, len(tokens), cut.kept, cut.num_bytes)
+        size = sum(map(len, cut.kept))
         if split == 'train':
           by_domain[domain].update(documents=1, tokens=size, repeated=int(document.times > 0))
-        counts[split].update(documents=1, sequences=len(kept), tokens=size, **left_out.count(long, short))
+        counts[split].update(documents=1, sequences=len(cut.kept), tokens=size, **left_out.count(cut.long, cut.short))
         if (split, part[0], number + 1) == ('train', 0, left_out.EARLY_DOCUMENTS):
           left_out.warn_early(counts[split], prefix_tokens)
         progress(next(done), None)
     counts[split].update(copies=copies[split] if copies else 0)
-  sizes = {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
-  return write_meta(
-    out_dir,
-    counts
-    | {'domains': list(domains), 'by_domain': by_domain, 'vocab_size': tokenizer.vocab_size}
-    | sizes
-    | ({'skipped_records': skipped} if skipped else {}),
-  )
+  meta = counts | {'domains': list(domains), 'by_domain': by_domain, 'vocab_size': tokenizer.vocab_size}
+  meta |= {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
+  return write_meta(out_dir, meta | ({'skipped_records': skipped} if skipped else {}))
 
 
 def merge_meta(folder: str, parts: int) -> dict[str, Any]:
@@ -193,6 +180,31 @@ def _writer(stem: str) -> Iterator[Callable[..., None]]:
     os.remove(f'{stem}.draws')
   if not have_bytes:
     os.remove(f'{stem}.bytes')
+
+
+class _Cut(NamedTuple):
+  """The sequences of a document."""
+
+  kept: list[np.ndarray]
+  num_bytes: list[int] | None  # of the text of each, after the prefix; None in training
+  long: list[np.ndarray]  # than the prefix, of which `kept` may be a part
+  short: list[np.ndarray]
+
+
+def _cut_document(
+  document: Any, tokens: np.ndarray, byte_ends: np.ndarray | None, length: int, prefix_tokens: int, pieces: int
+) -> _Cut:
+  """Cuts a document of training, or, where `byte_ends` are given, chooses the sequences that validate."""
+  validates = byte_ends is not None
+  in_pieces = validates and document.draw >= 0
+  end = length if validates and not in_pieces else len(tokens)
+  long, short = _cut(tokens[:end], length, prefix_tokens)
+  kept = _spread(long, pieces, document.id) if in_pieces else long
+  if byte_ends is None:
+    return _Cut(kept, None, long, short)
+  ends, _ = _cut(byte_ends[:end], length, prefix_tokens)
+  kept_ends = _spread(ends, pieces, document.id) if in_pieces else ends
+  return _Cut(kept, [int(x[-1] - x[max(prefix_tokens, 1) - 1]) for x in kept_ends], long, short)
 
 
 def _cut(tokens: np.ndarray, length: int, prefix_tokens: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
