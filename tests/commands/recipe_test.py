@@ -203,4 +203,4 @@ def test_its_options_are_those_of_a_run_that_takes_its_base(tmp_path):
   other = start(*options[:2], '--steps=12')
   assert other.returncode == 2 and 'holds a run with other options' in other.stderr
   said = tiny_run.run(config, tmp_path / 'run', *shlex.split(done.stdout.splitlines()[-1]))
-  assert 'tokenize' not in said and 'train 96/96' in said  # 4 paths of 24 steps, of the text as it is there
+  assert 'stages: tokenize [done]' in said and 'train 96/96' in said  # 4 paths of 24 steps, of the text as it is there
