@@ -77,7 +77,9 @@ def made(folder: pathlib.Path, data: settings.Data, out: pathlib.Path) -> dict[s
 def test_sequences_and_shards_agree(folder, tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(str(folder))
   found = {name: made(folder, settings.Data(**data), tmp_path / name) for name, data in sources(folder).items()}
-  assert len(found['files']) == 2 * 5 + 2 + 3 * 4 + 1
+  sequence_files = 5 + 6 + 2  # of training, of validation, and two meta.json
+  shard_files = 4 * 3 + 1
+  assert len(found['files']) == sequence_files + shard_files
   assert all(files == found['files'] for files in found.values()), [
     (name, path) for name, files in found.items() for path in files if files[path] != found['files'][path]
   ]
