@@ -7,8 +7,9 @@ re-routed every 64 tokens [4.3].
 The second is for every host, in a directory with C4's files (or with --config.data.source=tfds, see
 docs/own_text.md), with DIR where all hosts see it. It has not been run yet at this size: by --compile_only it takes 50
 to 80 hours on v5e:16x16, a path to a chip, 8 of 16 GiB. The paper's dense model of 1.3B has 11.41.
-Blocks 0, 5, 6, 11 and the embedding are each path's own; of the others, half vary over each axis of the grid. Variants:
-`:shared` has no path-specific modules.
+Blocks 0, 5, 6, 11, the embedding and the last norm are each path's own; half of the other blocks vary over each axis
+of the grid. Variants: `:shared` has no path-specific modules: the embedding and the last norm vary over axis b.
+No level is shared by all paths, so in islands a path waits only for the 30 paths with which it shares a module.
 """
 
 from ml_collections import ConfigDict
@@ -20,14 +21,20 @@ def get_config(variant: str = 'ends') -> ConfigDict:
   """variant: 'ends' or 'shared'."""
   if variant not in ('ends', 'shared'):
     raise ValueError(f"variant {variant!r}: there are 'ends' and 'shared'")
-  own = ('a', 'b') if variant == 'ends' else ()
   c = ConfigDict(settings.Settings().to_dict())
   c.data.update(source='files', train=('c4-train.*.json.gz',), validation=('c4-validation.*.json.gz',), parts=64)
   c.grid = ConfigDict({'a': 16, 'b': 16})
-  low, high = ('block_[1-4]/', 'block_([7-9]|10)/') if own else ('block_[0-5]/', 'block_([6-9]|1[01])/')
-  c.levels = (('shared', 'final_norm' if own else 'embed|final_norm', ()), ('low', low, ('a',)), ('high', high, ('b',)))
-  if own:
-    c.levels += (('own', 'embed|block_([056]|11)/', own),)
+  if variant == 'ends':
+    c.levels = (
+      ('low', 'block_[1-4]/', ('a',)),
+      ('high', 'block_([7-9]|10)/', ('b',)),
+      ('own', 'embed|final_norm|head|block_([056]|11)/', ('a', 'b')),
+    )
+  else:
+    c.levels = (
+      ('low', 'block_[0-5]/', ('a',)),
+      ('high', 'embed|final_norm|head|block_([6-9]|1[01])/', ('b',)),
+    )
   c.model.update(remat='dots', loss_chunk=4096, vocab_chunk=3200)
   c.train.microbatch = 4
   c.routing.update(method='discriminative', first='product_kmeans', router_fraction=0.005, top_n=2)

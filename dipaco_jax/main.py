@@ -177,7 +177,7 @@ def serve_metrics() -> Any:
 
 
 def compile_only(settings: settings_lib.Settings):
-  """Prints a table of what the run will cost, and as the last line the same as a JSON object; `here`, two lines."""
+  """Prints parameter counts, a table of costs and, as the last line, a JSON object; `here`: counts and two lines."""
   is_here = FLAGS.topology == HERE
   if not is_here:
     os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
@@ -189,19 +189,20 @@ def compile_only(settings: settings_lib.Settings):
 
     sized = dataclasses.replace(settings.tokenizer, vocab_size=model_folder.vocab_size(settings))
     settings = dataclasses.replace(settings, tokenizer=sized)
+    there = [] if is_here else [topology.find_topology(name) for name in FLAGS.topology.split(',')]
+    parameters = cost_text.parameters_to_text(dry_run.count_parameters(settings))
     if is_here:
+      print(parameters)
       cost_check.check(settings, print)
       return
-    names = FLAGS.topology.split(',')
-    there = [topology.find_topology(name) for name in names]
   found = []
   for one in there:
     with performance.watch_compilations(), display.doing(f'compiling for {one.name}', tells=False):
       found.append(metrics_log.plain(dry_run.estimate(settings, one)))
   if len(found) == 1:
-    print(cost_text.to_text(found[0]), json.dumps(found[0]), sep='\n')
+    print(parameters, cost_text.to_text(found[0]), json.dumps(found[0]), sep='\n')
   else:
-    print(cost_text.to_table(found), json.dumps({'topologies': found}), sep='\n')
+    print(parameters, cost_text.to_table(found), json.dumps({'topologies': found}), sep='\n')
 
 
 def run_role(settings: settings_lib.Settings):

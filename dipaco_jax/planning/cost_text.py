@@ -1,6 +1,6 @@
 """The figures of a dry run, for people: of one topology in full, of several as a table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dipaco_jax.planning import wire_needs
@@ -8,6 +8,11 @@ from dipaco_jax.training.display import columns
 from dipaco_jax.training.performance import GIB
 
 LINKS = {'data': 'inside paths', 'grid': 'across the grid', 'dcn': 'from slice to slice'}
+
+
+def parameters_to_text(counts: Mapping[str, int]) -> str:
+  """Returns a line with the number of parameters of one path and of all modules."""
+  return f'parameters     {counts["parameters_path"]:,} of a path, {counts["parameters_total"]:,} of all modules'
 
 
 def to_text(found: dict[str, Any]) -> str:

@@ -45,6 +45,7 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
   chips = made.placement.mesh.devices.size
   found: dict[str, Any] = {'topology': topology.name, 'chips': chips, 'chips_per_path': made.placement.data}
   found |= {'paths_in_turn': len(made.placement.turns()), 'hbm_capacity_bytes': topology.chip.hbm_bytes}
+  found |= count_parameters(s)
   try:
     compiled = compile_all(made)
     alone = compile_all(base, PROGRAMS[:1]) if base else {}
@@ -59,6 +60,14 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
   found |= slices_traffic(s, found, topology) | wire_needs.estimate(s, (found['step_s_low'], found['step_s_high']))
   found['fits'] = fits(found, topology)
   return found if found['fits'] else found | {'what_fits': find_fitting_options(s, topology)}
+
+
+def count_parameters(s: settings_lib.Settings) -> dict[str, int]:
+  """Returns the number of parameters of one path and of all modules, under the names that report.json has."""
+  shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
+  layout = modules.make_layout(s.grid, s.levels, shapes)
+  of_path = sum(shape.size for shape in shapes.values())
+  return {'parameters_path': of_path, 'parameters_total': layout.num_parameters(shapes)}
 
 
 def pretraining(base: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:

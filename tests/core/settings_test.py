@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import functools
 import json
 import math
 import runpy
@@ -400,10 +401,47 @@ def test_settings_do_not_change():
 def test_levels_of_every_config_catch_all_parameters(name, variants):
   """Of those that take no model; pretrained_test.py looks at `upcycle`."""
   assert {file.stem for file in CONFIGS.glob('*.py')} == VARIANTS.keys() | {'upcycle'}
-  for variant in variants.split() or [None]:
-    get_config = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config']
-    values = (get_config(variant) if variant else get_config()).to_dict()
-    values['data']['train'] = ('some.txt',)
-    s = from_dict(values)
-    shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
-    assert modules.make_layout(s.grid, s.levels, shapes).owner.keys() == shapes.keys()
+  for variant in variants.split() or ['']:
+    layout, shapes = layout_and_shapes(name, variant)
+    assert layout.owner.keys() == shapes.keys()
+
+
+@functools.cache
+def layout_and_shapes(name: str, variant: str):
+  get_config = runpy.run_path(str(CONFIGS / f'{name}.py'))['get_config']
+  values = (get_config(variant) if variant else get_config()).to_dict()
+  values['data']['train'] = ('some.txt',)
+  s = from_dict(values)
+  shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
+  return modules.make_layout(s.grid, s.levels, shapes), shapes
+
+
+@pytest.mark.parametrize(
+  'name, variant, of_path, of_all',
+  [
+    ('c4_8x8', 'shared', 0.15, 1.2),  # the DiPaCo paper's Table 1, in billions
+    ('c4_8paths', 'paper', 0.15, 0.5),
+    ('c4_8paths', 'tenth', 0.15, 0.5),
+    ('c4_flat_moe_64', '', 0.15, 9.7),  # 9.6 there: 64 times 150 M, which is 151 M here
+    ('c4_diloco_64', '', 0.15, 0.2),
+    ('c4_dense', '1x', 0.15, 0.2),
+    ('c4_1300m_dense', '', 1.3, 1.3),
+    ('c4_8x8', 'ends', 0.15, 5.1),  # 5.3 there, which no choice of path-specific parameters that it names gives
+    ('c4_256paths', 'shared', 0.15, 2.4),  # of 16x16 paths it prints none
+  ],
+)
+def test_the_papers_grids_have_the_papers_parameters(name, variant, of_path, of_all):
+  layout, shapes = layout_and_shapes(name, variant)
+  sizes = sum(x.size for x in shapes.values()), layout.num_parameters(shapes)
+  decimals = 2 if of_path < 1 else 1
+  assert (round(sizes[0] / 1e9, decimals), round(sizes[1] / 1e9, 1)) == (of_path, of_all), sizes
+
+
+@pytest.mark.parametrize('name, variants', VARIANTS.items())
+def test_no_level_of_a_few_numbers_makes_all_paths_wait(name, variants):
+  for variant in variants.split() or ['']:
+    layout, shapes = layout_and_shapes(name, variant)
+    largest = max(x.size for x in shapes.values())
+    for level in layout.levels if layout.grid.num_paths > 1 else ():
+      size = sum(shapes[parameter].size for parameter in layout.names(level))
+      assert level.axes or size >= largest, f'{name}:{variant}: all paths wait for {size} numbers of {level.name!r}'

@@ -33,12 +33,24 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert shared <= found['outer_bytes_per_chip'] <= shared + 8 * 4 * 20
   assert found['outer_collectives']['grid'] > 0 and found['chips'] == 4 and found['paths_in_turn'] == 1
   json.dumps(metrics_log.plain(found))
+  assert dry_run.count_parameters(s).items() <= found.items() and found['parameters_path'] == parameters // 4
   text = cost_text.to_text(found)
   assert 'fits' in text and 'as islands' in text and 'line needed' in text and 'between slices' not in text
   own = sum(
     4 * math.prod(made.shapes[name].shape) for name, level in made.layout.owner.items() if sent[level.axes] == 0
   )
   assert found['island_sent_bytes_per_phase'] == parameters - own and len(found['island_line_mbits']) == 2
+
+
+def test_parameters_of_a_path_and_of_all_modules_are_printed():
+  s = small.on_2x2()
+  made = small.make_programs(s, 1)
+  of_path = sum(math.prod(x.shape) for x in made.shapes.values())
+  modules = {(): 1, ('a',): 2, ('b',): 2, ('a', 'b'): 4}
+  of_all = sum(math.prod(made.shapes[name].shape) * modules[of.axes] for name, of in made.layout.owner.items())
+  counts = dry_run.count_parameters(s)
+  assert counts == {'parameters_path': of_path, 'parameters_total': of_all} and of_all > of_path
+  assert cost_text.parameters_to_text(counts) == f'parameters     {of_path:,} of a path, {of_all:,} of all modules'
 
 
 def test_memory_counts_what_compression_and_streaming_keep():
@@ -129,8 +141,9 @@ def test_text_of_the_config_need_not_be_there():
 def test_the_machine_at_hand_is_a_topology():
   command = [sys.executable, '-m', 'dipaco_jax.main', '--config=configs/text.py', '--compile_only', '--topology=here']
   done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-  memory, time = done.stdout.splitlines()
+  parameters, memory, time = done.stdout.splitlines()
   assert done.returncode == 0 and memory.startswith('the run needs about') and time.startswith('the whole run takes')
+  assert parameters.startswith('parameters ')
 
 
 @pytest.mark.parametrize(
