@@ -21,7 +21,6 @@ training and plain DiLoCo exchange bfloat16 by way of the same storage, which ke
 paper's send one way what goes up and then down here, and overlap with backward passes. The last line is JSON.
 """
 
-import dataclasses
 import itertools
 import json
 import math
@@ -57,7 +56,7 @@ flags.DEFINE_list('step_s', [f'{s:g}' for _, s in PAPERS], 'of an inner step, fo
 flags.DEFINE_list('mbits', [], 'Mbit/s of lines, each way: tells utilization behind them, of one case')
 flags.DEFINE_integer('tau', 100, 'inner steps in a phase')
 flags.DEFINE_integer('steps_per_dispatch', settings.Train.steps_per_dispatch, 'places are multiples of it')
-flags.DEFINE_integer('state_every', settings.Checkpoint.state_every_phases, 'phases between two publications of states')
+flags.DEFINE_integer('state_every', 16, 'phases between two publications of states, and closed phases of streaming')
 flags.DEFINE_float('latency_ms', 0.0, 'of a call to database or storage')
 flags.DEFINE_float('memory_gbytes', 0.0, 'GB/s at which an outer step reads and writes; 0: it takes no time')
 flags.DEFINE_integer('paths_per_worker', 1, 'a worker trains another path while one waits')
@@ -143,13 +142,13 @@ def traffic_of(case: Case, model: Mapping[str, int], shapes: Mapping[str, Any]) 
   tau, every = 1 if case.grid == 'data-parallel' else FLAGS.tau, case.state_every or FLAGS.state_every
   sections: dict[str, Any] = {'grid': axes, 'levels': tuple(levels_of(case, model['num_layers'])), 'model': model}
   sections['train'] = {'steps_per_phase': tau, 'steps_per_dispatch': FLAGS.steps_per_dispatch}
-  sections |= {'outer': {'wire': case.wire or 'lan'}, 'checkpoint': {'state_every_phases': every}}
+  sections['outer'] = {'wire': case.wire or 'lan', 'closed_every': every}
+  sections['checkpoint'] = {'state_every_phases': every}
   found = wire_traffic.make_traffic(settings.from_dict(sections), shapes)
   if case.grid in GRIDS:
     return found
   halves = {level: size // 2 for level, size in found.message.items()}  # bfloat16
-  table = dataclasses.replace(found.table, state_every=0)
-  return found._replace(table=table, message=halves, version=halves, state=0)
+  return found._replace(message=halves, version=halves, state=0, state_every=0)
 
 
 def conditions_of(case: Case, step_s: float) -> wire_simulation.Conditions:

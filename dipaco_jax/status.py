@@ -86,7 +86,7 @@ def _now(facts: Any) -> list[str]:
   lines: list[str] = []
   for config in facts.facts('config'):
     with contextlib.suppress(InputError):  # of another version of this program, whose table is shown all the same
-      made = run.unattended(pathlib.Path(os.devnull), settings.from_dict(config.meta['config']))
+      made = run.unattended(pathlib.Path(os.devnull), settings.of_run(config.meta['config']))
       here = island.Island(made, facts, object_store.open_storage(os.devnull), 'status')
       lines += status_table.time_left(facts, made.settings)
       lines += [f'waiting for {why}: {_paths(paths)}' for why, paths in schedule.waits(here).items()]

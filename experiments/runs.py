@@ -27,10 +27,11 @@ from dipaco_jax.core import compression, fields, inner, modules, outer, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage as stage_lib, stage_records
+from dipaco_jax.planning import wire_traffic
 from dipaco_jax.training import metrics_log, performance
 
 HERE = pathlib.Path(__file__).parent
-NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.every_steps', 'checkpoint.keep')
+NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.')
 ONE_THREAD = {'PJRT_NPROC': '1'}  # of a CPU: the same sums on any number of cores, and a run for each core is faster
 SHARED = ('tokenize', 'pretrain', 'route')  # stages that another run may have done already
 
@@ -266,7 +267,7 @@ def state_bytes(s: settings.Settings) -> float:
     shared = {n: shapes[n] for n, level in layout.owner.items() if layout.grid.paths_through(level) > 1}
     state.append(jax.eval_shape(compression.first_residual, shared))
   total = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
-  return total / sum(x.size for x in shapes.values()) / s.checkpoint.state_every_phases
+  return total / sum(x.size for x in shapes.values()) / wire_traffic.make_traffic(s, shapes).state_period
 
 
 def layout_and_shapes(s: settings.Settings) -> tuple[modules.Layout, dict[str, jax.ShapeDtypeStruct]]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dipaco_jax.core import extension, fields, settings_checks, text_settings
+from dipaco_jax.core import extension, fields, settings_checks, streaming, text_settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import Source, field
 
@@ -215,6 +215,9 @@ class Outer:
     16, 'versions of a module in islands, of which one is whole, the others differences', added=True
   )
   stream: str = field('auto', 'levels exchange at different steps of a phase', choices='auto on off', added=True)
+  closed_every: int = field(
+    16, 'with streaming: number of phases of which the last ends with an exchange of all levels', added=True
+  )
   overlap_steps: int = field(
     -1, 'd: after so many more steps a new module is taken over', least=-1, zero=True, added=True
   )
@@ -296,7 +299,10 @@ class Checkpoint:
   )
   keep: int = field(2, 'the newest, and the last at the end of a phase; unused for paths in islands', may_change=True)
   state_every_phases: int = field(
-    16, 'how often islands publish AdamW state; between, it stays with its worker', added=True
+    16,
+    'phases after which islands publish the AdamW state of a path, which otherwise only its worker has; results do not '
+    'depend on this number. With streaming, it is published after the next phase that outer.closed_every ends',
+    added=True,
   )
 
 
@@ -413,12 +419,24 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
   """Makes settings from what a run's config.json holds, None if it could not be read; raises InputError."""
   if values is None or not values.keys() >= _of_first_version():
     raise InputError('the file lacks a section, or is not as it was written')
-  return _build(values)
+  settings = _build(values)
+  if 'closed_every' in values['outer']:
+    return settings
+  return dataclasses.replace(
+    settings, outer=dataclasses.replace(settings.outer, closed_every=closed_every_of_before(settings))
+  )
+
+
+def closed_every_of_before(settings: Settings) -> int:
+  """Returns `outer.closed_every` as of versions without that field: there publishing states closed phases."""
+  is_streaming = streaming.make_wire(settings.outer, settings.train).stream
+  return settings.checkpoint.state_every_phases if is_streaming else Outer().closed_every
 
 
 def stated(settings: Settings) -> dict[str, Any]:
   """Returns the settings as nested dicts, without added fields at their default, as versions before those had them."""
   nested, usual = settings.to_dict(), fields.flatten(Settings().to_dict())
+  usual['outer.closed_every'] = closed_every_of_before(settings)
   for name in (name for name, f in fields.fields(Settings) if f.added):
     section, _, last = name.rpartition('.')
     of_section = nested[section] if section else nested
@@ -453,4 +471,7 @@ def in_words(changes: Mapping[str, tuple[Any, Any]]) -> str:
   changes = dict(changes)
   was, now = map(dict, changes.pop('extensions', ((), ())))
   modules = [f'the source of {name} has changed' for name in was if name in now and was[name] != now[name]]
-  return '; '.join([*(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changes.items()), *modules])
+  fields_in_words = [f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changes.items()]
+  if (name := 'outer.closed_every') in changes:
+    fields_in_words.append(f'a run that an earlier version began continues with --config.{name}={changes[name][0]}')
+  return '; '.join(fields_in_words + modules)

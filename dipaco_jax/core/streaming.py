@@ -17,8 +17,8 @@ phase: between a level's place and the next one's there is the share of the phas
 one path alone (path-specific) has no bytes, and its place is tau; its own outer step is at hand at once.
 
 Some phases are *closed*: all levels leave after step tau, and the next phase begins with the new modules, as without
-streaming. These are the last phases of each round and of the run, and those after which islands publish states: paths
-have nothing but modules and states then.
+streaming. These are the last phases of each round and of the run, and every n-th phase, n = `outer.closed_every`. After
+a closed phase a path has nothing but modules and its state, so islands publish states then.
 
 A *piece* of a phase is what is between two places; it is trained in one go.
 """
@@ -80,17 +80,23 @@ class Timetable:
   stream: bool
   phases: int
   closed: frozenset[int]  # the ends of rounds, phases that are closed in any case
-  state_every: int  # so is every phase of which so many are complete after it; 0: none
+  closed_every: int  # so is every phase of which so many are complete after it; 0: none
   keeps: bool = False  # what is learned during overlap
 
   def is_closed(self, phase: int) -> bool:
     """Returns whether all levels leave at the end of a phase, and the next begins with the new modules."""
     last = not self.stream or phase + 1 >= self.phases or phase in self.closed
-    return last or (self.state_every > 0 and (phase + 1) % self.state_every == 0)
+    return last or (self.closed_every > 0 and (phase + 1) % self.closed_every == 0)
 
   def begins_whole(self, phase: int) -> bool:
     """Returns whether paths begin a phase with the modules, and nothing of their own parameters."""
     return phase == 0 or self.is_closed(phase - 1)
+
+  def last_whole(self, phase: int) -> int:
+    """Returns the last phase, this one included, that paths begin with the modules alone."""
+    while not self.begins_whole(phase):
+      phase -= 1
+    return phase
 
   def pieces(self, phase: int) -> tuple[Piece, ...]:
     """Returns the pieces of a phase, in order."""
@@ -152,8 +158,8 @@ def make_timetable(settings: Any, sizes: Mapping[str, int]) -> Timetable:
   places = spread(sizes, tau, unit) if wire.stream else dict.fromkeys(sizes, tau)
   overlaps = {level: wire.overlap_steps if size else 0 for level, size in sizes.items()}
   ends = frozenset((n + 1) * s.routing.phases_per_round - 1 for n in range(s.rounds))
-  state_every = s.checkpoint.state_every_phases
-  return Timetable(tau, unit, places, overlaps, wire.alpha, wire.stream, train.phases, ends, state_every, wire.keeps)
+  every = s.outer.closed_every
+  return Timetable(tau, unit, places, overlaps, wire.alpha, wire.stream, train.phases, ends, every, wire.keeps)
 
 
 def at_the_end(levels: Iterable[str], tau: int, unit: int) -> Timetable:

@@ -2,10 +2,11 @@
 
 A path's state (of AdamW; with compression its residuals; modules that it has alone) stays with the worker that trains
 it, its *holder* (held_states.py), and is published only after every k-th phase, k = `checkpoint.state_every_phases`,
-behind all messages (state_facts.py). Who lacks the state of a path goes back to the last phase after which it is held
-or published, or to the base model, or to a phase from which the path was excluded, after which it begins with a fresh
-state, but with its own modules; and repeats the phases since: a *replay*. Modules of those versions are facts, shards
-and order of the rows follow from the settings, so the state is the same, to the bit, on machines that compute alike.
+behind all messages (state_facts.py); with streaming, after the first closed phase (core/streaming.py) from then on.
+Who lacks the state of a path goes back to the last phase after which it is held or published, or to the base model, or
+to a phase from which the path was excluded, after which it begins with a fresh state, but with its own modules; and
+repeats the phases since: a *replay*. Modules of those versions are facts, shards and order of the rows follow from the
+settings, so the state is the same, to the bit, on machines that compute alike.
 
 With sampled paths, the state is published after the first phase of the path that completes a k-th.
 """
@@ -54,10 +55,12 @@ def trained_before(island: Island, path: int, phase: int) -> int | None:
 
 def publishes_state(island: Island, path: int, phase: int) -> bool:
   """Returns whether a path's state is published after a phase in which it is trained."""
-  before, every = trained_before(island, path, phase), island.run.settings.checkpoint.state_every_phases
-  done = 0 if before is None else before + 1
-  is_last = phase + 1 == island.run.settings.train.phases
-  return has_state(island) and not is_last and (phase + 1) // every > done // every
+  before, times = trained_before(island, path, phase), island.timetable
+  if not has_state(island) or not times.is_closed(phase) or phase + 1 == island.run.settings.train.phases:
+    return False
+  done = 0 if before is None else min(before + 1, times.last_whole(phase))  # phases at the last chance to publish
+  every = island.run.settings.checkpoint.state_every_phases
+  return (phase + 1) // every > done // every
 
 
 def has_state(island: Island) -> bool:

@@ -172,7 +172,7 @@ def resume(workdir: str, url: str) -> int:
   """Resumes a run that has diverged, for processes about to begin; returns how often it has been resumed."""
   with contextlib.closing(Registry(url)) as registry:
     for config in registry.facts('config'):
-      run = run_lib.unattended(local_place(workdir), settings_lib.from_dict(config.meta['config']))
+      run = run_lib.unattended(local_place(workdir), settings_lib.of_run(config.meta['config']))
       screening_facts.resume(Island(run, registry, open_storage(workdir), 'resume'))
     return screening_facts.times_resumed(registry)
 
@@ -251,7 +251,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
 
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
   """Names all fields that differ; none may, unlike when `main` goes on, as other processes are at work."""
-  was, now = (fields.flatten(s.to_dict()) for s in (settings_lib.from_dict(before), settings))
+  was, now = (fields.flatten(s.to_dict()) for s in (settings_lib.of_run(before), settings))
   return settings_lib.in_words({name: (was[name], now[name]) for name in now if was[name] != now[name]})
 
 

@@ -26,7 +26,7 @@ def make_traffic(s: settings_lib.Settings) -> Traffic:
 
 def bytes_of_phase(traffic: Traffic) -> dict[str, float]:
   """Returns the bytes of a path in a phase, by what they are; of states the average, as not each phase sends one."""
-  every = traffic.table.state_every
+  every = traffic.state_period
   return {
     'sent': float(sum(traffic.message.values())),
     'state': traffic.state / every if every else 0.0,

@@ -63,7 +63,8 @@ def utilization(traffic: Traffic, conditions: Conditions) -> float:
 
   It is that of the phases between two publications of states, PHASES at least, once a run does the same in all of them.
   """
-  every = traffic.table.state_every or 1
+  table = traffic.table
+  every = math.lcm(traffic.state_every or 1, (table.stream and table.closed_every) or 1)
   period = -(-PHASES // every) * every
   first = period if conditions.state == WITH else 3 * period  # objects may be left from one period to the next
   begun = Simulation(traffic, conditions, make_steps(traffic, first + period)).run()
@@ -122,13 +123,14 @@ def make_steps(traffic: Traffic, phases: int) -> list[Step]:
 
 def _phase(traffic: Traffic, table: streaming.Timetable, phase: int) -> Iterator[Step]:
   """Yields the pieces of a phase."""
-  publishes = table.state_every > 0 and (phase + 1) % table.state_every == 0 and traffic.state > 0
+  every = traffic.state_every or math.inf
+  is_due = table.is_closed(phase) and (phase + 1) // every > table.last_whole(phase) // every
   for piece in table.pieces(phase):
     is_whole = piece.begin == 0 and table.begins_whole(phase)
     levels = [level for level in (traffic.groups if is_whole else piece.mixed) if level in traffic.groups]
     needed = tuple((level, table.version(level, phase, piece.begin)) for level in levels)
     sent = tuple(level for level in piece.sent if level in traffic.groups)
-    has_state = publishes and piece.end == table.tau
+    has_state = is_due and traffic.state > 0 and piece.end == table.tau
     yield Step(piece.end - piece.begin, needed, sent, phase, piece.begin == 0, has_state)
 
 

@@ -4,11 +4,11 @@ For a path with the parameters n, of which several paths share the levels l:
 
     message       of a path to the outer step of a module     parameters of l, or Q(Delta + e), see core/compression.py
     version       of a module, as paths read it               parameters of l, or Q(M(v) - m(v-1))
-    state         of a path, after every k-th phase           AdamW state; residuals e; levels that are the path's own,
+    state         of a path, about every k-th phase           AdamW state; residuals e; levels that are the path's own,
                                                               and of the version that early stopping points at
 
-with k = `checkpoint.state_every_phases`. The bytes are those of the arrays that these functions make, without the
-names and shapes that objects contain too. When they travel is core/streaming.py's.
+with k = `checkpoint.state_every_phases`, or with streaming the next closed phase. The bytes are those of the arrays
+that these functions make, without the names and shapes that objects contain too. When they travel is core/streaming.py's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,11 +30,18 @@ class Traffic(NamedTuple):
   version: Mapping[str, int]  # by level: bytes that a path reads
   outer: Mapping[str, int]  # by level: bytes that the outer step of a module reads and writes
   state: int  # bytes of a path's state
+  state_every: int  # `checkpoint.state_every_phases`; 0: states are not published
+
+  @property
+  def state_period(self) -> int:
+    """Phases between two publications of a path's state, on average; with streaming only after closed phases."""
+    every = self.state_every
+    return max(every, self.table.closed_every) if every and self.table.stream else every
 
   @property
   def bytes_per_phase(self) -> tuple[float, float]:
     """Bytes that a path sends and reads in a phase, on average."""
-    state = self.state / self.table.state_every if self.table.state_every else 0.0
+    state = self.state / self.state_period if self.state_period else 0.0
     return sum(self.message.values()) + state, float(sum(self.version.values()))
 
 
@@ -56,6 +63,7 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
     version=sent,
     outer=outer_bytes,
     state=_state_bytes(s, shapes, shared.values(), own, kind),
+    state_every=s.checkpoint.state_every_phases,
   )
 
 

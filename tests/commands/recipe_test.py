@@ -1,5 +1,6 @@
 """The recipe: short runs from one base, judged on hold-outs, and options that a run takes."""
 
+import dataclasses
 import json
 import math
 import os
@@ -95,6 +96,8 @@ def test_what_was_better_is_kept_by_what_comes_after():
   assert dict(runs.ran)['a third of the rate'] == by_row | recipe.lasting(100, 10) | third
   counted = {'evaluate.every_phases': 10, 'checkpoint.state_every_phases': 80}
   assert recipe.advice(s, best) == by_row | recipe.lasting(2000, 10) | counted
+  streaming = dataclasses.replace(s, outer=dataclasses.replace(s.outer, stream='on'))
+  assert recipe.advice(streaming, best) == recipe.advice(s, best) | {'outer.closed_every': 80}
   losses |= {'plain averages': 4.2, 'averages by row': 4.1, 'tau 10': 4.1, 'tau 2': 3.99, 'a third of the rate': 3.9}
   best, *_ = recipe.search(s, Planned(losses))
   assert recipe.advice(s, best) == third

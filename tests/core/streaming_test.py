@@ -10,7 +10,7 @@ from dipaco_jax.core.errors import InputError
 
 def timetable(sizes, phases=6, tau=20, rounds=None, **outer):
   sections: dict = {'train': dict(phases=phases, steps_per_phase=tau, steps_per_dispatch=2), 'outer': outer}
-  sections['checkpoint'] = dict(state_every_phases=4)
+  sections['outer'] = dict(closed_every=4) | outer
   if rounds:
     sections['routing'] = dict(method='discriminative', router_fraction=0.1, rounds=1, phases_per_round=rounds)
   return streaming.make_timetable(settings.from_dict(sections), sizes)
@@ -51,6 +51,15 @@ def test_pieces_are_the_walk(wire):
       found += [(phase * 20 + piece.end, 0, 'sent', level, phase + 1) for level in piece.sent]
   end = [(phases * 20, 1, 'new', level, phases) for level in SIZES]
   assert sorted(found + end) == walk(table, phases)
+
+
+def test_when_levels_exchange_does_not_depend_on_when_states_are_published():
+  tables = [
+    streaming.make_timetable(settings.from_dict({'outer': {'wire': 'thin'}, 'checkpoint': checkpoint}), SIZES)
+    for checkpoint in (dict(state_every_phases=4), dict(state_every_phases=16), dict(every_steps=7, keep=3))
+  ]
+  assert tables[0] == tables[1] == tables[2]
+  assert [phase for phase in range(40) if tables[0].is_closed(phase)] == [15, 31]
 
 
 def test_steps_since_the_last_place():

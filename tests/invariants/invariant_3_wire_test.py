@@ -35,7 +35,7 @@ ALL = [*((case, 1) for case in CASES), ('thin', 4), ('int8', 4), ('int4, sampled
 
 def make(case, devices):
   grid, levels, wire, changes = CASES[case]
-  sections = {'train': PHASES, 'outer': wire, 'checkpoint': dict(state_every_phases=3), 'inner': dict(decay_steps=60)}
+  sections = {'train': PHASES, 'outer': dict(closed_every=3) | wire, 'inner': dict(decay_steps=60)}
   for section, values in changes.items():
     sections[section] = sections.get(section, {}) | values
   return small.make_programs(small.settings(grid, levels, **sections), devices)

@@ -174,7 +174,7 @@ def config(tmp_path_factory, request) -> settings_lib.Settings:
   found: dict = {}
   exec(tiny_run.write_config(tmp_path_factory.mktemp('config')).read_text(), found)
   values = found['get_config']()
-  values.checkpoint.state_every_phases = 2
+  values.checkpoint.state_every_phases = values.outer.closed_every = 2
   if (wire := request.config.getoption('--chaos_wire')) != 'lan':
     values.outer.wire, values.levels = wire, one_process.OWN_LEVELS
   return settings_lib.from_dict(values.to_dict())

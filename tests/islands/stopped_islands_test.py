@@ -66,7 +66,7 @@ def test_a_run_over_a_thin_line_killed_at_any_point_ends_with_the_same_bits(
 ):  # fmt: skip
   """With pieces, compressed messages and versions, and a level that each path has alone."""
   sections = {'train': dict(phases=3), 'checkpoint': dict(state_every_phases=2)}
-  settings = changed(machine.settings, OWN_LEVELS, outer=dict(wire='thin', whole_every=2), **sections)
+  settings = changed(machine.settings, OWN_LEVELS, outer=dict(wire='thin', whole_every=2, closed_every=2), **sections)
   thin = machine.begin(prepared, tmp_path / 'prepared', settings)
   thin.to_the_end(tmp_path / 'prepared', Faults(), end=one_process.PREPARED)
   faults = Faults()

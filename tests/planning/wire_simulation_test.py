@@ -22,7 +22,7 @@ def traffic(groups=ALL, message=300, version=200, outer=0, state=0, every=0, pla
   overlaps = dict.fromkeys(groups, overlap or 0)
   table = streaming.Timetable(TAU, 1, at, overlaps, 0.5, places is not None, 99, frozenset(), every)
   sizes = [dict.fromkeys(groups, size) for size in (message, version, outer)]
-  return Traffic(table, paths, groups, *sizes, state)
+  return Traffic(table, paths, groups, *sizes, state, every)
 
 
 def utilization(of, *step_s, line=LINE, **conditions):

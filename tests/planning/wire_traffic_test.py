@@ -1,5 +1,7 @@
 """What islands exchange in bytes, against arrays that are really made."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -47,11 +49,13 @@ def test_bytes_are_those_of_arrays(kind):
 def test_paths_and_places_are_those_of_training():
   s, shapes, layout = made(wire='thin')
   found = wire_traffic.make_traffic(s, shapes)
-  assert found.table == small.make_programs(s).timetable and found.table.state_every == 4
+  assert found.table == small.make_programs(s).timetable and found.state_every == 4 and found.table.closed_every == 16
   assert found.groups == {'ends': ((0, 1, 2, 3),), 'low': ((0, 1), (2, 3)), 'high': ((0, 2), (1, 3))}
   assert found.num_paths == layout.grid.num_paths
   up, down = found.bytes_per_phase
-  assert down == sum(found.version.values()) and up == down + found.state / 4
+  assert down == sum(found.version.values()) and up == down + found.state / 16, 'only after closed phases'
+  plain = wire_traffic.make_traffic(dataclasses.replace(s, outer=dataclasses.replace(s.outer, wire='lan')), shapes)
+  assert plain.bytes_per_phase[0] == plain.bytes_per_phase[1] + plain.state / 4
 
 
 @pytest.mark.parametrize('wire, most', [('lan', 9.0), ('thin', 1.8)])

@@ -57,14 +57,16 @@ def test_bytes_of_the_wire():
   assert runs.state_bytes(made('flat', {'outer.wire': 'thin'})) == runs.state_bytes(s['lan'])
   often = made('fragments,8', {'checkpoint.state_every_phases': 4})
   assert runs.state_bytes(often) == 4 * runs.state_bytes(s['lan'])
+  assert runs.state_bytes(made('fragments,8', {'outer.wire': 'thin', 'checkpoint.state_every_phases': 4})) == (
+    runs.state_bytes(s['thin'])
+  ), 'with streaming only after closed phases'
 
 
-def test_a_digest_knows_when_states_are_published():
-  # Streaming closes those phases.
-  every = {n: runs.make('micro', Row('x', 'x', 'dipaco', {'checkpoint.state_every_phases': n}), 0) for n in (4, 16)}
+def test_a_digest_knows_when_all_levels_exchange_and_not_when_states_are_published():
+  every = {n: runs.make('micro', Row('x', 'x', 'dipaco', {'outer.closed_every': n}), 0) for n in (4, 16)}
   assert every[4].config != every[16].config == runs.make('micro', Row('x', 'x', 'dipaco'), 0).config
-  kept = Row('x', 'x', 'dipaco', {'checkpoint.keep': 5})
-  assert runs.make('micro', kept, 0).config == every[16].config
+  for changes in ({'checkpoint.keep': 5}, {'checkpoint.state_every_phases': 4}):
+    assert runs.make('micro', Row('x', 'x', 'dipaco', changes), 0).config == every[16].config
 
 
 def test_differences_to_the_row_of_a_kind_with_their_interval():

@@ -12,11 +12,11 @@ from poison import poisoned
 from dipaco_jax.training import metrics_log, programs, training_loop
 
 AB = {'a': 2, 'b': 2}
-THIN = dict(wire='thin', overlap_steps=2)
+THIN = dict(wire='thin', overlap_steps=2, closed_every=2)
 
 
 def make_job(devices=1, outer=THIN, levels=small.MIXED_LEVELS, **changes):
-  sections = {'train': dict(phases=3, steps_per_phase=8), 'checkpoint': dict(every_steps=2, state_every_phases=2)}
+  sections = {'train': dict(phases=3, steps_per_phase=8), 'checkpoint': dict(every_steps=2)}
   s = small.settings(AB, levels, outer=outer, **sections | changes)
   return small.make_job(small.make_programs(s, devices))
 
@@ -127,7 +127,7 @@ def test_a_path_that_turns_bad_keeps_nothing_of_a_level_that_had_left_before():
 @pytest.mark.parametrize('outer', [THIN, pytest.param(dict(compress='int8'), marks=pytest.mark.slow)])
 def test_a_bad_path_is_left_out_and_begins_anew(outer, tmp_path):
   """Path 2 turns bad in phases 1 and 3: it is named, takes no part until the next phase, and is well again then."""
-  rarely = dict(every_steps=64, state_every_phases=2)
+  rarely = dict(every_steps=64)
   job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8), checkpoint=rarely)
   for step in (11, 27):
     job.programs.__dict__['steps'] = poisoned(job.programs, job.programs.steps, [2], step, 'nan')
