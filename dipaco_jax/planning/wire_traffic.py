@@ -8,7 +8,8 @@ For a path with the parameters n, of which several paths share the levels l:
                                                               and of the version that early stopping points at
 
 with k = `checkpoint.state_every_phases`, or with streaming the next closed phase. The bytes are those of the arrays
-that these functions make, without the names and shapes that objects contain too. When they travel is core/streaming.py's.
+that these functions make, without the names and shapes that objects contain too. core/streaming.py says when they
+travel.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
