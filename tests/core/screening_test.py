@@ -82,7 +82,9 @@ def test_training_stops_where_it_is_no_use_to_go_on(heard, excluded, in_a_row, w
     screening.check_paths(LAYOUT, heard, excluded, [0] * 4 + [in_a_row, 0], 3)
 
 
-@pytest.mark.parametrize('x, sound', [(1.0, True), (900.0, True), (1100.0, False), (1e38, False), (math.nan, False)])
+@pytest.mark.parametrize(
+  'x, sound', [(1.0, True), (900.0, True), (1100.0, False), (-1100.0, False), (1e38, False), (math.nan, False)]
+)
 def test_modules_are_sound_up_to_a_root_mean_square(x, sound):
   assert bool(screening.is_sound([jnp.ones(3), jnp.full((2, 2), x)])) == sound
 

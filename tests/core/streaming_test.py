@@ -62,6 +62,13 @@ def test_when_levels_exchange_does_not_depend_on_when_states_are_published():
   assert [phase for phase in range(40) if tables[0].is_closed(phase)] == [15, 31]
 
 
+def test_what_is_taken_over_is_its_equation():
+  own, left, new = 3.0, 2.0, 10.0
+  assert streaming.taken(0.25, own, None, new) == 0.25 * own + 0.75 * new
+  assert streaming.taken(0.25, own, left, new) == own + 0.75 * (new - left)
+  assert streaming.taken(0.0, own, None, new) == new and streaming.taken(0.0, own, left, new) == own + new - left
+
+
 def test_steps_since_the_last_place():
   table, last = timetable(SIZES, wire='thin'), dict.fromkeys(SIZES, 0)
   for time, _, event, level, version in walk(table, 2):

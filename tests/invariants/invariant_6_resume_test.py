@@ -10,12 +10,15 @@ import signal
 import time
 import urllib.request
 
+import jax
+import numpy as np
 import ports
 import pytest
+import small
 import tiny_run
 
 from dipaco_jax.storage import files
-from dipaco_jax.training import metrics_log
+from dipaco_jax.training import metrics_log, training_loop
 
 SINK = """
 import json, os
@@ -30,6 +33,17 @@ class Sink:
   def close(self):
     self.rows.close()
 """
+
+
+def test_a_job_that_stops_after_every_dispatch_ends_with_the_same_bits(tmp_path):
+  levels = ('ends', 'embed|final', ()), ('blocks', 'block', ('a',))
+  job = small.make_job(small.make_programs(small.settings({'a': 2}, levels, train=dict(phases=2))))
+  expected = small.fetched(small.train(job, tmp_path / 'undisturbed').modules)
+  for _ in range(2 * 2 * 2):  # phases, paths in turn, dispatches
+    with pytest.raises(training_loop.Stopped):
+      small.train(job, tmp_path / 'stopped', stop=lambda: True)
+  found = small.fetched(small.train(job, tmp_path / 'stopped').modules)
+  jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 def start(config, workdir, *options):

@@ -1,18 +1,22 @@
 """An outer executor: what it adds to a sum, what it leaves out, and what becomes of a module."""
 
 import dataclasses
+import functools
 import math
 import os
 import types
 import weakref
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import one_process
 import optax
 import pytest
+import small
 import tiny_run
 
-from dipaco_jax.core import exact_sum, outer
+from dipaco_jax.core import exact_sum, modules, outer
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import island, outer_executor, schedule, screening_facts
 from dipaco_jax.islands.module_weights import ModuleWeights
@@ -128,6 +132,30 @@ class Scene:
 def scene(made, tmp_path, monkeypatch):
   monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([256, 1, 3, 0], np.float32))
   return Scene(made, tmp_path / 'sums')
+
+
+def test_its_outer_step_is_that_of_main(scene):
+  """Invariant 8 without a run: two phases of a module, with weights, rescaling and momentum."""
+  layout, config = scene.made.layout, scene.made.run.settings.outer
+  assert config.rescale and config.reweigh and config.optimizer == 'nesterov'
+  weights, rng = jnp.array([[256.0, 1], [3, 0]]), np.random.default_rng(0)
+  all_modules = modules.stack(layout, {name: jnp.ones(x.shape) for name, x in scene.made.shapes.items()})
+  state, old = outer.init(layout, config, all_modules, 'adamw'), scene.old
+  update = jax.jit(functools.partial(outer.update, layout, config))
+  for number in (1, 2):
+    by_path = {path: {n: x + rng.normal(0, 0.01, x.shape).astype('f') for n, x in old.items()} for path in (0, 2)}
+    for path, new in by_path.items():
+      objects = {'high': scene.made.write_object(f'paths/{number - 1}/{path}-high', new)}
+      scene.made.registry.put([schedule.checkpoint_fact(path, number - 1, objects, {'worker': f'worker-{path}'})])
+    [made_module] = scene.perform(number)
+    scene.made.registry.put([made_module])
+    sums = {n: 256 * (x - by_path[0][n]) + 3 * (x - by_path[2][n]) for n, x in old.items()}
+    sums = {'high': {n: jnp.stack([x, jnp.zeros_like(x)]) for n, x in sums.items()}}
+    all_modules, _, state, norms = update(all_modules, state, sums, weights)
+    old = scene.made.read_weights(made_module)
+    for name, x in old.items():  # values near 1, each of a few roundings
+      np.testing.assert_allclose(x, all_modules['high'][name][0], rtol=0, atol=8 * small.EPS)
+    assert made_module.meta['norm'] == pytest.approx(float(norms['high'][0]), rel=1e-5)
 
 
 @pytest.mark.parametrize('by', [np.nan, 1000.0, 5.0])

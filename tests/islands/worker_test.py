@@ -9,7 +9,7 @@ import pytest
 from one_process import with_settings
 from stopped_clock import Clock
 
-from dipaco_jax.islands import messages, phase_metrics, schedule, state_facts, worker
+from dipaco_jax.islands import island, messages, phase_metrics, schedule, state_facts, worker
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.path_state import INNER, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
@@ -49,6 +49,17 @@ def test_a_checkpoint_has_an_object_for_each_level(made):
   for level in made.layout.levels:
     assert made.read_object(*objects[level.name]).keys() == set(made.layout.names(level))
   assert all(name.startswith('objects/paths/2/3-') for name, _ in objects.values())
+
+
+def test_only_parameters_of_shared_levels_leave_the_machine(made):
+  of = with_settings(made, levels=one_process.OWN_LEVELS)
+  assert of.own == {'own'}
+  before, params = {*of.storage.names(island.OBJECTS)}, state(of).params
+  objects = write(of, state(of), 2)
+  assert objects.keys() == {'ends', 'low'}
+  assert {*of.storage.names(island.OBJECTS)} - before == {name for name, _ in objects.values()}
+  for level in (level for level in of.layout.levels if level.name in objects):
+    np.testing.assert_equal(of.read_object(*objects[level.name]), {n: params[n] for n in of.layout.names(level)})
 
 
 def test_a_checkpoint_of_before_is_made_again_with_its_state(made):
