@@ -59,7 +59,7 @@ def read_mutants() -> list[Mutant]:
 
 
 def import_libraries():
-  """Imports what tests need, except for the package and pytest's plugins, with the environment that conftest.py sets."""
+  """Imports libraries of the tests, without pytest's plugins, in the environment that conftest.py sets."""
   sys.path.insert(0, str(TESTS / 'helpers'))
   import quick_xla
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from jax.sharding import PartitionSpec as P
 
 from dipaco_jax.core import inner, settings
 from dipaco_jax.models import loss as loss_lib
@@ -123,6 +124,24 @@ def test_steps_are_single_steps_in_a_row():
   small.assert_close(together[:2], (params, state), 3 * 12 * small.EPS)  # three roundings of values below 12
   for name in inner.METRICS:
     np.testing.assert_allclose(together[2][name], [m[name] for m in expected], rtol=1e-6)
+
+
+def test_a_gradient_over_devices_is_that_of_all_rows():
+  """Rows lie on two devices, which have targets of unequal weight; one parameter is whole on both, the other split."""
+
+  def loss(params, x_BD, weight_B):
+    return jnp.sum(weight_B * (x_BD @ params['w'] + params['b'][0]) ** 2), jnp.sum(weight_B)
+
+  params = {'b': np.full(1, 0.5, 'f'), 'w': np.arange(4, dtype='f')}
+  batch = np.random.default_rng(0).normal(0, 1, (4, 4)).astype('f'), np.array([1, 0, 1, 1], 'f')
+  dims, specs = {'b': None, 'w': 0}, {'b': P(), 'w': P('data')}
+  over_data = functools.partial(inner.gradient_over_data, loss, dims, 0)
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ('data',))
+  split = (specs, P('data'), P('data')), (P(), specs, P())
+  found = jax.jit(jax.shard_map(over_data, mesh=mesh, in_specs=split[0], out_specs=split[1], check_vma=False))(
+    params, *batch
+  )
+  small.assert_close(found, jax.jit(functools.partial(inner.gradient, loss, 0))(params, *batch), 1e-5)
 
 
 @pytest.mark.parametrize('rows, part', [(4, 4), (2, 2), (3, 2), (1, 1), (9, 4)])
