@@ -35,9 +35,8 @@ import optax
 
 from dipaco_jax.core import compression, extension, screening
 from dipaco_jax.core.grid import Level
-from dipaco_jax.core.inner import InnerState
 from dipaco_jax.core.modules import Layout, Modules
-from dipaco_jax.core.settings import Outer, Train
+from dipaco_jax.core.settings import Inner, Outer, Train
 
 
 class OuterState(NamedTuple):
@@ -113,20 +112,25 @@ def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: boo
   return (weights * active).astype(np.float32).reshape(shape)
 
 
-def row_weights(state: InnerState, b2: float, epsilon: float, over_slice: Callable) -> dict[str, jax.Array]:
-  """Returns s_{i,r} of one path from AdamW's state, [rows] by parameter; a scalar counts as one row.
+def row_weights(
+  moments: Mapping[str, jax.Array], count: jax.Array, config: Inner, over_slice: Callable = lambda name, x: x
+) -> dict[str, jax.Array]:  # fmt: skip
+  """Returns s_{i,r} of one path, [rows] by parameter; a scalar counts as one row.
 
-  `over_slice`: (name, mean over this device's part of each row) -> mean over the path's slice of devices.
+  Args:
+    moments: AdamW's second moments v, by parameter.
+    count: steps that AdamW has taken.
+    config: has its b2 and epsilon.
+    over_slice: (name, mean over this device's part of each row) -> mean over the path's slice of devices.
   """
-  adam = state.optimizer[0]
-  corrected = 1 - b2 ** jnp.maximum(adam.count, 1).astype(jnp.float32)
-  means = {name: over_slice(name, jnp.mean(v, axis=tuple(range(1, v.ndim)))) for name, v in adam.nu.items()}
-  return {name: jnp.sqrt(mean / corrected) + epsilon for name, mean in means.items()}
+  corrected = 1 - config.b2 ** jnp.maximum(count, 1).astype(jnp.float32)
+  means = {name: over_slice(name, jnp.mean(v, axis=tuple(range(1, v.ndim)))) for name, v in moments.items()}
+  return {name: jnp.sqrt(mean / corrected) + config.epsilon for name, mean in means.items()}
 
 
 def broadcast_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
   """Reshapes row weights [..., rows] to be multiplied with a parameter [..., rows, ...]."""
-  return weights.reshape(*weights.shape, *(1,) * (x.ndim - weights.ndim))
+  return weights.reshape((*weights.shape, *(1,) * (x.ndim - weights.ndim)))
 
 
 def divide(x: jax.Array, mass: jax.Array) -> jax.Array:

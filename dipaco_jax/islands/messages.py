@@ -3,7 +3,8 @@
     of a path's level    whole: its parameters after the phase; compressed: Q(Delta + e)
     of a module          whole: its weights; compressed: Q(M(v) - m(v-1)), its difference to the version before
 
-The arrays of a compressed object are, for each parameter, `NAME:codes` and `NAME:scales`.
+The arrays of a compressed object are, for each parameter, `NAME:codes` and `NAME:scales`. With `outer.row_weights` a
+path's object of a level that it shares has `NAME:rows` too: the weights of the parameter's rows, float32.
 """
 
 import functools
@@ -16,6 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from dipaco_jax.core import compression
+from dipaco_jax.core.row_sum import ROWS
 
 Arrays = dict[str, np.ndarray]
 CODES, SCALES = ':codes', ':scales'
@@ -29,14 +31,21 @@ class Sent(NamedTuple):
   residuals: Arrays  # bfloat16; {} where nothing is compressed
 
 
-def send(kind: str, old: Mapping[str, np.ndarray], new: Arrays, residuals: Mapping[str, np.ndarray]) -> Sent:
+def send(
+  kind: str, old: Mapping[str, np.ndarray], new: Arrays, residuals: Mapping[str, np.ndarray],
+  rows: Mapping[str, np.ndarray] | None = None,
+) -> Sent:  # fmt: skip
   """Makes what a path sends of a level: `old` are the module's weights, `new` the path's parameters.
 
-  `kind`: one of compression.KINDS; `residuals`: those that its last message left, zeros where there are none.
+  Args:
+    kind: one of compression.KINDS.
+    old, new: as above.
+    residuals: those that its last message left, zeros where there are none.
+    rows: the path's row weights; None without `outer.row_weights`.
   """
+  weights = {name + ROWS: x for name, x in (rows or {}).items()}
   if kind == 'none':
-    with np.errstate(over='ignore', invalid='ignore'):
-      return Sent(new, sum(float(np.linalg.norm(old[name] - x)) ** 2 for name, x in new.items()), {})
+    return Sent(new | weights, square_of_difference(old, new), {})
   arrays, squares, after = Arrays(), [], Arrays()
   for name, x in new.items():
     residual = residuals.get(name)
@@ -45,7 +54,7 @@ def send(kind: str, old: Mapping[str, np.ndarray], new: Arrays, residuals: Mappi
     arrays |= _named(name, packed)
     after[name] = np.asarray(left)
     squares.append(float(square))
-  return Sent(arrays, sum(squares), after)
+  return Sent(arrays | weights, sum(squares), after)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -54,6 +63,12 @@ def _send(kind: str, old: jax.Array, new: jax.Array, residual: jax.Array):
   packed = compression.encode(wanted, kind)
   sent = compression.decode(packed, wanted.shape, kind)
   return packed, compression.next_residual(wanted, sent), jnp.sum(jnp.square(sent))
+
+
+def split_rows(arrays: Arrays) -> tuple[Arrays, Arrays]:
+  """Splits the object that `send` made into what `read_delta` takes and the row weights, {} where it has none."""
+  rows = {name.removesuffix(ROWS): x for name, x in arrays.items() if name.endswith(ROWS)}
+  return {name: x for name, x in arrays.items() if not name.endswith(ROWS)}, rows
 
 
 def read_delta(kind: str, arrays: Arrays, old: Arrays) -> tuple[Arrays, Arrays]:
@@ -65,6 +80,12 @@ def read_delta(kind: str, arrays: Arrays, old: Arrays) -> tuple[Arrays, Arrays]:
     return old, arrays
   sent = decode(kind, arrays, old)
   return sent, {name: np.zeros(x.shape, np.float32) for name, x in sent.items()}
+
+
+def square_of_difference(old: Mapping[str, np.ndarray], new: Arrays) -> float:
+  """Returns |old - new|^2; NaN or infinite where that is not finite."""
+  with np.errstate(over='ignore', invalid='ignore'):
+    return sum(float(np.linalg.norm(old[name] - x)) ** 2 for name, x in new.items())
 
 
 def decode(kind: str, arrays: Arrays, like: Mapping[str, np.ndarray]) -> Arrays:

@@ -23,7 +23,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import exact_sum, outer, screening, settings
+from dipaco_jax.core import outer, screening, settings
+from dipaco_jax.core.exact_sum import ExactSum
+from dipaco_jax.core.row_sum import RowSum
 from dipaco_jax.data import prefetching
 from dipaco_jax.islands import messages, pieces, screening_facts
 from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island, pack_module
@@ -45,18 +47,26 @@ MAX_IN_MEMORY = 4  # sums, each as large as 2 modules
 class Partial:
   """The sum of a module's contributions to a version so far: whose they are, and who was left out."""
 
-  def __init__(self, file: pathlib.Path | None, old: Arrays, state: Arrays, bounds: Bounds, kind: str):
+  def __init__(
+    self, file: pathlib.Path | None, old: Arrays, state: Arrays, bounds: Bounds, kind: str, by_row: bool = False
+  ):  # fmt: skip
     self.file, self.old, self.state, self.bounds = file, old, state, bounds  # `state`: of the outer optimizer
     self.kind = kind  # how contributions are compressed
-    self.sum = exact_sum.ExactSum()
-    self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path
+    self.by_row = by_row  # whether contributions have row weights
+    self.sum: ExactSum | RowSum = self.sum_type()
+    self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path; with row weights |w s (old - new)|^2
     self.moved: dict[str, float] = {}  # r of screening.py, by path
     self.left_out: dict[str, str] = {}  # why, by path
     self.started = time.time()
     saved = tensors.read_with_digest(file) if file and file.exists() else None
     if saved is not None:  # else it is not there, or damaged: summed anew
       self.squares, self.moved, self.left_out = json.loads(saved.pop('#paths').tobytes())
-      self.sum = exact_sum.ExactSum.from_state(saved)
+      self.sum = self.sum_type.from_state(saved)
+
+  @property
+  def sum_type(self) -> type[ExactSum | RowSum]:
+    """The type of the sum."""
+    return RowSum if self.by_row else ExactSum
 
   def save(self):
     """Writes the sum to its file, for this process or a later one of this machine."""
@@ -68,14 +78,18 @@ class Partial:
     """Adds a path's contribution, or leaves it out, with the reason, where it is not finite or not plausible."""
     [level] = self.bounds.usual
     try:
+      rows: tuple[Arrays, ...] = ()
+      if self.by_row:
+        sent, *rows = messages.split_rows(sent)
       old, new = messages.read_delta(self.kind, sent, self.old)
-      square = self.sum.add(weight, old, new)
+      square = self.sum.add(weight, old, new, *rows)
+      length = math.sqrt(messages.square_of_difference(old, new)) if self.by_row else math.sqrt(square) / weight
     except (FloatingPointError, ValueError) as e:
       self.left_out[path] = str(e) if isinstance(e, ValueError) else self.bounds.why({level: math.nan})
       return
-    moved = math.sqrt(square) / weight / self.bounds.rates[level]
+    moved = length / self.bounds.rates[level]
     if why := self.bounds.why({level: moved}):
-      self.sum.take_back(weight, old, new)
+      self.sum.take_back(weight, old, new, *rows)
       self.left_out[path] = why
     else:
       self.squares[path], self.moved[path] = square, moved
@@ -141,8 +155,8 @@ class Executor:
       return held
     before = version_before(island, task)
     bounds = screening_facts.bounds(island, [before], task.number - 1)
-    kind = island.kind(island.parse_module(task.key)[0])
-    return Partial(file, *island.read_module(before), bounds, kind)
+    kind, by_row = island.kind(island.parse_module(task.key)[0]), island.run.settings.outer.row_weights
+    return Partial(file, *island.read_module(before), bounds, kind, by_row)
 
   def forget_before(self, task: Task):
     """Drops sums of the module's earlier versions: others have finished those that are left."""
@@ -211,9 +225,13 @@ def outer_step(
 
   Returns the parameters, the state of the outer optimizer, and what the fact notes.
   """
-  s, paths, weight = island.run.settings, len(partial.squares), partial.sum.weight
+  s, paths = island.run.settings, len(partial.squares)
   factor = math.sqrt(paths) if s.outer.rescale else 1.0
-  mean, partial.sum = partial.sum.mean(), exact_sum.ExactSum()  # which frees the sum: it is twice as large
+  if isinstance(partial.sum, RowSum):
+    weight, square = None, partial.sum.square()
+  else:
+    weight, square = partial.sum.weight, None
+  mean, partial.sum = partial.sum.mean(), partial.sum_type()  # which frees the sum: it is larger than the module
   # M, what the outer optimizer moves; the weights themselves until they are first compressed
   master = {name: partial.state.get(MASTER + name, x) for name, x in partial.old.items()}
   state = {name: x for name, x in partial.state.items() if not name.startswith(MASTER)}
@@ -223,7 +241,8 @@ def outer_step(
     words = str(screening.module_too_large(screening.module_name(*island.parse_module(module))))
     screening_facts.end(island, version - 1, words)
   # |sum w d|^2 and sum |w d|^2, from which the mean cosine between outer gradients follows.
-  squares = {'square_of_sum': (norm / factor * weight) ** 2, 'sum_of_squares': math.fsum(partial.squares.values())}
+  square = square if weight is None else (norm / factor * weight) ** 2
+  squares = {'square_of_sum': square, 'sum_of_squares': math.fsum(partial.squares.values())}
   return new, state, {'norm': norm, 'paths': paths} | squares
 
 

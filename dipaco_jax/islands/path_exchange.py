@@ -9,7 +9,7 @@ from collections.abc import Collection
 import jax
 import numpy as np
 
-from dipaco_jax.core import streaming
+from dipaco_jax.core import outer, settings, streaming
 from dipaco_jax.islands import messages, own_levels, path_state, pieces
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.messages import Sent
@@ -77,12 +77,30 @@ def carried(island: Island, phase: int, state: PathState) -> Arrays:
 
 
 def send(
-  island: Island, path: int, part: Part, params: Arrays, state: PathState
+  island: Island, path: int, part: Part, trained: PathState, state: PathState
 ) -> tuple[dict[str, Sent], Arrays]:  # fmt: skip
-  """Returns what a path sends of each level that leaves after a piece, its own ones too, and its residuals then."""
+  """Returns what a path sends of each level that leaves after a piece, its own ones too, and its residuals then.
+
+  `trained` has the path's parameters and inner state after the piece, `state` all else.
+  """
   sent, levels, residuals = {}, pieces.piece(island, part).sent, state.residuals
   old = island.path_parameters(path, part.phase, {*levels} - island.own) | own_levels.weights(state)
   for level in (level for level in island.layout.levels if level.name in levels):
-    new = {name: params[name] for name in island.layout.names(level)}
-    sent[level.name] = messages.send(island.kind(level), old, new, residuals)
+    new = {name: trained.params[name] for name in island.layout.names(level)}
+    rows = row_weights(island, trained.inner, new) if level.name not in island.own else {}
+    sent[level.name] = messages.send(island.kind(level), old, new, residuals, rows)
   return sent, residuals | {name: e for message in sent.values() for name, e in message.residuals.items()}
+
+
+def row_weights(island: Island, inner: Arrays, names: Collection[str]) -> Arrays:
+  """Returns a path's row weights of some parameters, from its inner state; {} without `outer.row_weights`."""
+  s = island.run.settings
+  if not s.outer.row_weights:
+    return {}
+  moments, count = path_state.second_moments(inner, names)
+  return {name: np.asarray(x) for name, x in _row_weights(s.inner, moments, count).items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _row_weights(config: settings.Inner, moments: dict[str, jax.Array], count: jax.Array) -> dict[str, jax.Array]:
+  return outer.row_weights(moments, count, config)

@@ -140,6 +140,12 @@ def to_host(programs: Programs, params: Any, inner: Any) -> PathState:
   return PathState({name: mesh.fetch(x)[first] for name, x in params.items()}, by_place)
 
 
+def second_moments(inner: Arrays, names: Iterable[str]) -> tuple[Arrays, np.ndarray]:
+  """Returns AdamW's second moments of some parameters and its count of steps, from an inner state by place."""
+  adam = f'{place(INNER)}.optimizer[0]'
+  return {name: inner[f'{adam}.nu{place(name)}'] for name in names}, inner[f'{adam}.count']
+
+
 def place(*names: str) -> str:
   """Returns the name that `jax.tree_util.keystr` gives an array in nested dicts."""
   return jax.tree_util.keystr(tuple(map(jax.tree_util.DictKey, names)))

@@ -62,9 +62,6 @@ def check_settings(settings: settings_lib.Settings):
   """Raises InputError for what islands cannot do."""
   if settings.outer.lost:
     raise InputError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
-  if settings.outer.row_weights:
-    words = 'what islands send has no second moments; leave it out'
-    raise InputError(f'config.outer.row_weights is for a run in one job: {words}')
 
 
 def run_role(

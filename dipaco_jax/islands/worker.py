@@ -230,7 +230,7 @@ class Worker:
       evaluated = [own_levels.evaluation_fact(path, phase, *found.evaluation)]
     for fact in evaluated:
       state = own_levels.note_evaluation(island, fact, state)
-    sent, residuals = path_exchange.send(island, path, part, params, state)
+    sent, residuals = path_exchange.send(island, path, part, found.state, state)
     left = state.left | path_exchange.of_levels(island, params, island.timetable.left(piece.sent, phase))
     after = state._replace(params=params, inner=found.state.inner, residuals=residuals, left=left)
     return Trained(metrics, sent, after, found.loss, evaluated)

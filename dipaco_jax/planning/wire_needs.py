@@ -56,10 +56,10 @@ def of_one_worker(traffic: Traffic, paths: Iterable[int]) -> Traffic:
 def estimate(s: settings_lib.Settings, steps_s: Iterable[float]) -> dict[str, Any]:
   """Returns the figures for --compile_only, a line for each of the times that a step may take; {} where none applies.
 
-  Of one path there is nothing to exchange, and islands refuse `outer.lost` and `outer.row_weights`.
+  Of one path there is nothing to exchange, and islands reject `outer.lost`.
   """
   traffic = make_traffic(s)
-  if not traffic.groups or s.outer.lost or s.outer.row_weights:
+  if not traffic.groups or s.outer.lost:
     return {}
   lines = [line_bytes_per_s(traffic, step_s) * 8 / 1e6 for step_s in steps_s]
   found = {f'island_{name}_bytes_per_phase': size for name, size in bytes_of_phase(traffic).items()}

@@ -2,7 +2,8 @@
 
 For a path with the parameters n, of which several paths share the levels l:
 
-    message       of a path to the outer step of a module     parameters of l, or Q(Delta + e), see core/compression.py
+    message       of a path to the outer step of a module     parameters of l, or Q(Delta + e), see core/compression.py,
+                                                              and with `outer.row_weights` a float32 for each row
     version       of a module, as paths read it               parameters of l, or Q(M(v) - m(v-1))
     state         of a path, about every k-th phase           AdamW state; residuals e; levels that are the path's own,
                                                               and of the version that early stopping points at
@@ -52,16 +53,17 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
   of_level = {level: {name: shapes[name] for name in layout.names(level)} for level in layout.levels}
   shared = {level: there for level, there in of_level.items() if layout.grid.paths_through(level) > 1}
   own = [there for level, there in of_level.items() if level not in shared]
-  sent = {
+  version = {
     level.name: sum(compression.sent_bytes(x.shape, kind) for x in there.values()) for level, there in shared.items()
   }
+  rows = {level.name: _row_bytes(s, there) for level, there in shared.items()}
   outer_bytes = {l.name: _outer_bytes(s, there, kind, layout.grid.paths_through(l)) for l, there in shared.items()}
   return Traffic(
     table=streaming.make_timetable(s, layout.shared_sizes(shapes)),
     num_paths=layout.grid.num_paths,
     groups={level.name: _groups(layout, level) for level in shared},
-    message=sent,
-    version=sent,
+    message={level: size + rows[level] for level, size in version.items()},
+    version=version,
     outer=outer_bytes,
     state=_state_bytes(s, shapes, shared.values(), own, kind),
     state_every=s.checkpoint.state_every_phases,
@@ -88,7 +90,12 @@ def _outer_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str, 
   state = jax.eval_shape(outer.make_optimizer(s.outer).init, dict(level))
   there = num_bytes((level, state)) + (num_bytes(level) if kind != 'none' else 0)
   sent = sum(compression.sent_bytes(x.shape, kind) for x in level.values())
-  return num_paths * sent + 2 * there + (sent if kind != 'none' else 0)
+  return num_paths * (sent + _row_bytes(s, level)) + 2 * there + (sent if kind != 'none' else 0)
+
+
+def _row_bytes(s: settings_lib.Settings, level: Mapping[str, Any]) -> int:
+  """Returns the bytes of a path's row weights of a level; 0 without `outer.row_weights`."""
+  return 4 * sum(x.shape[0] if x.shape else 1 for x in level.values()) if s.outer.row_weights else 0
 
 
 def num_bytes(tree: Any) -> int:

@@ -129,6 +129,4 @@ def conclusions(best: Outcome, compared: Sequence[Comparison], dense: Outcome) -
     lines.append('paths that do not improve on the dense path need more steps, more varied text, or a longer base')
   if not best.changes:
     lines.append('the config stays as it is; a run can take its text and base from the folder below')
-  if best.changes.get('outer.row_weights'):
-    lines.append('row weights are for a run in one job; islands (--role) do not support them')
   return lines

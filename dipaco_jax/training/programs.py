@@ -259,10 +259,11 @@ class Programs:
 
   def _row_weights(self, state) -> dict[str, jax.Array]:
     """Row weights of one path; for a row that is split over the devices of its slice, their mean."""
-    inner, dims = self.settings.inner, self.specs.dims
+    adam, dims = state.optimizer[0], self.specs.dims
     return outer_lib.row_weights(
-      state, inner.b2, inner.epsilon, lambda name, x: x if dims[name] in (None, 0) else jax.lax.pmean(x, 'data')
-    )
+      adam.nu, adam.count, self.settings.inner,
+      lambda name, x: x if dims[name] in (None, 0) else jax.lax.pmean(x, 'data'),
+    )  # fmt: skip
 
   def _square(self, delta: dict[str, jax.Array]):
     """|delta|^2 of one module's parameters, over the slice."""

@@ -87,10 +87,6 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--role=trainer'], '--role=trainer: there are worker, outer, evaluator, monitor'),
     ([TINY, '--role=worker', '--config.outer.lost=0.5'], 'config.outer.lost=0.5 is for a run in one process'),
     (
-      [TINY, '--role=worker', '--config.outer.row_weights=True', '--config.outer.rescale=False'],
-      'config.outer.row_weights is for a run in one job',
-    ),
-    (
       [TINY, '--config.outer.row_weights=True', '--config.outer.rescale=True'],
       'config.outer.row_weights goes with config.outer.rescale=False',
     ),

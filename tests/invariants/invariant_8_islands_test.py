@@ -39,6 +39,7 @@ THIN = {'outer': dict(wire='thin', mix=0.25, closed_every=2), 'train': dict(phas
 # By how messages are compressed: nats by which losses may differ, and a quantum of a path's moves, which are below 0.1.
 LOSS_TOLERANCE = {'none': 1e-4, 'int8': 1e-2, 'int4': 1e-2}
 QUANTUM = {'none': 0, 'int8': 0.1 / 127, 'int4': 0.1 / 7}
+BY_ROW = dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True)
 CONFIGS = {
   'plain': (None, {}),
   'own modules, sampled': (OWN_LEVELS, SAMPLED),
@@ -49,6 +50,8 @@ CONFIGS = {
   'streaming': (None, {'outer': dict(stream='on', overlap_steps=2, closed_every=2), 'train': dict(phases=3)}),
   'thin, own modules': (OWN_LEVELS, THIN),
   'thin, own modules, a round of re-sharding': (OWN_LEVELS, ROUNDS | THIN),
+  'row weights': (None, {'outer': BY_ROW}),
+  'row weights, thin, own modules': (OWN_LEVELS, THIN | {'outer': BY_ROW | THIN['outer']}),
   'int4, own modules, sampled': (OWN_LEVELS, SAMPLED | {'outer': dict(compress='int4', whole_every=3)}),
 }
 

@@ -15,10 +15,11 @@ import optax
 import pytest
 import small
 import tiny_run
+from one_process import with_settings
 
-from dipaco_jax.core import exact_sum, modules, outer
+from dipaco_jax.core import exact_sum, modules, outer, settings as settings_lib
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import island, outer_executor, schedule, screening_facts
+from dipaco_jax.islands import island, messages, outer_executor, schedule, screening_facts
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.registry import Fact, Task
 
@@ -317,3 +318,46 @@ def test_a_sum_that_another_executor_has_finished_goes_with_the_next(is_in_memor
   assert scene.perform(2) is None
   assert [*mine.partials] == [('high/0', 2)]
   assert {*sums.iterdir()} == others, 'of other modules, and of a later version'
+
+
+# -- row weights
+
+BY_ROW = settings_lib.Outer(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True)
+
+
+@pytest.mark.parametrize('kind', ['none', 'int4'])
+def test_row_weights_give_the_outer_step_of_one_job(kind, made):
+  """Against `outer.update`, from what two paths send: their messages have row weights beside what they have learned."""
+  rng, level = np.random.default_rng(0), made.layout.levels[2]
+  old = {name: rng.normal(size=made.shapes[name].shape).astype('f') for name in made.layout.names(level)}
+  partial = outer_executor.Partial(None, old, {}, BOUNDS, kind, by_row=True)
+  sums, masses = dict.fromkeys(old, 0.0), dict.fromkeys(old, 0.0)
+  for path, weight in (('0', 1.0), ('2', 0.75)):
+    new = {name: x + rng.normal(size=x.shape).astype('f') / 100 for name, x in old.items()}
+    moments = {name: rng.exponential(1e-6, x.shape).astype('f') for name, x in old.items()}
+    rows = {n: np.asarray(x) for n, x in outer.row_weights(moments, np.int32(9), settings_lib.Inner()).items()}
+    message = messages.send(kind, old, new, {}, rows)
+    partial.add(path, weight, message.arrays)
+    assert partial.moved[path] == pytest.approx(math.sqrt(message.square) / 0.5, rel=1e-5), 'r is without row weights'
+    one, other = messages.read_delta(kind, messages.split_rows(message.arrays)[0], old)
+    for name, x in old.items():
+      sums[name] += weight * outer.broadcast_rows(rows[name], x) * (one[name] - other[name])
+      masses[name] += weight * rows[name]
+  assert not partial.left_out
+  weights = np.array([[1.0, 0], [0.75, 0]], 'f')  # paths 0 and 2 go through module 0 of the level
+  whole = {level.name: {name: np.stack([x, x]) for name, x in old.items()}}
+  layout = dataclasses.replace(made.layout, levels=(level,))
+  stacked = [{level.name: {name: np.stack([x, x]) for name, x in part.items()}} for part in (sums, masses)]
+  state = outer.init(layout, BY_ROW, whole, 'adamw')
+  expected, *_ = outer.update(layout, BY_ROW, whole, state, stacked[0], weights, stacked[1])
+  made = with_settings(made, outer=dataclasses.asdict(BY_ROW))
+  found, _, figures = outer_executor.outer_step(made, 'high/0', 1, partial)
+  for name, x in found.items():
+    np.testing.assert_allclose(x, expected[level.name][name][0], rtol=1e-5, atol=1e-6)
+  assert figures['square_of_sum'] == pytest.approx(sum((x**2).sum() for x in sums.values()), rel=1e-5)
+
+
+def test_a_message_without_row_weights_is_left_out_where_they_are_expected():
+  partial = outer_executor.Partial(None, OLD, {}, BOUNDS, 'none', by_row=True)
+  partial.add('0', 1.0, moved(10.0))
+  assert 'does not belong' in partial.left_out['0'] and not partial.sum.contributions
