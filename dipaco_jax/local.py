@@ -18,10 +18,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+import types
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
-from dipaco_jax.command_line import command, config_file
+from dipaco_jax.command_line import command, config_file, worker_devices
 from dipaco_jax.core import errors, extension, printable, settings
 from dipaco_jax.islands import registry_url
 from dipaco_jax.storage import object_store, remedies
@@ -75,8 +76,11 @@ class Screen:
 class Role:
   """A supervised process in one role."""
 
-  def __init__(self, role: str, number: int, count: int, command: list[str], logs: pathlib.Path):
-    self.name = f'{role}-{number}'
+  def __init__(
+    self, role: str, number: int, count: int, command: list[str], logs: pathlib.Path,
+    env: Mapping[str, str] = types.MappingProxyType({}),
+  ):  # fmt: skip
+    self.name, self.env = f'{role}-{number}', env  # `env`: variables that it has beside ours
     self.command = [*command, f'--name={self.name}', f'--parent={os.getpid()}']
     self.command += ['--role=worker', '--backup'] if role == 'backup' else [f'--role={role}']
     self.command += [f'--share={number}/{count}'] if role == 'outer' else []
@@ -87,7 +91,10 @@ class Role:
   def start(self) -> subprocess.Popen:
     self.starts = [t for t in self.starts if time.monotonic() - t < 60] + [time.monotonic()]
     with open(self.log, 'ab') as log:
-      return subprocess.Popen(self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+      return subprocess.Popen(
+        self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+        env=os.environ | dict(self.env),
+      )  # fmt: skip
 
   def kill_stalled(self, silent_s: float, longest_s: float) -> str:
     """Kills the process where it was silent for `longest_s` since its start; returns a message, or ''."""
@@ -142,7 +149,9 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     help='postgresql://..., sqlite:////FILE, or file:PATH of a file with that; else\n'
     'DIPACO_REGISTRY has it; by default a file in the workdir',
   )
-  parser.add_argument('--workers', type=int, default=2, help='processes that train (2)')
+  parser.add_argument(
+    '--workers', type=int, help='processes that train, each on a GPU of its own (as many as there are GPUs; without, 2)'
+  )
   parser.add_argument(
     '--backups', type=int, default=0, help='workers for tasks that no other worker takes, or is late with (0)'
   )
@@ -151,8 +160,8 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument('--evaluators', type=int, default=1, help='processes that evaluate (1)')
   options, rest = parser.parse_known_args()
   for name in ('workers', 'outers', 'evaluators'):
-    if getattr(options, name) < 1:
-      parser.error(f'--{name}={getattr(options, name)}: give 1 or more')
+    if (number := getattr(options, name)) is not None and number < 1:
+      parser.error(f'--{name}={number}: give 1 or more')
   if options.backups < 0:
     parser.error(f'--backups={options.backups}: give 0 or more')
   if options.lease_s <= 0:
@@ -182,7 +191,10 @@ def main() -> int:
   sys.path.insert(0, os.getcwd())  # where the roles, which `python -m` starts, find modules of the user's
   try:
     options, rest = parse_options()
-    return run(options, rest, check(options, rest))
+    options.workers, devices = worker_devices.assign(
+      options.workers, options.backups, worker_devices.environments(os.environ)
+    )
+    return run(options, rest, check(options, rest), devices)
   except Exception as e:
     if not (found := command.ending(e)):
       raise
@@ -191,8 +203,11 @@ def main() -> int:
     return status
 
 
-def run(options: argparse.Namespace, rest: list[str], url: str) -> int:
-  """Starts all roles, and supervises them; returns the exit status. Raises InputError, Unavailable."""
+def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[worker_devices.Environment]) -> int:
+  """Starts all roles, and supervises them; returns the exit status. Raises InputError, Unavailable.
+
+  `devices`: the variables that select the device of each worker, and then of each backup.
+  """
   from dipaco_jax.islands import held_states, kept_arrays, registry, roles
 
   local = roles.make_local_place(options.workdir)
@@ -204,13 +219,14 @@ def run(options: argparse.Namespace, rest: list[str], url: str) -> int:
   words += [f'--lease_s={options.lease_s}', *rest]
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
   counts['backup'] = options.backups
-  running = list[Role]()
+  remaining, running = iter(devices), list[Role]()
   try:
     with interruptible():
       resumed = roles.resume(options.workdir, url)
       for role, count in counts.items():
         for i in range(count):
-          running.append(Role(role, i, count, words, logs))
+          env = next(remaining) if role in ('worker', 'backup') else worker_devices.CPU
+          running.append(Role(role, i, count, words, logs, env))
       status = supervise(running, registry.Registry(url, options.lease_s), resumed)
   except Stopped as e:
     print('local.py: stopped; the same command goes on from here', file=sys.stderr)

@@ -27,7 +27,7 @@ from dipaco_jax.command_line import command, config_file, usage
 from dipaco_jax.core import errors, extension, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import time_use
-from dipaco_jax.training import display, processes, profiling, stopping
+from dipaco_jax.training import devices, display, processes, profiling, stopping
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string('config', None, 'A config: a file, or one that comes with this; tiny:dense is a variant of tiny.')
@@ -108,6 +108,7 @@ def check_options(rest: list[str]):
 
 
 def main(argv: list[str] | None = None):
+  devices.hide_unused_libtpu()
   with processes.together(), stopping.listening('stopped; the same command goes on from here') as signals:
     guarded(sys.argv if argv is None else argv, signals)
 
@@ -206,6 +207,8 @@ def compile_only(settings: settings_lib.Settings):
 
 
 def run_role(settings: settings_lib.Settings):
+  if FLAGS.role != 'worker':
+    os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators of this machine are the workers'
   command.quiet()
   time_use.begin(time_use.process_age_s())
   watched = serve_metrics()

@@ -10,10 +10,11 @@ STOPPING_S=600
 
 install() {
   mount_place "$2"
-  # The images' own Python is too old; uv brings one.
+  # The images' own Python is too old; uv brings one. With constraints.txt, a host that is created again after a
+  # preemption gets the versions with which the run began.
   python3 -m pip install --quiet --user uv
   python3 -m uv venv --quiet --allow-existing --python 3.12 .venv
-  python3 -m uv pip install --quiet --python .venv/bin/python -e ".[$1]"
+  python3 -m uv pip install --quiet --python .venv/bin/python -c constraints.txt -e ".[$1]"
 }
 
 mount_place() {  # of '', which is nothing; disk; or HOST:/SHARE

@@ -268,7 +268,7 @@ delete() { tpus queued-resources delete "$name" --force; }
 install() {
   local tar=dipaco_jax.tar.gz
   call tar -czf "$scratch/$tar" -C "$ROOT" --exclude=__pycache__ \
-    pyproject.toml setup.cfg README.md dipaco_jax configs launch && to_hosts "$scratch/$tar" &&
+    pyproject.toml setup.cfg constraints.txt README.md dipaco_jax configs launch && to_hosts "$scratch/$tar" &&
     # A run that is on would find half of the old files, and half of the new.
     on_hosts "mkdir -p dipaco_run dipaco_jax
 flock -n dipaco_run/lock true || { echo 'a run is on: stop it first' >&2; exit 2; }

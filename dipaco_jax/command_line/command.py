@@ -31,6 +31,7 @@ USER_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EP
 
 def run(main: Callable[[], int | None]):
   """Parses flags and runs `main`; an InputError from it is the user's to mend. Define the flags first."""
+  devices.hide_unused_libtpu()
 
   def parse(argv: list[str]) -> list[str]:
     show_all_flags(argv[0])

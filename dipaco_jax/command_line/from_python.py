@@ -17,7 +17,7 @@ from ml_collections import ConfigDict
 from dipaco_jax.command_line import command, config_file
 from dipaco_jax.core import extension, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import display, processes, stopping
+from dipaco_jax.training import devices, display, processes, stopping
 
 Config: TypeAlias = str | os.PathLike | settings_lib.Settings | ConfigDict | Mapping[str, Any]
 
@@ -67,6 +67,7 @@ def train(
     command.check_reuse(reuse)
     settings = _settings(config, place, overrides or {})
     with _shown(progress), _logged(), stopping.interrupting(GOES_ON) as signals:
+      devices.hide_unused_libtpu()
       with display.doing('loading JAX', tells=False):
         from dipaco_jax.command_line import whole_run
         from dipaco_jax.training import compilation_cache
@@ -76,6 +77,7 @@ def train(
         call = whole_run.Call(place, _call(config, place, overrides), reuse, scratch)
         return whole_run.train(call, settings, signals)
   finally:
+    devices.restore_libtpu()
     _one.release()
 
 

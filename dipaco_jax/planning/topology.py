@@ -9,7 +9,7 @@ import re
 from typing import Any, NamedTuple
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import performance
+from dipaco_jax.training import devices, performance
 
 DCN_BYTES_PER_S = 25e9 / 8  # of a chip, between slices: assumed, as Google publishes it by pod
 # Options that the TPU compiler requires, by kind or by shape.
@@ -45,6 +45,7 @@ def find_topology(name: str) -> Topology:
     raise InputError(f'--topology={name} is not known: write {there if kind in SHAPES else kinds}')
   slices = int(match[3] or 1) if match else 1
   os.environ.update(ENVIRONMENT | os.environ)
+  devices.restore_libtpu()
   from jax.experimental import topologies
 
   options = {'num_slices': slices} | OPTIONS.get(kind, {}) | OPTIONS.get(shape, {})
@@ -52,5 +53,5 @@ def find_topology(name: str) -> Topology:
     found: Any = topologies.get_topology_desc(platform='tpu', topology_name=name.split('*')[0], **options)
   except RuntimeError as e:
     raise InputError(f'--topology={name}: {e}. The compiler comes with: pip install "dipaco_jax[tpu]"') from e
-  devices = sorted(found.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))
-  return Topology(name, performance.CHIPS[kind], devices, slices)
+  in_order = sorted(found.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))
+  return Topology(name, performance.CHIPS[kind], in_order, slices)

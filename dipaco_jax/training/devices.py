@@ -7,6 +7,7 @@ import collections
 import glob
 import logging
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -63,6 +64,27 @@ def find_accelerator() -> tuple[str, str]:
   if (files := sorted(glob.glob(NEWER_TPU_FILES))) and any(map(_is_of_google, glob.glob(PCI_VENDORS))):
     return 'TPU', files[0]
   return '', ''
+
+
+def has_tpu() -> bool:
+  """Returns whether this machine may have a TPU: where no file of a device is, nobody can open one."""
+  return any(glob.glob(pattern) for pattern in (*TPU_FILES, NEWER_TPU_FILES))
+
+
+def hide_unused_libtpu() -> None:
+  """Keeps JAX from loading libtpu on a machine without a TPU, where that prints errors and takes minutes.
+
+  libtpu may be installed for `--compile_only`, which calls `restore_libtpu`. Call this before JAX looks for devices.
+  """
+  is_forced = 'JAX_FORCE_TPU_INIT' in os.environ or 'tpu' in os.environ.get('JAX_PLATFORMS', '')
+  if not is_forced and not has_tpu():
+    sys.modules.setdefault('libtpu', None)  # type: ignore[arg-type] # as if it were not installed
+
+
+def restore_libtpu() -> None:
+  """Undoes `hide_unused_libtpu`."""
+  if sys.modules.get('libtpu', sys) is None:
+    del sys.modules['libtpu']
 
 
 def _is_of_google(vendor_file: str) -> bool:

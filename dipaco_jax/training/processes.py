@@ -5,18 +5,21 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
+from typing import NoReturn
 
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import time_use
-from dipaco_jax.training import stopping
+from dipaco_jax.training import peers, stopping
 
 BARRIER_MS = 7 * 24 * 3_600_000
-HEARTBEAT_S = 60  # of silence, after which a process counts as dead, and the runtime ends the others
+HEARTBEAT_S = 60  # of silence, after which JAX ends the others; peers.py notices sooner, but not a process that hangs
+PEERS_KEY = 'dipaco_jax/peers'
 OPTIONS = '--coordinator=HOST:PORT, --num_processes=N and --process_id=K'
-GONE = 69  # exit status where another process is gone; the runtime's own is 134
+GONE = 69  # exit status where another process is gone; JAX's own is 134
 GONE_WORDS = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # in errors of libraries when another is gone
 
 
@@ -41,6 +44,44 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
     if coordinator:
       raise
     raise InputError(f'--distributed: nothing here says who the others are: give {OPTIONS}') from e
+  _watch_others()
+
+
+_peers: peers.Peers | None = None  # where this process watches the others
+_leaving = threading.Lock()  # held by the first thread that notices that another process is gone
+
+
+def _watch_others():
+  """Has this process end with one line and status GONE as soon as another one is gone.
+
+  Where the first process cannot be reached on a port of its choice, JAX's heartbeats are what is left.
+  """
+  global _peers
+  from jax._src import distributed  # what it was given, or Cloud TPU has provided, is nowhere public before devices are
+
+  state = distributed.global_state
+  if state.num_processes == 1:
+    return
+  if state.process_id == 0:
+    _peers, port, token = peers.listen(_end_without)
+    say(PEERS_KEY, f'{port} {token}')
+  else:
+    port, token = hear(PEERS_KEY).split()
+    with contextlib.suppress(OSError):
+      host = (state.coordinator_address or '').rpartition(':')[0].strip('[]')
+      _peers = peers.connect(host, int(port), token, state.process_id, _end_without)
+  stopping.add_last_words(lambda status: _peers.say_bye() if _peers and status != GONE else None)
+
+
+def _end_without(index: int):
+  _leave_gone(f'process {index}')
+
+
+def _leave_gone(what: str) -> NoReturn:
+  """Ends this process with one line; of several threads that notice, the first one's."""
+  if not _leaving.acquire(blocking=False):
+    threading.Event().wait()
+  stopping.leave(GONE, f'another process of the run is gone ({what}): start all of them again')
 
 
 def _num_cpu_devices() -> int:
@@ -75,6 +116,8 @@ def ending() -> Iterator[None]:
   try:
     yield
     if joined():
+      if _peers:
+        _peers.stop()
       sys.modules['jax'].distributed.shutdown()  # together with the others
   except BaseException as e:
     code = status(e)
@@ -109,8 +152,7 @@ def end_if_another_is_gone(error: BaseException):
   """Ends this process with one line and status GONE where an error says that another is gone; before a wait for it."""
   theirs = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, InputError)
   if joined() and theirs and GONE_WORDS.search(str(error)):
-    words = str(error).splitlines()[0]
-    stopping.leave(GONE, f'another process of the run is gone ({words}): start all of them again')
+    _leave_gone(str(error).splitlines()[0])
 
 
 def barrier(name: str):

@@ -42,11 +42,16 @@ _last_words = list[Callable[[int], object]]()
 @contextlib.contextmanager
 def last_words(write: Callable[[int], object]) -> Iterator[None]:
   """Calls `write(status)` where the process ends at once within the block; it has LAST_WORDS_S, and may not raise."""
-  _last_words.append(write)
+  add_last_words(write)
   try:
     yield
   finally:
     _last_words.remove(write)
+
+
+def add_last_words(write: Callable[[int], object]):
+  """Calls `write(status)` where the process ends at once, as `last_words` does, from now on."""
+  _last_words.append(write)
 
 
 def leave(status: int, words: str = '') -> NoReturn:

@@ -76,10 +76,26 @@ def test_a_worker_of_several_hosts_has_its_manifest():
   kubernetes_validate.validate(job, VERSION, strict=True)
   (container,), (single,) = pod(job)['containers'], pod(BASE['worker'])['containers']
   assert parsed(line_of(container)) == ['worker'] and '--distributed' in container['args']
-  assert all(container[field] == single[field] for field in ('envFrom', 'securityContext', 'volumeMounts'))
+  assert all(container[field] == single[field] for field in ('envFrom', 'volumeMounts'))
+  check_disk(pod(job))
+  check_opens_tpus(pod(job))
   chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
   assert pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology'] == '4x4' and chips == 16
   check_what_ends_it(made, job)
+
+
+def check_disk(spec: dict):
+  """What a pod may write is asked for, or it is evicted where its node's disk is small."""
+  (container,), (volume,) = spec['containers'], spec['volumes']
+  assert container['resources']['requests']['ephemeral-storage'] == volume['emptyDir']['sizeLimit']
+
+
+def check_opens_tpus(spec: dict):
+  """The files of the devices belong to root, and their driver locks memory."""
+  (container,) = spec['containers']
+  assert spec['securityContext']['runAsUser'] == 0 and not spec['securityContext'].get('runAsNonRoot')
+  capabilities = container['securityContext']['capabilities']
+  assert capabilities == {'drop': ['ALL'], 'add': ['IPC_LOCK', 'SYS_RESOURCE']}
 
 
 def check_what_ends_it(made: dict, job: dict):
@@ -105,6 +121,8 @@ def test_a_run_on_slices():
   scratch = [mounts[volume['name']] for volume in pod(job)['volumes'] if 'emptyDir' in volume]  # of each pod its own
   assert [f'--scratch={path}' for path in scratch] == [arg for arg in container['args'] if 'scratch' in arg]
   check_what_ends_it(made, job)
+  check_disk(pod(job))
+  check_opens_tpus(pod(job))
   chips = int(container['resources']['limits']['google.com/tpu']) * job['spec']['completions']
   shape = pod(job)['nodeSelector']['cloud.google.com/gke-tpu-topology']
   assert shape in topology.SHAPES['v5e'].split() and chips == math.prod(map(int, shape.split('x')))
@@ -147,6 +165,24 @@ def test_overlays_name_what_there_is(overlay):
       for part in change['path'].split('/')[1:-1]:
         place = place[int(part)] if isinstance(place, list) else place[part]
       assert change['op'] == 'add' and isinstance(place, (dict, list))
+
+
+def test_workers_on_tpus_may_open_them():
+  """As patched by hand: kustomize may not be installed."""
+  (patch,) = load(KUBERNETES / 'tpu' / 'kustomization.yaml')['patches']
+  worker = load(KUBERNETES / 'base' / 'worker.yaml')
+  for change in yaml.safe_load(patch['patch']):
+    *folders, last = change['path'].replace('~1', '|').split('/')[1:]
+    place = worker
+    for part in folders:
+      place = place[int(part)] if isinstance(place, list) else place[part]
+    if isinstance(place, list):
+      place.append(change['value'])
+    else:
+      place[last.replace('|', '/')] = change['value']
+  kubernetes_validate.validate(worker, VERSION, strict=True)
+  check_opens_tpus(pod(worker))
+  assert pod(worker)['containers'][0]['resources']['limits']['google.com/tpu'] == '4'
 
 
 def test_base_has_all_roles():
@@ -193,6 +229,8 @@ def test_pods(name):
   assert 2 < spec['terminationGracePeriodSeconds'] <= 15  # a task is handed over in 2; spot nodes of GKE grant 15
   assert {mount['name'] for mount in container['volumeMounts']} == {volume['name'] for volume in spec['volumes']}
   assert {'cpu', 'memory'} <= set(container['resources']['requests'])
+  assert spec['securityContext']['runAsNonRoot'] and container['securityContext']['capabilities'] == {'drop': ['ALL']}
+  check_disk(spec)
   if name == 'worker':
     rules = manifest['spec']['podFailurePolicy']['rules']
     assert {rule['onExitCodes']['containerName'] for rule in rules if 'onExitCodes' in rule} == {container['name']}
@@ -209,8 +247,11 @@ def test_image():
   assert set(re.findall(r'^!(\S+)', ignored, re.MULTILINE)) == set(copied)
   config = configparser.ConfigParser()
   config.read(ROOT / 'setup.cfg')
+  assert 'ARG RUN_AS=1000:1000\n' in text and 'USER $RUN_AS\n' in text
+  assert re.findall(r' -t dipaco-jax:(\w+) .* RUN_AS=0:0 ', text) == ['tpu']
   extras = {name for line in re.findall(r'EXTRAS=(\S+)', text) for name in line.split(',')}
   assert {'postgres', 's3', 'gcs', 'cuda', 'tpu'} == extras <= set(config['options.extras_require'])
+  assert 'ENV LD_LIBRARY_PATH=/usr/local/nvidia/lib64 NVIDIA_DRIVER_CAPABILITIES=compute,utility\n' in text
   assert (ROOT / told()['CONFIG']).is_file() and told()['CONFIG'].split('/')[0] in copied
 
 

@@ -175,3 +175,28 @@ def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
       for pid in pids:
         with contextlib.suppress(ProcessLookupError):
           os.kill(pid, signal.SIGKILL)
+
+
+def test_each_worker_has_a_gpu_of_its_own_and_other_roles_have_the_cpu(tmp_path, monkeypatch):
+  gpus, started = [{'CUDA_VISIBLE_DEVICES': str(i)} for i in range(3)], {}
+  monkeypatch.setattr(local.worker_devices, 'environments', lambda named: gpus)
+  monkeypatch.setattr(local, 'check', lambda options, rest: f'sqlite:///{tmp_path}/registry.db')
+  monkeypatch.setattr(roles, 'resume', lambda *args: 0)
+  monkeypatch.setattr(local.Role, 'start', lambda role: started.update({role.name: role.env}))
+  monkeypatch.setattr(local, 'supervise', lambda *args: 1)
+  monkeypatch.setattr(local, 'stop', lambda running: None)
+  monkeypatch.setattr(local, 'interruptible', contextlib.nullcontext)
+  monkeypatch.setenv(local.registry_url.VARIABLE, '')
+  options = ['--config=no.py', f'--workdir={tmp_path}', '--backups=1']
+  monkeypatch.setattr(sys, 'argv', ['local.py', *options])
+  assert local.main() == 1
+  cpu = {'JAX_PLATFORMS': 'cpu'}
+  workers = dict(zip(('worker-0', 'worker-1', 'backup-0'), gpus, strict=True))
+  assert started == dict.fromkeys(('monitor-0', 'outer-0', 'evaluator-0'), cpu) | workers
+
+
+def test_more_workers_than_gpus_are_rejected(monkeypatch, capsys):
+  monkeypatch.setattr(local.worker_devices, 'environments', lambda named: [{'CUDA_VISIBLE_DEVICES': '0'}])
+  monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', '--workdir=/nowhere', '--workers=2'])
+  assert local.main() == 2
+  assert '--workers=2: each worker needs a device of its own, and this machine has 1 GPU; ' in capsys.readouterr().err

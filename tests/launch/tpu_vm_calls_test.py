@@ -52,7 +52,9 @@ def test_install(cloud):
     clone = cloud.folder / 'hosts' / host / 'dipaco_jax'
     assert (clone / 'dipaco_jax' / 'main.py').read_text() == (ROOT / 'dipaco_jax' / 'main.py').read_text()
     assert (clone / '.venv').is_dir() and not list(clone.rglob('__pycache__'))
-  assert cloud.lines('python3').count('-m uv pip install --quiet --python .venv/bin/python -e .[tpu,gcs,postgres]') == 2
+    assert (clone / 'constraints.txt').read_text() == (ROOT / 'constraints.txt').read_text()
+  installs = '-m uv pip install --quiet --python .venv/bin/python -c constraints.txt -e .[tpu,gcs,postgres]'
+  assert cloud.lines('python3').count(installs) == 2
   assert cloud.lines('sudo').count('mount -t nfs -o lookupcache=positive 10.0.0.2:/share /mnt/dipaco') == 2
 
 

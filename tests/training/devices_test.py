@@ -1,6 +1,8 @@
 """Devices in words, and a warning where JAX fell back to the CPU."""
 
+import importlib
 import logging
+import sys
 import types
 
 import pytest
@@ -60,6 +62,31 @@ def test_accelerators_are_found_by_their_files(tmp_path, monkeypatch):
   for name, kind in (('TPU_FILES', 'TPU'), ('GPU_FILES', 'GPU')):
     (tmp_path / f'{name}0').touch()
     assert devices.find_accelerator() == (kind, f'{tmp_path}/{name}0')
+
+
+@pytest.mark.parametrize(
+  ('file', 'variables', 'is_hidden'),
+  [('', {}, True), ('accel0', {}, False), ('vfio0', {}, False), ('', {'JAX_PLATFORMS': 'tpu,cpu'}, False),
+   ('', {'JAX_FORCE_TPU_INIT': '1'}, False)],
+)  # fmt: skip
+def test_libtpu_is_hidden_from_jax_where_there_is_no_tpu(file, variables, is_hidden, tmp_path, monkeypatch):
+  (tmp_path / 'libtpu.py').touch()
+  monkeypatch.syspath_prepend(str(tmp_path))
+  monkeypatch.setattr(devices, 'TPU_FILES', (f'{tmp_path}/accel[0-9]*',))
+  monkeypatch.setattr(devices, 'NEWER_TPU_FILES', f'{tmp_path}/vfio[0-9]*')
+  monkeypatch.delenv('JAX_PLATFORMS', raising=False)
+  monkeypatch.setitem(sys.modules, 'libtpu', None)
+  del sys.modules['libtpu']
+  if file:
+    (tmp_path / file).touch()
+  for name, value in variables.items():
+    monkeypatch.setenv(name, value)
+  devices.hide_unused_libtpu()
+  if is_hidden:
+    with pytest.raises(ImportError):  # what JAX takes for a machine without libtpu
+      importlib.import_module('libtpu')
+  devices.restore_libtpu()
+  importlib.import_module('libtpu')
 
 
 def test_the_line_and_the_warning_are_shown(monkeypatch, capsys, caplog):
