@@ -10,7 +10,6 @@ import pathlib
 import sys
 
 import common
-import config
 import readme
 
 
@@ -29,8 +28,8 @@ def main() -> int:
   if len(sys.argv) != 2:
     sys.exit(__doc__)
   found: dict[str, bool] = {}
-  for size in config.SIZES:
-    for table in readme.TABLES:
+  for table in readme.TABLES:
+    for size in table.sizes:
       found |= compare(table, size, pathlib.Path(sys.argv[1]), common.RESULTS)
   for name, same in found.items():
     print(f'{name}: {"as on the page" if same else "not as on the page"}')

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import config
 import runs
 from absl import flags
+from deadline import Deadline
 from runs import Record, Row
 
 from dipaco_jax.command_line import command
@@ -54,6 +55,8 @@ class Table(NamedTuple):
   columns: Sequence[Column]
   picture: Callable[..., Any] | None
   lines: Callable[..., list[list[str]]] | None = None  # its cells, of (rows, results), in a form of its own
+  sizes: Sequence[str] = tuple(config.SIZES)  # that it has rows for
+  measure: Callable[[runs.Run, pathlib.Path], Record] | None = None  # what a run's record has beside the usual fields
 
 
 # -- results
@@ -194,17 +197,21 @@ def fewer(found: Sequence[float], mine: Sequence[Record]) -> str:
 
 def main(table: Table, prepare: Prepare = lambda missing: None):
   """Of a table's script; `prepare(missing)` makes what these runs start from."""
-  define_flags()
+  define_flags(table.sizes)
   command.run(lambda: run(table, flags.FLAGS.size, pathlib.Path(flags.FLAGS.results), prepare))
 
 
-def define_flags():
-  flags.DEFINE_enum('size', 'micro', list(config.SIZES), 'How large the runs are, see config.py.')
+def define_flags(sizes: Sequence[str] = tuple(config.SIZES)):
+  usual = 'micro' if 'micro' in sizes else sizes[-1]
+  flags.DEFINE_enum('size', usual, list(sizes), 'How large the runs are, see config.py.')
   flags.DEFINE_list('seeds', ['0'], 'A run of every row for each.')
   flags.DEFINE_list('rows', [], 'Run these rows only; none: all.')
   flags.DEFINE_string('data', '', 'Training text, globs as in config.data.train; none: that of the running Python.')
   flags.DEFINE_string('validation', '', 'Validation text, likewise.')
   flags.DEFINE_string('workdir', 'runs/experiments', 'Where the runs are.')
+  flags.DEFINE_float(
+    'minutes', 0, 'Stop after so many: no run starts that would not end in time; 0: no limit.', lower_bound=0
+  )
   flags.DEFINE_string('results', str(RESULTS), 'Where tables and their pictures are.')
 
 
@@ -240,29 +247,32 @@ def run_missing(
   """Adds to the results, and writes the table after every run; returns those that failed."""
   distinct = list({p.key: p for p in reversed(wanted)}.values())[::-1]
   todo = [p for p in distinct if (p.row.name, p.seed) not in results]
-  failed = []
+  failed, deadline = [], Deadline(flags.FLAGS.minutes)
   for i, one in enumerate(todo):
     with lock.locked(claimed_in(workdirs, one.key), wait=False) as claimed:
       if not claimed:
         print(f'{one.row.title}, seed {one.seed}: another process trains it', file=sys.stderr, flush=True)
       elif (one.row.name, one.seed) not in read(table, one.size, folder):
         done = [(p, results[p.row.name, p.seed]) for p in wanted if (p.row.name, p.seed) in results]
+        if not deadline.allows(runs.seconds_left([one], done)):
+          print(f'{one.row.title}, seed {one.seed}: not enough time is left', file=sys.stderr, flush=True)
+          continue
         seconds = runs.seconds_left(todo[i:], done)
         left = f'; about {display.duration(seconds)} to go' if seconds is not None else ''
         print(f'[{i + 1}/{len(todo)}] {one.row.title}, seed {one.seed}{left}', file=sys.stderr, flush=True)
-        if record := train(one, workdirs, failed):
+        if record := train(table, one, workdirs, failed):
           results |= {(p.row.name, p.seed): record | {'row': p.row.name} for p in wanted if p.key == one.key}
           write(table, one.size, folder, results)
   return failed
 
 
-def train(one: runs.Run, workdirs: pathlib.Path, failed: list[str]) -> Record | None:
+def train(table: Table, one: runs.Run, workdirs: pathlib.Path, failed: list[str]) -> Record | None:
   """The record of a run that has finished; None, and a line of `failed`, where it has not."""
   status = runs.execute(one, workdirs)
   if status in TRY_AGAIN:
     sys.exit(status)
   if runs.is_finished(one, workdirs):
-    return runs.make_record(one, workdirs)
+    return runs.make_record(one, workdirs) | (table.measure(one, workdirs) if table.measure else {})
   failed.append(f'{one.row.name}, seed {one.seed}: exit status {status}')
   return None
 

@@ -15,6 +15,7 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
     ends          AxB               the same with path-specific embedding, first and last blocks [4]
     own           AxB               the lower half of the blocks over axis a, the upper half path-specific
     blocks_own    AxB               all blocks path-specific, the embedding shared
+    third         AxB               the upper third of the blocks path-specific, the rest halved between axes a and b
     rerouted      AxB               dipaco, re-routed every W tokens while evaluating
     discriminative  AxB             the same, sharded anew by what the paths know
 
@@ -43,11 +44,11 @@ class Size(NamedTuple):
   """How large the runs are; `config` holds what differs from the defaults of settings.py, by section."""
 
   grid: Numbers
-  larger: dict[str, int]  # of the larger dense model: fields of settings.Model
-  larger_rate: float  # its learning rate
   alone: int  # steps of a phase where nothing is exchanged
-  chooser_steps: int  # to train the learned chooser of re-routing for
   config: dict[str, dict[str, Any]]
+  larger: dict[str, int] = {}  # of the larger dense model: fields of settings.Model
+  larger_rate: float = 0.0  # its learning rate
+  chooser_steps: int = 0  # to train the learned chooser of re-routing for
 
 
 SIZES = {
@@ -132,13 +133,51 @@ SIZES = {
   ),
 }
 
+# Sizes of upcycle_gpu.py alone: paths start from SmolLM2-135M, whose folder gives the rest of the model. Four paths
+# read 15.7 million tokens on one GPU, and a tenth of that on a CPU.
+PUBLISHED = {
+  'cpu': Size(
+    grid=(2, 2),
+    alone=192,
+    config=dict(
+      data=dict(max_validation_documents=0),
+      model=dict(num_layers=30, seq_len=512),
+      pretrain=dict(steps=0, batch_size=4),
+      train=dict(phases=12, steps_per_phase=16, batch_size=4, max_holdout_rows=8, steps_per_dispatch=4),
+      inner=dict(learning_rate=3e-4, warmup_steps=0, final_fraction=0.0),
+      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True),
+      routing=dict(sample=10_000, router_fraction=0.02),
+      evaluate=dict(batch_size=8, samples=0),
+      checkpoint=dict(every_steps=64, keep=1),
+      metrics=dict(sinks=()),
+    ),
+  ),
+  'gpu': Size(
+    grid=(2, 2),
+    alone=480,
+    config=dict(
+      data=dict(max_validation_documents=0),
+      model=dict(num_layers=30, seq_len=512, loss_chunk=8192),
+      pretrain=dict(steps=0, batch_size=16),
+      train=dict(phases=12, steps_per_phase=40, batch_size=16, max_holdout_rows=64, steps_per_dispatch=20),
+      inner=dict(learning_rate=3e-4, warmup_steps=0, final_fraction=0.0),
+      outer=dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True),
+      routing=dict(sample=10_000, router_fraction=0.02),
+      evaluate=dict(batch_size=64, samples=0),
+      checkpoint=dict(every_steps=100_000, keep=1),
+      metrics=dict(sinks=()),
+    ),
+  ),
+}
+
 
 def get_config(variant: str = 'micro,dipaco') -> ConfigDict:
   """variant: SIZE,METHOD or SIZE,METHOD,NUMBERS, as above."""
   name, method, numbers = f'{variant},,'.split(',')[:3]
-  if name not in SIZES or method not in METHODS:
-    raise InputError(f'variant {variant!r}: it is SIZE,METHOD of {", ".join(SIZES)} and {", ".join(METHODS)}')
-  size = SIZES[name]
+  sizes = SIZES | PUBLISHED
+  if name not in sizes or method not in METHODS:
+    raise InputError(f'variant {variant!r}: it is SIZE,METHOD of {", ".join(sizes)} and {", ".join(METHODS)}')
+  size = sizes[name]
   c = ConfigDict(settings.Settings().to_dict())
   c.evaluate.every_phases = 0
   for section, values in size.config.items():
@@ -261,6 +300,17 @@ def blocks_own(c: ConfigDict, size: Size, numbers: Numbers):
   c.levels = (('shared', 'embed|final_norm', ()), ('own', 'block_', ('a', 'b')))
 
 
+def third(c: ConfigDict, size: Size, numbers: Numbers):
+  """Path-specific: the upper third of the blocks. The lower ones are halved between the axes."""
+  dipaco(c, size, numbers)
+  num_layers = c.model.num_layers
+  num_shared = num_layers - max(1, num_layers // 3)
+  low, high = halves(num_shared)
+  by_level = {'low': (low, ('a',)), 'high': (high, ('b',)), 'own': ([*range(num_shared, num_layers)], ('a', 'b'))}
+  levels = [(name, blocks(of_level), axes) for name, (of_level, axes) in by_level.items() if of_level]
+  c.levels = (('shared', 'embed|final_norm', ()), *levels)
+
+
 def rerouted(c: ConfigDict, size: Size, numbers: Numbers):
   """Costs an evaluation of all router data and validation documents under all paths."""
   dipaco(c, size, numbers)
@@ -292,5 +342,5 @@ def blocks(numbers: list[int]) -> str:
 
 METHODS: dict[str, Callable[[ConfigDict, Size, Numbers], None]] = {
   f.__name__: f
-  for f in (dense, larger, diloco, fragments, flat, dipaco, ends, own, blocks_own, rerouted, discriminative)
+  for f in (dense, larger, diloco, fragments, flat, dipaco, ends, own, blocks_own, third, rerouted, discriminative)
 }

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 import beginnings
 import claims
 import common
-import config
 import downstream
 import methods
 import muon
@@ -27,6 +26,7 @@ import sizes
 import tau
 import tune
 import upcycle
+import upcycle_gpu
 import wire
 
 from dipaco_jax.core.errors import InputError
@@ -35,7 +35,7 @@ from dipaco_jax.training import display
 MODULES = {
   '../README.md': (),
   'README.md': (methods, paths, pretrained),
-  'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings),
+  'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu),
   'LEDGER.md': (tune,),
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
@@ -48,7 +48,7 @@ HERE = pathlib.Path(__file__).parent
 def between(table: common.Table, folder: pathlib.Path) -> str:
   """The table at every size that has results, largest first."""
   parts = []
-  for size in reversed(config.SIZES):
+  for size in reversed(table.sizes):
     if results := common.read(table, size, folder):
       parts += [about(size, results), common.to_markdown(table, size, results)]
       if table.picture:

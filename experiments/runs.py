@@ -25,6 +25,7 @@ import scores
 from dipaco_jax import recipe
 from dipaco_jax.core import compression, fields, inner, modules, outer, settings, streaming
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.huggingface import pretrained
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage as stage_lib, stage_records
 from dipaco_jax.planning import wire_traffic
@@ -95,9 +96,13 @@ def made(variant: str, overrides: tuple[tuple[str, Any], ...]) -> tuple[settings
 
 
 def make_settings(variant: str, overrides: Mapping[str, Any]) -> settings.Settings:
+  """The settings; those of a model that the run starts from are filled in where its folder is there."""
   c = config.get_config(variant)
   c.update_from_flattened_dict(overrides)
-  return settings.from_dict(c.to_dict())
+  values = c.to_dict()
+  if os.path.isdir(values['pretrain']['init']):
+    pretrained.fill(values, overrides)
+  return settings.from_dict(values)
 
 
 def placed(run: Run, folder: pathlib.Path) -> dict[str, Any]:

@@ -17,13 +17,13 @@ SIZES = {'width': 16, 'num_layers': 4, 'num_heads': 4, 'head_dim': 8, 'mlp_dim':
 VOCAB = 300
 
 
-def model(family: str) -> settings.Model:
-  return dataclasses.replace(settings.Model(), **SIZES | shapes_of_families.FAMILIES[family])
+def model(family: str, **sizes: int) -> settings.Model:
+  return dataclasses.replace(settings.Model(), **SIZES | shapes_of_families.FAMILIES[family] | sizes)
 
 
-def write(folder: pathlib.Path, family: str, text: list[str]) -> None:
-  """Weights are of a size that a step of training changes what comes out."""
-  made, rng = model(family), np.random.default_rng(0)
+def write(folder: pathlib.Path, family: str, text: list[str], **sizes: int) -> None:
+  """Weights are of a size that a step of training changes what comes out. `sizes` replace those of SIZES."""
+  made, rng = model(family, **sizes), np.random.default_rng(0)
   folder.mkdir(parents=True)
   for name, data in json_tokenizer.train(text, VOCAB).items():
     (folder / name).write_bytes(data)
