@@ -52,11 +52,10 @@ def rows(size: str) -> list[Row]:
     lasting = {'train.steps_per_phase': phases * tau if is_alone else tau}
     lasting |= {'train.phases': times if is_alone else phases, 'inner.decay_steps': steps}
     start = {'pretrain.init': MODEL, 'pretrain.steps': 0, 'inner.rewarm_steps': max(1, steps // 20)}
-    start |= {
-      'inner.warmup_steps': 0,
-      'inner.final_fraction': 0.0,
-      'routing.router_fraction': at_size['routing']['router_fraction'],
-    }
+    start |= {'inner.warmup_steps': 0, 'inner.final_fraction': 0.0, 'evaluate.samples': 0}
+    start['routing.router_fraction'] = at_size['routing'][
+      'router_fraction'
+    ]  # of dense rows too: they read the same text
     if high:
       start['train.learning_rate'] = HIGH * at_size['inner']['learning_rate']
     named = {key.replace('__', '.'): value for key, value in changes.items()}
