@@ -21,6 +21,7 @@ from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import COPY, Lease
 from dipaco_jax.islands.registry import Row, Task
+from dipaco_jax.islands.registry_schema import LONGEST_LEASES
 
 # For a next task, where there was none, after this share of a task's time; and where there was none for long.
 ASK_AGAIN, LONGEST_ASK_AGAIN_S, ASK_LATER_S = 0.1, 1.0, 10.0
@@ -62,14 +63,18 @@ class Backup:
       return None
     before = self.ready
     running, ready = self.tasks('running'), self.tasks('ready', LOOKED_AT)
-    ready += [row for row in running if row['lease_left_s'] < 0]
+    ready += [row for row in running if self.is_abandoned(row)]
     self.ready = {(row['id'], row['fence']) for row in ready}
     for kind in self.kinds:
       keys = [row['key'] for row in ready if row['kind'] == kind and (row['id'], row['fence']) in before]
       if keys and (task := self.island.registry.claim(self.island.name, [kind], keys, self.holder)):
         return task
-    others = [row for row in running if row['owner'] != self.island.name and row['lease_left_s'] >= 0]
+    others = [row for row in running if row['owner'] != self.island.name and not self.is_abandoned(row)]
     return self.straggler([row for row in others if row['kind'] == 'train'])
+
+  def is_abandoned(self, row: Row) -> bool:
+    """Returns whether a lease has run out, or was taken while the clock was ahead."""
+    return not 0 <= row['lease_left_s'] <= LONGEST_LEASES * self.island.registry.lease_s
 
   def tasks(self, state: str, limit: int | None = None) -> list[Row]:
     """Returns tasks of each of its kinds."""

@@ -4,11 +4,11 @@ Both take the same statements; what differs is compiled for each dialect here.
 """
 
 import contextlib
-import errno
-import fcntl
+import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator
+import urllib.parse
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import sqlalchemy as sa
@@ -17,18 +17,17 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.expression import FunctionElement
 
 from dipaco_jax.core.errors import Away, InputError
+from dipaco_jax.islands import database_errors
 from dipaco_jax.islands.conversations import Conversations
-from dipaco_jax.storage import backends, retry, time_use
+from dipaco_jax.islands.writer_turns import writer_turn
+from dipaco_jax.storage import retry, time_use
 
 T = TypeVar('T')
 Row = dict[str, Any]
 
-SQLITE_TRANSIENT = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
-# The same of the files beside it: a share that is not mounted, one without its locks, a full disk.
-TRANSIENT = backends.TRANSIENT | {errno.ENOENT, errno.ENOLCK, errno.ENOSPC, errno.EDQUOT}
+SQLITE = 'sqlite:///'
 # PostgreSQL ends a transaction whose client is silent for this long, so that nobody waits for a stopped process.
 IDLE_S = 5
-READ_ONLY = '25006'  # PostgreSQL's code for a change that a standby refuses
 
 # A connection that does not answer is closed within half a minute.
 KEEPALIVE = dict(
@@ -64,15 +63,17 @@ _write(Among, 'sqlite', '{} IN (SELECT value FROM json_each({}))')
 _write(Among, 'postgresql', '{} = ANY(ARRAY(SELECT json_array_elements_text(CAST({} AS json))))')
 
 
-def connect(url: str) -> sa.Engine:
+def connect(url: str, reads_only: bool = False) -> sa.Engine:
   """Makes an engine whose write transactions begin with SQLite's lock, or READ COMMITTED in PostgreSQL.
+
+  `reads_only`: nothing is made or written, so that a file that may only be read can be.
 
   Raises InputError for another URL; the message does not show it, as any part may be the password.
   """
   with contextlib.suppress(sa.exc.ArgumentError, ValueError):  # ValueError: a port that is not a number
     parsed = sa.make_url(url)
     if parsed.drivername == 'sqlite' and parsed.database:
-      return _connect_sqlite(parsed)
+      return _connect_sqlite(parsed, reads_only)
     if parsed.drivername == 'postgresql' and not {*'@#?'} & {*f'{parsed.host}{parsed.database}'}:
       return _connect_postgresql(parsed)
   kind = re.match(r'\w+(?=://)', url)
@@ -82,22 +83,41 @@ def connect(url: str) -> sa.Engine:
   )
 
 
-def _connect_sqlite(url: sa.URL) -> sa.Engine:
-  pathlib.Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+def sqlite_file(url: str) -> pathlib.Path | None:
+  """Returns the file of a registry in SQLite; None for another database."""
+  return pathlib.Path(url.removeprefix(SQLITE)) if url.startswith(SQLITE) else None
+
+
+def _connect_sqlite(url: sa.URL, reads_only: bool) -> sa.Engine:
+  if reads_only:
+    url = _without_writing(url)
+  else:
+    pathlib.Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
   engine = sa.create_engine(url, pool_size=1, max_overflow=8)
 
   @sa.event.listens_for(engine, 'connect')
   def _(connection, record):
     connection.isolation_level = None  # the driver begins nothing by itself
-    for pragma in ('journal_mode = WAL', 'synchronous = FULL'):
+    for pragma in () if reads_only else ('journal_mode = WAL', 'synchronous = FULL'):
       connection.execute(f'PRAGMA {pragma}').close()
 
   @sa.event.listens_for(engine, 'begin')
   def _(connection):
-    if not connection.get_execution_options().get('reads'):
+    options = connection.get_execution_options()
+    if options.get('is_snapshot'):
+      connection.exec_driver_sql('BEGIN')
+    elif not options.get('reads'):
       connection.exec_driver_sql('BEGIN IMMEDIATE')  # a transaction that reads first could not get the lock later
 
   return engine
+
+
+def _without_writing(url: sa.URL) -> sa.URL:
+  """Returns the URL by which SQLite makes no file; beside a database without a log, it would make one to read it."""
+  file = str(url.database)
+  has_log, is_writable = os.path.exists(f'{file}-wal'), os.access(os.path.dirname(file) or '.', os.W_OK)
+  mode = 'immutable=1' if not has_log and not is_writable else 'mode=rw' if is_writable else 'mode=ro'
+  return sa.make_url(f'{SQLITE}file:{urllib.parse.quote(os.path.abspath(file))}?{mode}&uri=true')
 
 
 def _connect_postgresql(url: sa.URL) -> sa.Engine:
@@ -115,40 +135,24 @@ def _connect_postgresql(url: sa.URL) -> sa.Engine:
   @sa.event.listens_for(engine, 'handle_error')
   def _(context):
     # The next connection may lead to the server that a failover has put in this one's place.
-    context.is_disconnect |= getattr(context.original_exception, 'sqlstate', None) == READ_ONLY
+    context.is_disconnect |= getattr(context.original_exception, 'sqlstate', None) == database_errors.STANDBY
 
   return engine
-
-
-@contextlib.contextmanager
-def _writer_turn(engine: sa.Engine) -> Iterator[None]:
-  """Lets one writer at a time into SQLite, roughly first come, first served.
-
-  SQLite's own wait favours the last to come: of 8 processes, one waits for seconds. The system grants a file's lock in
-  order and frees it when its holder dies, but a process that has just released it and returns may be faster than the
-  one that is woken. So there are two locks: whoever is next waits for the first while it holds the second, where all
-  others wait.
-  """
-  if engine.dialect.name != 'sqlite' or engine.get_execution_options().get('reads'):
-    yield
-    return
-  with open(f'{engine.url.database}.lock', 'a') as now:
-    with open(f'{engine.url.database}.next', 'a') as following:
-      fcntl.flock(following, fcntl.LOCK_EX)
-      fcntl.flock(now, fcntl.LOCK_EX)
-    yield
 
 
 class Database:
   """A process's connections to the database, which its threads may share; in PostgreSQL only while it speaks."""
 
-  def __init__(self, url: str, patience_s: float):
-    self._engine, self._patience_s = connect(url), patience_s
+  def __init__(self, url: str, patience_s: float, reads_only: bool = False):
+    self._engine, self._patience_s = _connect(url, reads_only), patience_s
     is_sqlite = self._engine.dialect.name == 'sqlite'
+    self.name = str(sqlite_file(url) or self._engine.url.render_as_string())  # without the password
     self.insert = sqlite.insert if is_sqlite else postgresql.insert  # has ON CONFLICT
     alone = {} if is_sqlite else {'isolation_level': 'AUTOCOMMIT'}  # no round trips to begin and to commit
     self._single = self._engine.execution_options(**alone)
     self._reads = self._engine.execution_options(reads=True, **alone)
+    whole = {} if is_sqlite else {'isolation_level': 'REPEATABLE READ'}
+    self._snapshots = self._engine.execution_options(reads=True, is_snapshot=True, **whole)
     # SQLite's connections are open files: there is nothing to save.
     self._conversations = Conversations((lambda: None) if is_sqlite else self._engine.dispose)
     self.conversation, self.linger = self._conversations.conversation, self._conversations.linger
@@ -160,6 +164,10 @@ class Database:
   def transact(self, work: Callable[[sa.Connection], T]) -> T:
     """Returns work(connection), called in a transaction."""
     return self._run(self._engine, work)
+
+  def read_snapshot(self, work: Callable[[sa.Connection], T]) -> T:
+    """Returns work(connection), whose statements read the database as it is at one moment; holds up nobody."""
+    return self._run(self._snapshots, work)
 
   def change(self, statement: sa.Executable, parameters: Row | list[Row]) -> int:
     """Runs one statement as a transaction; returns how many rows it changed."""
@@ -176,44 +184,38 @@ class Database:
   def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:
     """Returns work(connection), called in a transaction that is tried again while the database is busy or away.
 
-    Raises Away where it does not answer within `patience_s`, InputError where it refuses us.
+    Raises Away where it does not answer within `patience_s`, Unusable where somebody has to mend it first.
     """
 
     def transaction() -> T:
-      with self._conversations.speaking(), _writer_turn(engine), engine.begin() as connection:
+      with self._conversations.speaking(), self._turn(engine), engine.begin() as connection:
         return work(connection)
 
     longest_wait_s = self._conversations.longest_wait_s()
     try:
       with time_use.doing(time_use.DATABASE):
+        is_transient = database_errors.is_transient
         return retry.call('the registry does not answer', transaction, is_transient, self._patience_s, longest_wait_s)
     except Exception as e:
-      words = retry.first_line(e)
-      if is_refused(e):
-        raise InputError(f'the registry refuses us ({words}): check its user, password and database') from e
-      if is_transient(e):
-        raise Away(f'the registry does not answer ({words})') from e
+      if unusable := database_errors.to_unusable(e, self.name):
+        raise unusable from e
+      if database_errors.is_transient(e):
+        raise Away(f'the registry does not answer ({retry.first_line(e)})') from e
       raise
+
+  def _turn(self, engine: sa.Engine) -> contextlib.AbstractContextManager[None]:
+    """Returns the turn of a writer, which SQLite alone needs."""
+    is_free = engine.dialect.name != 'sqlite' or engine.get_execution_options().get('reads')
+    return contextlib.nullcontext() if is_free else writer_turn(str(engine.url.database))
+
+
+def _connect(url: str, reads_only: bool) -> sa.Engine:
+  """Makes an engine; raises Unusable where the folder of a file cannot be made."""
+  try:
+    return connect(url, reads_only)
+  except OSError as e:
+    raise database_errors.to_unusable(e, url.removeprefix(SQLITE)) or e from e
 
 
 def _rows(result: sa.Result) -> list[Row]:
   return [dict(row) for row in result.mappings()]
-
-
-def is_transient(error: Exception) -> bool:
-  """Returns whether the call may succeed later: the database is unreachable, starting, full, or resolved a deadlock.
-
-  Or it has become a standby, or this process's other threads hold all connections that it may have.
-  """
-  if not isinstance(error, sa.exc.DBAPIError) or is_refused(error):
-    return isinstance(error, sa.exc.TimeoutError) or (isinstance(error, OSError) and error.errno in TRANSIENT)
-  code = getattr(error.orig, 'sqlite_errorcode', None)
-  if code is not None:
-    return code & 0xFF in SQLITE_TRANSIENT
-  return error.connection_invalidated or isinstance(error, sa.exc.OperationalError)
-
-
-def is_refused(error: Exception) -> bool:
-  """Returns whether a connection was refused for its user, password or database: the error has no code, only words."""
-  refusals = 'authentication failed', 'does not exist'
-  return isinstance(error, sa.exc.OperationalError) and any(words in str(error.orig) for words in refusals)

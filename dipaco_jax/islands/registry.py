@@ -8,7 +8,8 @@ withdrawn in one case only, when a run that has diverged is resumed.
                         ^---- release, or the lease ran out
 
 A task may name a holder, who has what it goes on from: others may claim it when it has been ready for `lease_s`. A
-claim lasts until `lease_s` after the last heartbeat, by the database's clock. Every claim raises the task's fence,
+claim lasts until `lease_s` after the last heartbeat, by the database's clock; a lease that ends more than ten times
+`lease_s` from now was taken while that clock was ahead, and counts as run out. Every claim raises the task's fence,
 and only the owner of the newest fence can complete it: a process that was stopped past its lease is refused when it
 wakes. Publication is idempotent: the same facts are accepted again, others under the same names never.
 
@@ -94,8 +95,8 @@ def _name(row: NewTask | Fact) -> Row:
 class Registry:
   """One process's access to a run's registry; its threads may share it."""
 
-  def __init__(self, url: str, lease_s: float = 30, patience_s: float = 600):
-    """Makes the tables where there are none.
+  def __init__(self, url: str, lease_s: float = 30, patience_s: float = 600, reads_only: bool = False):
+    """Makes the tables where there are none, unless it `reads_only`.
 
     Args:
       url: sqlite:////absolute/file.db, or postgresql://user:password@host/database; raises InputError for others, and
@@ -103,12 +104,15 @@ class Registry:
       lease_s: how long a claim lasts without a heartbeat.
       patience_s: how long every call waits for a database that is away, before it raises its error.
     """
-    self.lease_s, self._db = lease_s, Database(url, patience_s)
+    self.lease_s, self._db = lease_s, Database(url, patience_s, reads_only)
     self._known = KnownFacts()
     self.diverged = 0  # how often the run has diverged, as the last claim told
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     try:
-      self._db.transact(schema.prepare)
+      if reads_only:
+        self._db.read_snapshot(schema.check_version)
+      else:
+        self._db.transact(schema.prepare)
     except BaseException:
       self.close()
       raise
@@ -333,7 +337,8 @@ class Registry:
   def durations(self, kind: str, limit: int) -> list[float]:
     """Returns the seconds from the last claim to the end, of the newest tasks of a kind that are done."""
     seconds = (TASKS.c.ended - TASKS.c.claimed).label('seconds')
-    query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done')
+    # A task that ended before it was claimed did so because the clock was set back meanwhile.
+    query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done', TASKS.c.ended >= TASKS.c.claimed)
     return [row['seconds'] for row in self._db.rows(query.order_by(TASKS.c.id.desc()).limit(limit))]
 
   def beat(self, name: str, role: str, about: dict):
@@ -344,9 +349,12 @@ class Registry:
     self._db.change(insert.on_conflict_do_update(index_elements=['name', 'role'], set_=news), row)
 
   def roles(self) -> list[Row]:
-    """Returns name, role and about of every role, and `silent_s`, the seconds since its last sign of life."""
+    """Returns name, role and about of every role, and `silent_s`, the seconds since its last sign of life.
+
+    A sign of life from the future was given while the clock was ahead: its distance counts, as it is as old or older.
+    """
     names = ROLES.c.name, ROLES.c.role
-    query = sa.select(*names, ROLES.c.about, (Now() - ROLES.c.seen).label('silent_s')).order_by(*names)
+    query = sa.select(*names, ROLES.c.about, sa.func.abs(Now() - ROLES.c.seen).label('silent_s')).order_by(*names)
     return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query)]
 
 

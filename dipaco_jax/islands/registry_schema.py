@@ -19,6 +19,7 @@ from dipaco_jax.islands.database import Among, Now
 
 VERSION = 4
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
+LONGEST_LEASES = 10  # a lease that ends so many of the claimant's own from now was taken while the clock was ahead
 MAX_LOCKED = 100  # rows that other claims may hold at this moment, and a claim skips: PostgreSQL's connections
 
 TEXT = sa.Text().with_variant(sa.Text(collation='C'), 'postgresql')  # sorts by its bytes, as in SQLite
@@ -96,7 +97,14 @@ def prepare(connection: sa.Connection):
     connection.execute(sa.insert(SCHEMA), {'version': VERSION})
   elif version == 3:
     _update(connection)
-  elif version != VERSION:
+  else:
+    check_version(connection)
+
+
+def check_version(connection: sa.Connection):
+  """Raises InputError where the tables are another version's."""
+  version = connection.scalar(sa.select(SCHEMA.c.version))
+  if version != VERSION:
     raise InputError(
       f'the registry {connection.engine.url.render_as_string()} has tables of version {version}, this program those '
       f'of version {VERSION}: finish its run with the program that began it, or give --registry a new database'
@@ -120,7 +128,8 @@ def _named(table: sa.Table) -> sa.ColumnElement[bool]:
 
 
 HOLDER, KEYS = (sa.bindparam(name, type_=sa.Text) for name in ('holder_', 'keys'))
-LEASE = Now() + sa.bindparam('lease_s', type_=sa.Double)
+LEASE_S = sa.bindparam('lease_s', type_=sa.Double)
+LEASE = Now() + LEASE_S
 OURS = (TASKS.c.id == sa.bindparam('task')) & (TASKS.c.fence == sa.bindparam('fenced'))
 RUNNING = OURS & (TASKS.c.state == 'running')
 WOKEN = TASKS.c.wakes > sa.bindparam('seen')
@@ -168,14 +177,18 @@ CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes progr
 
 
 _IS_FREE = TASKS.c.lease <= Now()
+# Of a clock that was ahead. In a select of its own each, or no index would be used.
+_ENDS_TOO_LATE = TASKS.c.lease > Now() + LONGEST_LEASES * LEASE_S
+_IS_FROM_LATER = TASKS.c.since > Now() + LEASE_S
 _BY_AGE = [TASKS.c[name] for name in AGE]
 
 
 def _heads(kind: str, is_held: bool, limits: Sequence[Any]) -> list[sa.Select]:
   """Selects the tasks of a kind that come first, of each sort that can be claimed: each sort has its index."""
-  patience = TASKS.c.since <= Now() - sa.bindparam('lease_s', type_=sa.Double)
+  patience = TASKS.c.since <= Now() - LEASE_S
   held = [(IS_READY, TASKS.c.holder == HOLDER)] if is_held else []
-  sorts = [(IS_READY, TASKS.c.holder == ''), (IS_READY, patience), (RUNS, _IS_FREE), *held]
+  sorts = [(IS_READY, TASKS.c.holder == ''), (IS_READY, patience), (IS_READY, _IS_FROM_LATER)]
+  sorts += [(RUNS, _IS_FREE), (RUNS, _ENDS_TOO_LATE), *held]
   return [
     sa.select(TASKS.c.id)
     .where(TASKS.c.kind == kind, *sort, *limits)
@@ -189,13 +202,16 @@ def _heads(kind: str, is_held: bool, limits: Sequence[Any]) -> list[sa.Select]:
 def claim(kinds: tuple[str, ...], keyed: bool, is_held: bool) -> sa.Executable:
   """Claims the first task of these kinds that nobody else is claiming, in one statement that uses the indexes.
 
-  Tasks that name the holder come first. Those that name another can be had when they have been ready for `lease_s`.
+  Tasks that name the holder come first. Those that name another can be had when they have been ready for `lease_s`, or
+  since a moment that is still to come, as a clock that was ahead had it.
   """
   limits = [Among(TASKS.c.key, KEYS)] if keyed else []
   heads = [sa.select(head.subquery()) for kind in kinds for head in _heads(kind, is_held, limits)]
   head = sa.union_all(*heads).subquery()
   order = [sa.case((TASKS.c.holder == HOLDER, 0), else_=1)] * is_held + _BY_AGE
-  first = sa.select(TASKS.c.id).join(head, head.c.id == TASKS.c.id).where(_IS_FREE).order_by(*order).limit(1)
+  first = (
+    sa.select(TASKS.c.id).join(head, head.c.id == TASKS.c.id).where(_IS_FREE | _ENDS_TOO_LATE).order_by(*order).limit(1)
+  )
   taken = first.with_for_update(of=TASKS, skip_locked=True).scalar_subquery()
   values = dict(state='running', lease=LEASE, owner=sa.bindparam('claimant'), claimed=Now())
   counts = dict(fence=TASKS.c.fence + 1, attempts=TASKS.c.attempts + 1)

@@ -10,7 +10,7 @@ from registries import train
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import Unavailable
-from dipaco_jax.islands import database, registry_schema, status_table
+from dipaco_jax.islands import database, database_errors, registry_schema, status_table
 from dipaco_jax.islands.registry import Fact, Lost, NewTask, Registry
 
 LEASE_S = 0.3  # of tests that let it run out
@@ -289,8 +289,8 @@ def test_other_databases_are_refused(wrong):
 
 
 def test_an_error_of_this_machine_is_not_waited_out():
-  assert database.is_transient(ConnectionResetError(errno.ECONNRESET, 'gone'))
-  assert not database.is_transient(PermissionError(errno.EACCES, 'not allowed'))
+  assert database_errors.is_transient(ConnectionResetError(errno.ECONNRESET, 'gone'))
+  assert not database_errors.is_transient(PermissionError(errno.EACCES, 'not allowed'))
 
 
 def test_a_call_raises_when_its_patience_is_over(tmp_path):
