@@ -95,7 +95,7 @@ def old(url):
   made.add('done', 'done', None)
   made.add('ready', 'ready', 0.0, number=1)
   made.add('lost', 'running', time.time() - 1, owner='gone')
-  made.add('running', 'running', time.time() + 600, owner='old')
+  made.add('running', 'running', time.time() + 100, owner='old')
   made.add('waiting', 'waiting', None)
   yield made
   made.close()
