@@ -222,6 +222,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
   remaining, running = iter(devices), list[Role]()
   try:
     with interruptible():
+      roles.check_place(object_store.open_storage(options.workdir), local, url)
       resumed = roles.resume(options.workdir, url)
       for role, count in counts.items():
         for i in range(count):

@@ -133,7 +133,8 @@ def guarded(argv: list[str], signals: stopping.Signals):
   except Exception as e:
     if isinstance(e, errors.Diverged):
       command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
-    if isinstance(e, (InputError, errors.Unavailable)) and (found := command.ending(e)):
+    is_explained = isinstance(e, (InputError, errors.Unavailable)) or (isinstance(e, OSError) and FLAGS.role)
+    if is_explained and (found := command.ending(e)):
       command.fail(*found)
     raise
 

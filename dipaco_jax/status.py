@@ -17,6 +17,7 @@ from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import plan, stage as stage_lib, time_account
 from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_stages
 from dipaco_jax.reports import failures, headline, time_table
+from dipaco_jax.storage import remedies
 from dipaco_jax.storage.lock import owner
 from dipaco_jax.training import metrics_log
 from dipaco_jax.training.display import duration, whose_loss
@@ -64,14 +65,42 @@ def of_islands(workdir: str, url: str) -> str:
   file = url.removeprefix('sqlite:///')
   if file != url and not pathlib.Path(file).exists():
     raise InputError(f'--registry={url}: there is no such file; name the registry of a run')
-  facts = registry.Registry(url, patience_s=5)
+  facts = registry.Registry(url, patience_s=5, reads_only=True)
   with contextlib.closing(facts):
+    _check_is_of_run(workdir, facts)
     lines, finished = status_table.lines(facts), facts.facts('finished')
-    lines += _now(facts) if not finished else []
+    lines += [*status_table.describe_stop(facts), *_now(facts)] if not finished else []
   for fact in finished:
     words, *more = headline.outcome(fact.meta)
     lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)
+
+
+def _check_is_of_run(workdir: str, facts: Any):
+  """Raises InputError where a folder has the run of another registry."""
+  mark = pathlib.Path(workdir) / remedies.ISLANDS_MARK
+  if '://' not in workdir and mark.exists():
+    known = [config.meta.get('id') for config in facts.facts('config')]
+    if known != [mark.read_text()]:
+      raise InputError(registry_url.explain_unknown(workdir))
+
+
+def find_registry(workdir: str, option: str | None) -> str:
+  """Returns the URL of the registry of a run of islands; '' of another run, of one that is finished, or in a bucket.
+
+  Raises InputError where it is not known.
+  """
+  folder = pathlib.Path(workdir)
+  file, has_islands = folder / registry_url.OF_FOLDER, (folder / remedies.ISLANDS_MARK).exists()
+  is_of_main = (folder / 'command.txt').exists() and not has_islands  # even if the environment names a registry
+  url = '' if is_of_main and not option else registry_url.given(option)
+  if (folder / 'report.json').exists():
+    return ''
+  if not url and file.exists():
+    return f'sqlite:///{file.absolute()}'
+  if not url and has_islands:
+    raise InputError(registry_url.explain_unknown(workdir))
+  return url
 
 
 def _now(facts: Any) -> list[str]:
@@ -188,19 +217,14 @@ def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:
 def main():
   if not flags.FLAGS.workdir:
     raise InputError('name a run with --workdir=DIR')
-  workdir = pathlib.Path(flags.FLAGS.workdir)
-  file = workdir / registry_url.OF_FOLDER
-  is_of_main = (workdir / 'command.txt').exists()  # even if the environment names a registry
-  named = '' if is_of_main and not flags.FLAGS.registry else registry_url.given(flags.FLAGS.registry)
-  url = named or (f'sqlite:///{file.absolute()}' if file.exists() else '')
-  if '://' in flags.FLAGS.workdir and not url:
-    place = flags.FLAGS.workdir.rstrip('/')
+  place = flags.FLAGS.workdir.rstrip('/') or '/'  # no Path, which would make s3:/ of s3://
+  if url := find_registry(place, flags.FLAGS.registry):
+    print(of_islands(place, url))
+  elif '://' in place:
     with bucket_copy.copied(place) as copy:
       print(status(copy).replace(str(copy), place))
-  elif url and not (workdir / 'report.json').exists():
-    print(of_islands(flags.FLAGS.workdir.rstrip('/'), url))  # a Path would make s3:/ of s3://
   else:
-    print(status(workdir))
+    print(status(pathlib.Path(place)))
 
 
 if __name__ == '__main__':

@@ -14,6 +14,7 @@ COMMANDS = {  # by the files of this package that they are
   'recipe': ('--config=tiny --workdir=runs/recipe', 'finds how often paths should exchange, and how, by short runs'),
   'local': ('--config=tiny --workdir=runs/islands', 'trains by islands: all roles on this machine'),
   'status': ('--workdir=runs/tiny', 'where a run is, how fast, when it ends; also while it runs'),
+  'registry': ('--workdir=runs/islands check', 'checks, backs up or rebuilds the registry of islands'),
   'generate': ('--workdir=runs/tiny --prompt=TEXT', 'continues a text'),
   'serve': ('--workdir=runs/tiny', "answers requests as OpenAI's completions API does"),
   'route': (

@@ -13,6 +13,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import inputs, plan, preflight, reuse, run as run_lib, stage_records, stages, time_account
 from dipaco_jax.reports import live_report, run_report
 from dipaco_jax.storage import files, lock, time_use
+from dipaco_jax.storage.remedies import ISLANDS_MARK
 from dipaco_jax.training import (
   compilation_cache,
   disks,
@@ -48,6 +49,7 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
   Raises InputError; Unavailable where the disk is full or gone, or the bucket; Diverged; KeyboardInterrupt when it was
   stopped.
   """
+  check_no_islands(call.workdir)
   with display.doing('looking for devices'):
     command.check_devices()
   if '://' not in call.workdir:
@@ -56,6 +58,15 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
   parent = bucket_run.scratch_parent(call.scratch)
   with command.full_disk_told(f'--scratch={parent}'), bucket_run.opened(call.workdir, parent, settings) as disk:
     return _train(bucket_run.folder_here(call.workdir, call.scratch), call, settings, signals, disk)
+
+
+def check_no_islands(workdir: str):
+  """Raises InputError where islands have a run in a folder; of a bucket, the mirror does so."""
+  if '://' not in workdir and (pathlib.Path(workdir) / ISLANDS_MARK).exists():
+    raise InputError(
+      f'--workdir={workdir} is a run of islands: add its --role, or run `python -m dipaco_jax.local`, or name another '
+      'folder for a run of one job'
+    )
 
 
 def _train(

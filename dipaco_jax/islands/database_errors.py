@@ -30,6 +30,14 @@ class Unusable(InputError):
   """A registry that no process of the run can use until somebody mends it; the message says how."""
 
 
+class Damaged(Unusable):
+  """A registry whose pages are damaged, or that lacks tables; `fault` says it without the way to mend it."""
+
+  def __init__(self, fault: str):
+    super().__init__(f'{fault}: {REBUILD}')
+    self.fault = fault
+
+
 def is_transient(error: Exception) -> bool:
   """Returns whether the call may succeed later: the database is unreachable, starting, full, or resolved a deadlock.
 
@@ -76,7 +84,7 @@ def to_unusable(error: Exception, name: str) -> Unusable | None:
   if is_refused(error):
     return Unusable(f'the registry refuses us ({words}): check its user, password and database')
   if is_damaged(error):
-    return Unusable(f'the registry {name} is damaged ({words}): {REBUILD}')
+    return Damaged(f'the registry {name} is damaged ({words})')
   if is_read_only(error):
     return Unusable(f'the registry {name} cannot be written ({words}): check permissions, and whether it is read-only')
   return None

@@ -1,5 +1,6 @@
 """A lease on a task: renewed in the background while the task is at work [3]."""
 
+import contextlib
 import random
 import threading
 import time
@@ -29,6 +30,7 @@ class Lease:
     self.about: dict[str, Any] = {'task': COPY * self.is_copy + task.words}
     self.fetch: futures.Future | None = None
     self.ahead: Callable[[float], None] = lambda share: None  # called with the share of the task that is left
+    self.observe: Callable[[], dict[str, Any]] = dict  # returns how far the task is, where it does not note that itself
     self.began: float | None = None  # when what was fetched was there
     self.is_at_work = False  # until then, `beat` still shows the task before
     self._lost: BaseException | None = None
@@ -62,6 +64,13 @@ class Lease:
     if diverged > self.island.resumed:
       screening_facts.heed(self.island)
 
+  def describe(self) -> dict[str, Any]:
+    """Returns what this process tells of the task now."""
+    found: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # files that it looks at may go: no lease is lost for that
+      found = self.observe()
+    return self.about | found
+
   def close(self):
     """Stops renewing the lease."""
     self._over.set()
@@ -82,7 +91,7 @@ class Lease:
     with registry.conversation(is_urgent=True):
       self.renew()
       if self.is_at_work:
-        registry.beat(self.island.name, self.role, self.about | moved(self.island))
+        registry.beat(self.island.name, self.role, self.describe() | moved(self.island))
 
 
 def moved(island: Island) -> dict[str, float]:

@@ -12,6 +12,8 @@ Paths proceed at different speeds: a phase that is not complete shows the paths 
 
 import contextlib
 import logging
+import os
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,6 +27,8 @@ from dipaco_jax.islands import (
   module_weights,
   outer_executor,
   pieces,
+  registry_backup,
+  role_loop,
   run_history,
   schedule,
   screening_facts,
@@ -33,23 +37,25 @@ from dipaco_jax.islands import (
 from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, STATES, Island
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.pieces import PIECE
-from dipaco_jax.islands.registry import SILENT_S, Fact
+from dipaco_jax.islands.registry import SILENT_S, STOPPED, TASK_NAMES, Fact
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 from dipaco_jax.storage import retry
-from dipaco_jax.training import display, sinks
+from dipaco_jax.training import display, sinks, stopping
 
 PAUSE_S = 2.0  # between looks
 GENERATIONS = 2  # of objects that are kept below the open tasks, as above
 ROLES = {'worker': worker.KINDS, 'outer': outer_executor.KINDS, 'evaluator': evaluator.KINDS}
 LOOK_S = 5.0  # between looks of sinks for rows, which ask the database
 TOLD = 3  # tasks that came back with an error
+BACKUP_S, LONGEST_BACKUP_S = 10.0, 600.0  # between backups of the registry, where a phase takes less, or more
 PAGE_S = 60.0  # between pages of the run so far
 
 
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged where it has diverged."""
-  collector, page, about = Collector(island), LivePage(island), {'task': '', 'stuck': ''}
+  collector, page, backups = Collector(island), LivePage(island), Backups(island)
+  about: dict[str, Any] = {'task': '', 'stuck': ''}
   s, told = island.run.settings, -1
   # One process trains the control, and paths are trained by many: how long it takes is not known.
   progress = display.Progress('train', s.train.phases, 'phases of all paths', later=None if s.evaluate.control else 0.0)
@@ -57,12 +63,14 @@ def watch(island: Island):
   beating = retry.every(PAUSE_S, 'a sign of life', lambda: island.registry.beat(island.name, 'monitor', dict(about)))
   made = sinks.make(s, island.storage.url.rstrip('/').rpartition('/')[2])
   fed = sinks.fed(made, lambda: live_rows.follow(island), sinks.in_storage(island.storage), LOOK_S)
-  with contextlib.closing(progress), beating, fed:
+  display.STDERR.note(TASK_NAMES)
+  with contextlib.closing(progress), saying_stopped(island, about), beating, fed:
     while not schedule.is_finished(island):
       screening_facts.heed(island)
       schedule.advance(island)
       reached = frontier(island)
-      collector.collect(reached - GENERATIONS)
+      backups.write_if_due(reached)
+      collector.collect(backups.reached - GENERATIONS)
       if reached > told and island.registry.facts('prepared'):
         told = reached
         progress.update(reached)
@@ -71,8 +79,27 @@ def watch(island: Island):
       about['stuck'] = why
       page.write_if_due()
       time.sleep(PAUSE_S)
+    backups.write(s.train.phases)
     collector.collect(s.train.phases)
     collector.finish()
+
+
+@contextlib.contextmanager
+def saying_stopped(island: Island, about: dict[str, Any]) -> Iterator[None]:
+  """Notes in `about`, and in a last sign of life, that the monitor ends: by a signal, or as the run is finished."""
+
+  def say(number: int = 0) -> bool:
+    if number:
+      late = threading.Timer(role_loop.GIVE_BACK_S, os._exit, (128 + number,))
+      late.daemon = True
+      late.start()
+    about[STOPPED] = True
+    island.registry.beat(island.name, 'monitor', dict(about))
+    return False
+
+  with stopping.listening() as signals, signals.answered(say):
+    yield
+  say()
 
 
 def frontier(island: Island) -> int:
@@ -91,7 +118,8 @@ def stuck(island: Island) -> str:
   """
   found = [t for state in ('ready', 'running') for t in island.registry.tasks(state, limit=TOLD, failed=True)]
   failing = [f'{t["kind"]} {t["key"]} {t["number"]}, claimed {t["attempts"]} times: {t["error"]}' for t in found]
-  alive = {r['role'] for r in island.registry.roles() if r['silent_s'] < SILENT_S}
+  at_work = (r for r in island.registry.roles() if not r['about'].get(STOPPED))
+  alive = {r['role'] for r in at_work if r['silent_s'] < SILENT_S}
   ready = island.registry.ready_kinds()
   needed = {role for role, kinds in ROLES.items() if not ready.isdisjoint(kinds)}
   return '; '.join([*failing[:TOLD], *(f'nobody works as {role}: start one' for role in sorted(needed - alive))])
@@ -200,6 +228,35 @@ class Collector:
     while newer := self.island.registry.facts('module', number=number):
       yield from newer
       number += 1
+
+
+class Backups:
+  """Writes backups of the registry when the run has reached another phase, or from time to time."""
+
+  def __init__(self, island: Island):
+    self.island = island
+    self.reached = -1  # the frontier that the newest backup knows; earlier ones are needed by no rebuilt registry
+    self.next, self.latest, self.failed = 0.0, 0.0, False
+
+  def write_if_due(self, reached: int):
+    """Writes a backup if it is due, in a small share of the time."""
+    now = time.monotonic()
+    if now >= (self.next if reached > self.reached else self.latest):
+      self.write(reached)
+
+  def write(self, reached: int):
+    """Writes a backup. Never raises: a run does not end for its backup, and a full disk has to be cleaned up."""
+    started = time.monotonic()
+    try:
+      registry_backup.write(self.island.registry, self.island.storage)
+      self.failed = False
+    except Exception as e:
+      if not self.failed:  # once, as the cause may last for weeks
+        logging.warning('the registry was not backed up (%s)', retry.first_line(e) or repr(e))
+      self.failed = True
+    self.reached, ended = reached, time.monotonic()
+    self.next = ended + max(BACKUP_S, (ended - started) / live_report.SHARE)
+    self.latest = max(self.next, ended + LONGEST_BACKUP_S)
 
 
 class LivePage:

@@ -21,8 +21,8 @@ completion finds its own facts.
 import collections
 import contextlib
 import json
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
@@ -32,8 +32,14 @@ from dipaco_jax.islands.known_facts import KnownFacts
 from dipaco_jax.islands.registry_schema import FACTS, ROLES, TASKS
 from dipaco_jax.storage import retry
 
+T = TypeVar('T')
 RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
 SILENT_S = 60  # a role that gives no sign of life for longer counts as gone
+STOPPED = 'stopped'  # in what a role tells of itself when it ends
+# Of `Task.words`, for people.
+TASK_NAMES = (
+  'tasks: train PATH PHASE, outer MODULE VERSION, evaluate PATH VERSION; paths, phases and versions count from 0'
+)
 CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
 
 
@@ -119,6 +125,15 @@ class Registry:
 
   def close(self):
     self._db.close()
+
+  @property
+  def name(self) -> str:
+    """The file or the URL, without a password, for messages."""
+    return self._db.name
+
+  def read_snapshot(self, work: Callable[[sa.Connection], T]) -> T:
+    """Returns work(connection), whose statements read the registry as it is at one moment."""
+    return self._db.read_snapshot(work)
 
   def conversation(self, is_urgent: bool = False) -> contextlib.AbstractContextManager[None]:
     """Makes this thread's calls in the block one conversation, after which the process may hold no connection.

@@ -12,6 +12,14 @@ FILE = 'file:'
 OF_FOLDER = 'registry.db'  # of a run that names none
 
 
+def explain_unknown(place: str) -> str:
+  """Says what to do where a place has a run of islands that the registry at hand does not know."""
+  return (
+    f'{place} has a run that another --registry knows: name that one, or set {VARIABLE}, or use another --workdir; if '
+    f'that registry is lost, run `python -m dipaco_jax.registry --workdir={place} rebuild`'
+  )
+
+
 def given(option: str | None) -> str:
   """Returns the URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of the file with it.
 

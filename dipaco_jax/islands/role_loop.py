@@ -18,9 +18,10 @@ from concurrent import futures
 from dipaco_jax.core.errors import Diverged, Unavailable
 from dipaco_jax.islands import schedule, screening_facts
 from dipaco_jax.islands.claims import Claims, Interval
+from dipaco_jax.islands.database_errors import Unusable
 from dipaco_jax.islands.island import Gone, Island, Later, maker
 from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
-from dipaco_jax.islands.registry import Fact, Lost, Task
+from dipaco_jax.islands.registry import STOPPED, TASK_NAMES, Fact, Lost, Task
 from dipaco_jax.islands.role_costs import RoleCosts
 from dipaco_jax.storage import seals, time_use
 from dipaco_jax.training import display, metrics_server, stopping
@@ -62,6 +63,7 @@ class Role:
   def serve(self):
     """Does tasks until the run is finished; raises Diverged where it cannot go on."""
     self.costs.clock.switch(time_use.OTHER)
+    display.STDERR.note(TASK_NAMES)
     with self.handing_over():
       while True:
         asking = self.idle_cause if self.idle_since else time_use.DATABASE
@@ -70,6 +72,8 @@ class Role:
             screening_facts.heed(self.island)
           lease = self.claims.next()
           if not lease and not self.publications and self.is_finished_when_idle():
+            with contextlib.suppress(Unavailable):
+              self.say_stopped()
             return
         if lease:
           self.idle_since = None
@@ -94,7 +98,7 @@ class Role:
 
   def read_metrics(self) -> metrics_server.Reading:
     """Returns what this role tells of itself now."""
-    about = dict(self.lease.about) if self.lease else {}
+    about = self.lease.describe() if self.lease else {}
     numbers = {name: about.get(name) for name in ('step', 'loss', 'tokens_per_s')} | {'tasks_done': self.done}
     numbers['compilations'] = self.island.run.compilations.total()
     return metrics_server.Reading(about.get('task', ''), numbers, {'train': self.costs.clock.read()})
@@ -121,7 +125,7 @@ class Role:
   def failing(self, lease: Lease) -> Iterator[None]:
     """Gives a task back with its error, for others to try; after FAILURES in a row, or a ValueError, raises it.
 
-    Raises Unavailable at once: it was waited for, and no task is to blame.
+    Raises Unavailable and Unusable at once: no task is to blame.
     """
     try:
       yield
@@ -145,9 +149,12 @@ class Role:
         lease.release()
         self.claims.drop(lease)
       raise
+    except Unusable:  # nor can the task be released
+      self.claims.drop(lease)
+      raise
     except Exception as e:
       words = f'{type(e).__name__}: {e}'.split('\n')[0]
-      logging.warning('%s failed: %s', lease.about['task'], words, exc_info=True)
+      logging.warning('%s failed: %s', lease.about['task'], words, exc_info=not is_of_storage(e))
       lease.release(words)
       self.claims.drop(lease)
       self.failures += 1
@@ -199,6 +206,11 @@ class Role:
       with time_use.doing(self.idle_cause):
         time.sleep(wait_s)
 
+  def say_stopped(self):
+    """Notes for people that this role ends."""
+    about = {'task': '', 'tasks_done': self.done, STOPPED: True}
+    self.island.registry.beat(self.island.name, self.claims.role, about | moved(self.island))
+
   def stop_showing(self):
     """Shows no longer that it waits."""
     if self.waiting:
@@ -215,6 +227,7 @@ class Role:
       late.start()
       with self.claims.claiming:  # not between a claim and its lease
         self.claims.release_all()
+      self.say_stopped()
       return False
 
     with stopping.listening() as signals, stopping.closing(CLOSE_S) as opened:
@@ -226,3 +239,8 @@ class Role:
       opened.callback(self.claims.fetcher.shutdown, cancel_futures=True)
       opened.callback(self.publisher.shutdown)
       yield
+
+
+def is_of_storage(error: Exception) -> bool:
+  """Returns whether an error is of storage, and its message says all."""
+  return isinstance(error, OSError) and '://' in (error.strerror or '')

@@ -50,7 +50,7 @@ from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import inputs, run as run_lib, stage_records
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import files, publishing
+from dipaco_jax.storage import bucket_lock, files, lock, publishing
 from dipaco_jax.storage.object_store import Storage, open_storage
 from dipaco_jax.storage.remedies import ISLANDS_MARK
 from dipaco_jax.training import metrics_server, profiling
@@ -92,7 +92,9 @@ def run_role(
   storage, local = open_storage(workdir), make_local_place(workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data, profiler)
-  registry = Registry(url or default_registry(local), lease_s)
+  url = url or default_registry(local)
+  check_place(storage, local, url)
+  registry = Registry(url, lease_s)
   run_id = settle(registry, storage, settings, local)
   if role == 'worker' and hosts.is_first:
     inputs.check_inputs(local, settings, keeps=False)
@@ -215,6 +217,19 @@ def default_registry(local: pathlib.Path) -> str:
   return f'sqlite:///{(local / registry_url.OF_FOLDER).absolute()}'
 
 
+def check_place(storage: Storage, local: pathlib.Path, url: str):
+  """Raises InputError, before a registry is made, where it would be a second one, or where `main` is at work."""
+  is_bucket = storage.local_path('') is None
+  holder = bucket_lock.holder(storage) if is_bucket else lock.owner(local)  # first: islands hold it after their mark
+  has_run, file = storage.exists(ISLANDS_MARK), database.sqlite_file(url)
+  if holder is not None and not has_run:
+    pid, host, started = (holder.get(name, '?') for name in ('pid', 'host', 'started'))
+    words = f'{storage.url} is in use by `main`, process {pid} on {host} since {started}'
+    raise InputError(f'{words}: stop that first, and islands continue from there, or leave out --role')
+  if has_run and file and not file.exists():
+    raise InputError(f'there is no registry {file}, but {registry_url.explain_unknown(storage.url)}')
+
+
 def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings, local: pathlib.Path) -> str:
   """Registers the run and its first task; returns the run's id.
 
@@ -224,6 +239,8 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   config = json.dumps(settings_lib.stated(settings), sort_keys=True)
   about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), OWN_LEVELS_STAY: True}
   about['versions'] = run_report.versions()
+  if not registry.facts('config') and storage.exists(ISLANDS_MARK):
+    raise InputError(registry_url.explain_unknown(storage.url))
   try:
     registry.put([Fact('config', '', 0, '', hashlib.sha256(config.encode()).hexdigest(), about)])
   except Conflict as e:
@@ -241,7 +258,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   elif words := changes(stage_records.read_settings(local).to_dict(), settings):
     raise InputError(f'{local} holds a run with another config ({words}): use another --workdir')
   if storage.agree(ISLANDS_MARK, fact.meta['id'].encode()).decode() != fact.meta['id']:
-    raise InputError(f'{storage.url} has a run that another --registry knows: name that one, or another --workdir')
+    raise InputError(registry_url.explain_unknown(storage.url))
   registry.add_tasks([NewTask('prepare', '', 0)])
   return fact.meta['id']
 

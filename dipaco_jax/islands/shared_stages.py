@@ -1,22 +1,46 @@
 """The stages of an islands run that all paths share, each a worker's task: preparation, and rounds of re-sharding."""
 
+import functools
 import shutil
+from typing import Any
 
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands.island import Gone, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
-from dipaco_jax.pipeline import inputs, jobs, resharding_round, stage_records, stages
+from dipaco_jax.pipeline import (
+  inputs,
+  jobs,
+  resharding_round,
+  run as run_lib,
+  stage as stage_lib,
+  stage_records,
+  stages,
+)
 from dipaco_jax.storage import object_store as storage_lib, time_use
 
 TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves in storage
+
+
+def describe_stages(run: run_lib.Run) -> dict[str, Any]:
+  """Returns the stage before training that is at work; of the base model's training, also step, loss and time left."""
+  complete, s, row = stage_records.read_stages(run.workdir), run.settings, run.metrics.last_step
+  stage = next(stage for stage in stage_lib.STAGES if stage.name not in complete)
+  about: dict[str, Any] = {'stage': stage.doing}
+  if stage.name == 'pretrain' and row:
+    about |= {'step': row['step'], 'of': s.pretrain.steps, 'loss': row['loss'][0]}
+    if rate := row.get('tokens_per_s'):
+      tokens = (s.pretrain.steps - row['step']) * s.pretrain.batch_size * s.model.seq_len
+      about |= {'tokens_per_s': rate, 'left_s': tokens / rate}
+  return about
 
 
 @time_use.doing(time_use.STAGES)
 def prepare(island: Island, task: Task, lease: Lease) -> Publish:
   """Makes text, base model, routing and shards; every module of version 0 is its part of the base model."""
   run = island.run
+  lease.observe = functools.partial(describe_stages, run)
 
   def is_here(name: str) -> bool:
     return (run.workdir / name).exists()

@@ -19,15 +19,31 @@ def lines(registry: registry_lib.Registry) -> list[str]:
   rows: list[tuple[str, ...]] = [('', 'task', 'step', 'tokens/s', 'tasks done', 'last heard')]
   names = [role['name'] for role in roles]
   rows += [tuple(map(printable.name, row(role, names.count(role['name']) > 1))) for role in roles]
-  stuck = [printable.text(f'stuck: {why}') for role in roles if (why := role['about'].get('stuck'))]
+  stuck = [printable.text(f'stuck: {why}') for role in roles if is_alive(role) and (why := role['about'].get('stuck'))]
   so_far = 'tasks so far: ' + (', '.join(done) or 'none')
-  return [so_far, *columns(rows), *stuck, *map(printable.text, failures(registry))]
+  legend = [registry_lib.TASK_NAMES] if any(role['about'].get('task') for role in roles) else []
+  return [so_far, *columns(rows), *legend, *stuck, *map(printable.text, failures(registry))]
+
+
+def is_alive(role: dict[str, Any]) -> bool:
+  """Returns whether a role was heard a short while ago, and has not said that it ends."""
+  return role['silent_s'] < registry_lib.SILENT_S and not role['about'].get(registry_lib.STOPPED)
+
+
+def describe_stop(registry: registry_lib.Registry) -> list[str]:
+  """Returns a line on a run that no process works on; none where one does."""
+  roles = registry.roles()
+  if any(map(is_alive, roles)):
+    return []
+  heard = f' (last heard {duration(min(role["silent_s"] for role in roles))} ago)' if roles else ''
+  return [f'no process works on this run{heard}: start its roles, or `python -m dipaco_jax.local`, to continue it']
 
 
 def time_left(registry: registry_lib.Registry, s: settings.Settings) -> list[str]:
   """Returns a line on the time that training still takes, by the newest tasks and the workers at work; or none."""
   counts, seconds = registry.counts().get('train', {}), registry.durations('train', RECENT)
-  left, workers = dense_control.count_path_phases(s) - counts.get('done', 0), counts.get('running', 0)
+  workers = sum(task['lease_left_s'] >= 0 for task in registry.tasks('running', 'train'))
+  left = dense_control.count_path_phases(s) - counts.get('done', 0)
   if not seconds or not workers or left <= 0:
     return []
   to_go = duration(left * statistics.fmean(seconds) / workers)
@@ -49,11 +65,22 @@ def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
   """Makes a role's cells; with `names_role`, the first tells it from another role of the same name."""
   about = role['about']
   name = role['name'] + (f' ({role["role"]})' if names_role else '')
-  step = f'{about["step"]}/{about["of"]}' if 'step' in about else ''
-  rate = f'{about["tokens_per_s"]:,.0f}' if 'tokens_per_s' in about else ''
   done, heard = str(about.get('tasks_done', '')), f'{duration(role["silent_s"])} ago'
+  if not is_alive(role):
+    return name, describe_end(about), '', '', done, heard
+  step = f'{about["step"]}/{about["of"]}' if 'step' in about else ''
+  rate = f'{about["tokens_per_s"]:,.0f}' if about.get('tokens_per_s') else ''
   task = about.get('task') or 'idle'
   if 'replay' in about:
     phase, first, last = about['replay']
     task += f' (first phase {phase} again, of {first} to {last})'
+  if 'stage' in about:
+    left = f', {duration(about["left_s"])} left' if 'left_s' in about else ''
+    task += f' ({about["stage"]}{left})'
   return name, task, step, rate, done, heard
+
+
+def describe_end(about: dict[str, Any]) -> str:
+  """Says that a role has ended, or is killed, frozen or disconnected, and at what it was."""
+  during = f' during {about["task"]}' if about.get('task') else ''
+  return 'stopped' if about.get(registry_lib.STOPPED) else f'gone{during}'

@@ -44,11 +44,13 @@ class Metrics:
 
     Raises OSError if the disk is full. What was written of the row is dropped when the file is next opened.
     """
-    if self._file is None:
+    if self._file is None and kind != 'step':
       return
     row = {'kind': kind, 'stage': stage, 'updates': int(updates), 'time': round(time.time(), 3), **plain(values)}
     if kind == 'step':
       self.last_step = row
+    if self._file is None:
+      return
     line = to_line(row)
     if self._file.write(line) != len(line):
       raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file.name))

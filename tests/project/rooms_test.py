@@ -16,7 +16,7 @@ ROOMS = (  # each imports from those before it, and from itself
   'core models routing storage data huggingface training planning pipeline inference reports islands command_line'
 ).split()
 PURE = ('core', 'models', 'routing')
-COMMANDS = 'main size recipe local status generate serve route export harness inspect report'.split()
+COMMANDS = 'main size recipe local status registry generate serve route export harness inspect report'.split()
 TOP = {'__init__', '__main__', 'inspect.__main__', *COMMANDS} - {'inspect'}
 
 FLAGS = ('absl.flags', 'absl.app', 'ml_collections')
