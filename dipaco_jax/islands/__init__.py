@@ -1,7 +1,8 @@
 """A run as leased tasks, for islands of accelerators that come and go [3].
 
-Read `schedule` first: what is to be done, as facts and tasks in a `registry` (over `registry_schema`, `database` and
-`conversations`, which closes connections).
+Read `schedule` first: what is to be done, as facts and tasks in a `registry` (over `registry_schema`, `database`,
+`database_errors`, `writer_turns` for SQLite, and `conversations`, which closes connections), which has a
+`registry_backup`.
 An `island` is one process of the run. `role_loop` is how every role does tasks, which `claims` finds, each held by a
 `lease`; the roles are `worker`, which writes the paths' checkpoints (with `path_state`, `shared_stages` and
 `worker_hosts`), `outer_executor`, `evaluator` and `monitor`, which read modules by `module_weights` and

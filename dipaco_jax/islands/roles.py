@@ -236,13 +236,12 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   The place has the id too: the monitors of two registries would each delete the other's objects. Raises InputError
   where the registry, this machine or the place has another run.
   """
-  config = json.dumps(settings_lib.stated(settings), sort_keys=True)
   about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), OWN_LEVELS_STAY: True}
   about['versions'] = run_report.versions()
   if not registry.facts('config') and storage.exists(ISLANDS_MARK):
     raise InputError(registry_url.explain_unknown(storage.url))
   try:
-    registry.put([Fact('config', '', 0, '', hashlib.sha256(config.encode()).hexdigest(), about)])
+    registry.put([Fact('config', '', 0, '', config_digest(settings), about)])
   except Conflict as e:
     words = changes(registry.facts('config')[0].meta['config'], settings)
     raise InputError(f'--registry is that of a run with another config ({words}): use another database') from e
@@ -261,6 +260,11 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
     raise InputError(registry_url.explain_unknown(storage.url))
   registry.add_tasks([NewTask('prepare', '', 0)])
   return fact.meta['id']
+
+
+def config_digest(settings: settings_lib.Settings) -> str:
+  """Returns the digest by which the processes of a run agree on its config."""
+  return hashlib.sha256(json.dumps(settings_lib.stated(settings), sort_keys=True).encode()).hexdigest()
 
 
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:

@@ -4,6 +4,7 @@ import functools
 import logging
 import pathlib
 import socket
+import subprocess
 import tempfile
 
 import jax
@@ -14,7 +15,7 @@ from backends import small_disk
 from repository import ROOT
 
 from dipaco_jax import main
-from dipaco_jax.command_line import bucket_copy, command
+from dipaco_jax.command_line import bucket_copy, command, from_python
 from dipaco_jax.core import settings
 from dipaco_jax.islands import roles
 
@@ -183,6 +184,27 @@ def test_a_full_disk_is_named(run, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, 'tempdir', str(disk))
     status, said = run(TINY, '--workdir=s3://bucket/run', '--role=worker', '--registry=postgresql://host/runs')
     assert status == command.TRY_AGAIN and f'the disk of TMPDIR={disk} is full' in said
+
+
+def test_main_does_not_train_into_a_run_of_islands(run, tmp_path):
+  (tmp_path / 'islands').mkdir()
+  (tmp_path / 'islands' / 'registry.id').write_text('a1')
+  said = refused(run, TINY, workdir='islands')
+  assert '--workdir=islands is a run of islands: add its --role, or run `python -m dipaco_jax.local`' in said
+  with pytest.raises(ValueError, match='is a run of islands'):
+    from_python.train('tiny', tmp_path / 'islands')
+  said = run(TINY, '--workdir=islands', '--role=worker')[1].splitlines()[-1]
+  assert 'there is no registry' in said and 'another --registry knows' in said
+  assert not [*tmp_path.glob('**/registry.db*')]
+
+
+def test_a_role_that_may_not_write_says_so_in_one_line(run, tmp_path):
+  with small_disk(tmp_path / 'disk', 1 << 20) as disk:
+    (disk / 'run').mkdir()
+    subprocess.run(['mount', '-o', 'remount,ro', str(disk)], check=True)
+    for where in ('run',), ('new',), ('run', f'--registry=sqlite:///{tmp_path}/registry.db'):
+      status, said = run(TINY, '--role=monitor', f'--workdir={disk}/{where[0]}', *where[1:])
+      assert status == 2 and 'Read-only file system' in said.splitlines()[-1] and 'Traceback' not in said, said
 
 
 def test_a_role_whose_registry_or_storage_is_away_is_to_be_started_again(run, tmp_path, monkeypatch):

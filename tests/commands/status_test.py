@@ -203,14 +203,15 @@ def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
   tasks.add_tasks([registry.NewTask('train', str(path), 0) for path in range(4)])
   tasks.beat('worker-0', 'worker', {'task': 'train 3 0', 'step': 8, 'of': 16, 'tokens_per_s': 1234.5})
   for options in ([f'--workdir={tmp_path}'], ['--workdir=s3://bucket/run', f'--registry={url}']):
-    first, _, worker = ask(*options).stdout.splitlines()
+    first, _, worker, legend = ask(*options).stdout.splitlines()
+    assert legend.startswith('tasks: train PATH PHASE, ')
     assert first == 'tasks so far: train 0 of 4'
     assert worker.split()[:6] == ['worker-0', 'train', '3', '0', '8/16', '1,234']
   tasks.beat('worker-0', 'worker', {'task': 'train 3 9', 'step': 4, 'of': 16, 'replay': [5, 3, 9]})
   assert 'train 3 9 (first phase 5 again, of 3 to 9)  4/16' in ask(*options).stdout
   tasks.put([registry.Fact('finished', '', 0, '', '', {'perplexity': 17.123})])
   said = ask('--workdir=s3://bucket/run/', f'--registry={url}').stdout.splitlines()
-  assert said[0] == 's3://bucket/run: finished, perplexity 17.12' and said[1] == first and len(said) == 5
+  assert said[0] == 's3://bucket/run: finished, perplexity 17.12' and said[1] == first and len(said) == 6
   assert said[-1] == 'the report: s3://bucket/run/report.html'
   missing = ask(f'--workdir={tmp_path}', f'--registry=sqlite:///{tmp_path}/other.db')
   assert missing.returncode == 2 and 'there is no such file' in missing.stderr
@@ -226,7 +227,75 @@ def test_an_islands_run_says_what_paths_wait_for(tmp_path):
   tasks = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   tasks.put([registry.Fact('config', '', 0, '', '', {'config': config.to_dict()})])
   asked = ask(f'--workdir={tmp_path}')
+  assert 'no process works on this run: start its roles' in asked.stdout
   assert asked.stdout.splitlines()[-1] == f'waiting for prepare: path {", ".join(map(str, range(16)))}', asked.stderr
+
+
+def test_a_run_of_islands_is_not_taken_for_one_that_has_stopped(tmp_path, monkeypatch):
+  """Its registry is elsewhere, and maybe another is here, which knows nothing of it."""
+  from dipaco_jax.islands import registry
+
+  monkeypatch.delenv('DIPACO_REGISTRY', raising=False)
+  synthetic.make(tmp_path / 'run', stages=3)
+  (tmp_path / 'run' / 'report.json').unlink(missing_ok=True)
+  (tmp_path / 'run' / 'registry.id').write_text('a1')
+  place, url = str(tmp_path / 'run'), f'sqlite:///{tmp_path}/elsewhere.db'
+  with pytest.raises(ValueError, match='another --registry knows: name that one, or set DIPACO_REGISTRY'):
+    status.find_registry(place, None)
+  tasks = registry.Registry(url)
+  with pytest.raises(ValueError, match='another --registry knows'):
+    status.of_islands(place, url)  # an empty one
+  tasks.put([registry.Fact('config', '', 0, '', '', {'id': 'b2', 'config': {}})])
+  with pytest.raises(ValueError, match='another --registry knows'):
+    status.of_islands(place, url)
+  tasks.close()
+  monkeypatch.setenv('DIPACO_REGISTRY', url)
+  (tmp_path / 'run' / 'command.txt').write_text('main ...')  # which has begun the run that islands continue
+  assert status.find_registry(place, None) == url
+  (tmp_path / 'run' / 'registry.id').unlink()
+  assert status.find_registry(place, None) == ''
+  (tmp_path / 'run' / 'registry.id').write_text('b2')
+  assert 'no process works on this run' in status.of_islands(place, url)
+
+
+def test_roles_that_are_gone_or_stopped_are_not_shown_as_idle(tmp_path):
+  import sqlalchemy as sa
+
+  from dipaco_jax.islands import database, registry, registry_schema, status_table
+
+  tasks = registry.Registry(url := f'sqlite:///{tmp_path}/registry.db')
+  tasks.add_tasks([registry.NewTask('train', '3', 0)])
+  tasks.claim('killed', ['train'])
+  tasks.beat('killed', 'worker', {'task': 'train 3 0', 'step': 1, 'of': 9})
+  tasks.beat('killed-idle', 'worker', {'task': ''})
+  tasks.beat('monitor-0', 'monitor', {'task': '', 'stuck': 'nobody works as worker: start one'})
+  assert status_table.describe_stop(tasks) == []
+  engine = database.connect(url)
+  with engine.begin() as connection:
+    connection.execute(sa.update(registry_schema.ROLES).values(seen=registry_schema.ROLES.c.seen - 3600))
+    connection.execute(sa.update(registry_schema.TASKS).values(lease=registry_schema.TASKS.c.lease - 3600))
+  engine.dispose()
+  tasks.beat('worker-0', 'worker', {'task': '', 'stopped': True})
+  shown = '\n'.join(status_table.lines(tasks))
+  assert 'gone during train 3 0' in shown and '1/9' not in shown and 'idle ' not in shown and 'stuck' not in shown
+  assert [line.split()[1] for line in shown.splitlines()[3:6]] == ['gone', 'gone', 'stopped']
+  assert status_table.describe_stop(tasks)[0].startswith('no process works on this run (last heard 0 s ago): start')
+  config = synthetic.make(tmp_path / 'run', stages=3)
+  assert status_table.time_left(tasks, config) == [], 'the worker of the running task is gone'
+  tasks.beat('worker-1', 'worker', {'task': ''})
+  assert status_table.describe_stop(tasks) == []
+  tasks.close()
+
+
+def test_prepare_has_its_stage_its_step_and_the_time_left():
+  from dipaco_jax.islands import status_table
+
+  about = {'task': 'prepare 0', 'stage': 'training the base model', 'step': 30, 'of': 120, 'left_s': 90.4}
+  role = {'name': 'w', 'role': 'worker', 'silent_s': 1.0, 'about': about | {'tokens_per_s': 1234.0}}
+  cells = status_table.row(role, False)
+  assert cells[1:4] == ('prepare 0 (training the base model, 1 min 30 s left)', '30/120', '1,234')
+  role['about'] = {'task': 'prepare 0', 'stage': 'routing'}
+  assert status_table.row(role, False)[1:4] == ('prepare 0 (routing)', '', '')
 
 
 @pytest.mark.slow

@@ -57,6 +57,47 @@ def test_the_frontier_is_the_lowest_phase_that_is_open(tasks, facts, expected, m
   assert monitor.frontier(made) == expected
 
 
+def test_a_registry_is_backed_up_before_anything_is_collected(made, monkeypatch):
+  backups = monitor.Backups(made)
+  assert backups.reached == -1
+  backups.write_if_due(0)
+  assert backups.reached == 0 and len(made.storage.names('registry_backups')) == 1
+  backups.write_if_due(3)
+  assert backups.reached == 0, 'so soon after the one before'
+  backups.next = 0.0
+  backups.write_if_due(0)
+  assert len(made.storage.names('registry_backups')) == 1, 'nothing is reached'
+  backups.write_if_due(3)
+  assert backups.reached == 3 and len(made.storage.names('registry_backups')) == 2
+
+
+def test_a_run_does_not_end_for_its_backup(made, monkeypatch, caplog):
+  def fail(*_):
+    raise OSError('no space')
+
+  monkeypatch.setattr(monitor.registry_backup, 'write', fail)
+  backups = monitor.Backups(made)
+  for reached in (1, 2):
+    backups.write(reached)
+  assert backups.reached == 2, 'or nothing would be deleted from a full disk'
+  assert caplog.text.count('the registry was not backed up (no space)') == 1
+
+
+def test_a_role_that_has_stopped_is_missing(made):
+  made.registry.beat('worker-0', 'worker', {'task': ''})
+  assert monitor.stuck(made) == ''
+  made.registry.beat('worker-0', 'worker', {'task': '', 'stopped': True})
+  assert monitor.stuck(made) == 'nobody works as worker: start one'
+
+
+def test_a_monitor_that_ends_says_so(made):
+  about = {'task': '', 'stuck': ''}
+  with monitor.saying_stopped(made, about):
+    made.registry.beat(made.name, 'monitor', about)
+  [role] = made.registry.roles()
+  assert role['about']['stopped'] and about['stopped']
+
+
 # -- garbage
 
 

@@ -20,7 +20,7 @@ import sqlalchemy
 import tiny_run
 
 from dipaco_jax.core import errors, settings
-from dipaco_jax.islands import claims, registry as registry_lib, role_loop
+from dipaco_jax.islands import claims, database_errors, registry as registry_lib, role_loop
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.registry import Fact, NewTask
@@ -174,6 +174,7 @@ def test_both_tasks_are_given_back_at_once(island, tmp_path):
     wait_for(lambda: island.registry.counts() == {'train': {'ready': 4}})
     assert time.monotonic() - began < 1
     assert process.wait(5) == 128 + signal.SIGTERM
+  assert [role['about'].get('stopped') for role in island.registry.roles()] == [True]
 
 
 def test_tasks_of_a_killed_process_run_elsewhere_within_two_leases(tmp_path):
@@ -394,6 +395,39 @@ def test_a_lease_that_was_lost_does_not_take_the_next_one_on_its_task_along(isla
   found.drop(first)
   assert found.leases == {second.task.id: second}
   found.drop(second)
+
+
+@pytest.mark.parametrize(
+  'error, status, has_traceback',
+  [
+    (database_errors.Damaged('the registry is damaged'), 'running', False),
+    (OSError(errno.EROFS, 'file:///run/x: Read-only file system'), 'ready', False),
+    (TypeError('a bug'), 'ready', True),
+  ],
+)
+def test_what_somebody_has_to_mend_is_told_without_a_traceback(error, status, has_traceback, island, caplog):
+  def perform(island, task, lease):
+    raise error
+
+  role = role_loop.Role(Claims(island, 'worker', ('train',)), perform)
+  role.failures = role_loop.FAILURES - 1
+  lease = role.claims.next()
+  with pytest.raises(type(error)):
+    role.work(lease)
+  assert island.registry.tasks(kind='train')[0]['state'] == status and not role.claims.leases
+  assert ('Traceback' in caplog.text) == has_traceback
+  role.publisher.shutdown()
+  role.claims.fetcher.shutdown()
+
+
+def test_how_far_a_task_is_is_observed_and_costs_no_lease(island):
+  lease = Claims(island, 'worker', ('train',)).next()
+  assert lease.describe() == {'task': 'train 0 0'}
+  lease.observe = lambda: {'stage': 'routing'}
+  assert lease.describe() == {'task': 'train 0 0', 'stage': 'routing'}
+  lease.observe = lambda: 1 // 0
+  assert lease.describe() == {'task': 'train 0 0'}
+  lease.close()
 
 
 def test_it_tells_prometheus_what_it_does(island):

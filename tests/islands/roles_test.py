@@ -14,8 +14,9 @@ from one_process import Machine, changed, close
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.islands import roles
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.reports import run_report
+from dipaco_jax.storage import lock, object_store
 
 
 @pytest.fixture
@@ -51,9 +52,40 @@ def test_a_run_that_began_before_a_field_was_added_is_joined(config, tmp_path):
 def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
   machine = Machine(config, {})
   close(machine.island(tmp_path))
-  with pytest.raises(ValueError, match='another --registry knows: name that one, or another --workdir'):
-    machine.island(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
+  other = f'sqlite:///{tmp_path}/new.db'
+  with pytest.raises(
+    ValueError, match='another --registry knows: name that one, or set DIPACO_REGISTRY'
+  ):
+    machine.island(tmp_path, url=other)
+  facts = Registry(other)
+  assert not facts.facts('config'), 'it knows no run either'
+  facts.put([Fact('config', '', 0, '', roles.config_digest(config), {'config': {}, 'id': 'b2', 'versions': {}})])
+  facts.close()
+  with pytest.raises(ValueError, match='another --registry knows: name that one'):
+    machine.island(tmp_path, url=other)
   close(machine.island(tmp_path))
+
+
+def test_no_second_registry_is_made_for_a_run_and_a_lost_one_is_told(config, tmp_path):
+  place, storage = tmp_path / 'run', object_store.open_storage(str(tmp_path / 'run'))
+  roles.check_place(storage, place, roles.default_registry(place))  # a new run
+  close(Machine(config, {}).island(place))
+  roles.check_place(storage, place, roles.default_registry(place))
+  roles.check_place(storage, place, 'postgresql://host/runs')
+  for file in place.glob('registry.db*'):
+    file.unlink()
+  with pytest.raises(ValueError, match=r'no registry .*registry.db, but .* if that registry is lost, run .* rebuild'):
+    roles.check_place(storage, place, roles.default_registry(place))
+  assert not [*place.glob('registry.db*')]
+
+
+def test_roles_do_not_join_a_run_at_which_main_is_at_work(config, tmp_path):
+  storage = object_store.open_storage(str(tmp_path))
+  with lock.hold(tmp_path):
+    with pytest.raises(ValueError, match=r'is in use by `main`, process \d+ on .*: stop that first'):
+      roles.check_place(storage, tmp_path, roles.default_registry(tmp_path))
+    storage.write('registry.id', b'a1')  # a worker prepares the run
+    roles.check_place(storage, tmp_path, 'postgresql://host/runs')
 
 
 def test_a_place_without_the_run_that_the_registry_knows_is_refused(config, tmp_path):
