@@ -85,7 +85,14 @@ def connect(url: str, reads_only: bool = False) -> sa.Engine:
 
 def sqlite_file(url: str) -> pathlib.Path | None:
   """Returns the file of a registry in SQLite; None for another database."""
-  return pathlib.Path(url.removeprefix(SQLITE)) if url.startswith(SQLITE) else None
+  return pathlib.Path(str(sa.make_url(url).database)) if url.startswith(SQLITE) else None
+
+
+def short_name(url: sa.URL) -> str:
+  """Returns the file, or the host and the database, for messages."""
+  if url.drivername == 'sqlite':
+    return str(url.database).removeprefix('file:')
+  return f'postgresql://{url.host or url.query.get("host", "")}/{url.database}'
 
 
 def _connect_sqlite(url: sa.URL, reads_only: bool) -> sa.Engine:
@@ -146,7 +153,7 @@ class Database:
   def __init__(self, url: str, patience_s: float, reads_only: bool = False):
     self._engine, self._patience_s = _connect(url, reads_only), patience_s
     is_sqlite = self._engine.dialect.name == 'sqlite'
-    self.name = str(sqlite_file(url) or self._engine.url.render_as_string())  # without the password
+    self.name = short_name(self._engine.url)
     self.insert = sqlite.insert if is_sqlite else postgresql.insert  # has ON CONFLICT
     alone = {} if is_sqlite else {'isolation_level': 'AUTOCOMMIT'}  # no round trips to begin and to commit
     self._single = self._engine.execution_options(**alone)

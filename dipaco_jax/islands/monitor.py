@@ -55,7 +55,7 @@ PAGE_S = 60.0  # between pages of the run so far
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged where it has diverged."""
   collector, page, backups = Collector(island), LivePage(island), Backups(island)
-  about: dict[str, Any] = {'task': '', 'stuck': ''}
+  about = {'task': '', 'stuck': ''}
   s, told = island.run.settings, -1
   # One process trains the control, and paths are trained by many: how long it takes is not known.
   progress = display.Progress('train', s.train.phases, 'phases of all paths', later=None if s.evaluate.control else 0.0)
@@ -64,7 +64,7 @@ def watch(island: Island):
   made = sinks.make(s, island.storage.url.rstrip('/').rpartition('/')[2])
   fed = sinks.fed(made, lambda: live_rows.follow(island), sinks.in_storage(island.storage), LOOK_S)
   display.STDERR.note(TASK_NAMES)
-  with contextlib.closing(progress), saying_stopped(island, about), beating, fed:
+  with contextlib.closing(progress), beating, fed:
     while not schedule.is_finished(island):
       screening_facts.heed(island)
       schedule.advance(island)
@@ -85,16 +85,15 @@ def watch(island: Island):
 
 
 @contextlib.contextmanager
-def saying_stopped(island: Island, about: dict[str, Any]) -> Iterator[None]:
-  """Notes in `about`, and in a last sign of life, that the monitor ends: by a signal, or as the run is finished."""
+def saying_stopped(island: Island) -> Iterator[None]:
+  """Notes for people, after the block or at a signal, that the monitor ends."""
 
   def say(number: int = 0) -> bool:
     if number:
       late = threading.Timer(role_loop.GIVE_BACK_S, os._exit, (128 + number,))
       late.daemon = True
       late.start()
-    about[STOPPED] = True
-    island.registry.beat(island.name, 'monitor', dict(about))
+    island.registry.beat(island.name, 'monitor', {'task': '', STOPPED: True})
     return False
 
   with stopping.listening() as signals, signals.answered(say):

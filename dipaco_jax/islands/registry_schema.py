@@ -15,7 +15,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands.database import Among, Now
+from dipaco_jax.islands.database import Among, Now, short_name
+from dipaco_jax.islands.database_errors import Damaged
 
 VERSION = 4
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
@@ -102,12 +103,15 @@ def prepare(connection: sa.Connection):
 
 
 def check_version(connection: sa.Connection):
-  """Raises InputError where the tables are another version's."""
+  """Raises InputError where the tables are another version's, and Damaged where there are none."""
+  name = short_name(connection.engine.url)
+  if not sa.inspect(connection).has_table(SCHEMA.name):
+    raise Damaged(f'the registry {name} has no tables (no run has begun in it, or they are lost)')
   version = connection.scalar(sa.select(SCHEMA.c.version))
   if version != VERSION:
     raise InputError(
-      f'the registry {connection.engine.url.render_as_string()} has tables of version {version}, this program those '
-      f'of version {VERSION}: finish its run with the program that began it, or give --registry a new database'
+      f'the registry {name} has tables of version {version}, this program those of version {VERSION}: finish its run '
+      'with the program that began it, or give --registry a new database'
     )
 
 

@@ -146,7 +146,8 @@ def serve(
     made.serve()
 
   if role == 'monitor':
-    monitor.watch(island)
+    with monitor.saying_stopped(island):
+      monitor.watch(island)
   elif role == 'outer':
     executor = outer_executor.Executor(local / 'scratch' / number)
     keys = island.all_modules()[part_named(share)] if share else None

@@ -126,7 +126,7 @@ def test_the_table_of_islands_obeys_nothing(tmp_path):
     name = name.replace('\0', '').encode('utf-8', 'replace').decode()
     tasks.beat(name, 'monitor', {'task': HOSTILE[3], 'stuck': '\x1b[2J'})
   lines = status_table.lines(tasks)
-  assert len(lines) == 2 + 2 * len(HOSTILE) and not any(OBEYED.search(line) or '\n' in line for line in lines)
+  assert len(lines) == 3 + 2 * len(HOSTILE) and not any(OBEYED.search(line) or '\n' in line for line in lines)
 
 
 def test_a_prompt_with_half_a_character_is_refused():

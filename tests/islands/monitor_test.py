@@ -91,11 +91,10 @@ def test_a_role_that_has_stopped_is_missing(made):
 
 
 def test_a_monitor_that_ends_says_so(made):
-  about = {'task': '', 'stuck': ''}
-  with monitor.saying_stopped(made, about):
-    made.registry.beat(made.name, 'monitor', about)
+  with monitor.saying_stopped(made):
+    made.registry.beat(made.name, 'monitor', {'task': '', 'stuck': ''})
   [role] = made.registry.roles()
-  assert role['about']['stopped'] and about['stopped']
+  assert role['about']['stopped']
 
 
 # -- garbage

@@ -29,6 +29,15 @@ def test_missing_tables_are_told_with_the_fix(what, url, db):
     Registry(url, reads_only=True).tasks()
 
 
+def test_a_database_without_tables_is_told_and_not_given_any_by_who_only_reads(url):
+  engine = database.connect(url)  # which makes the file
+  engine.connect().close()
+  for _ in range(2):
+    with pytest.raises(database_errors.Damaged, match=r'has no tables \(no run has begun in it, or they are lost\): '):
+      Registry(url, reads_only=True)
+  engine.dispose()
+
+
 @pytest.mark.parametrize('reads_only', [False, True])
 @pytest.mark.parametrize('first', [0, 4096])
 def test_damaged_pages_are_told_with_the_fix(reads_only, first, tmp_path):
