@@ -14,7 +14,7 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import OWN_LEVELS, Faults, Machine, changed, close
 
-from dipaco_jax.islands import database, island, module_weights, monitor, registry, shared_stages
+from dipaco_jax.islands import database, island, module_weights, monitor, registry, registry_backup, shared_stages
 from dipaco_jax.storage import files, module_store, object_store
 from dipaco_jax.training import stopping
 
@@ -149,6 +149,25 @@ def test_what_is_gone_is_made_again(damage, moment, newest, machine, backend, pr
 
 
 @pytest.mark.slow
+@pytest.mark.on('sqlite,folder')
+@pytest.mark.parametrize('lost', ['after claim train 3 1', one_process.TRAINED])
+def test_a_registry_that_is_rebuilt_from_an_older_backup_makes_the_same_bits(
+  lost, machine, backend, prepared, undisturbed, tmp_path
+):  # fmt: skip
+  """What was made since the backup is there already, by the same names."""
+  place, machine = tmp_path / 'run', machine.other(backend=backend)
+  finish(machine, prepared, place, Faults(), end='after claim outer low/0 1')
+  made = machine.island(place)
+  registry_backup.write(made.registry, made.storage)
+  close(made)
+  machine.to_the_end(place, Faults(), end=lost)
+  (place / 'registry.db').unlink()
+  registry_backup.rebuild(backend.registry(place), object_store.open_storage(backend.storage(place)))
+  machine.to_the_end(place, Faults())
+  assert backend.outcome(place) == undisturbed[0]
+
+
+@pytest.mark.slow
 @pytest.mark.on('postgresql,s3')
 def test_trees_that_are_damaged_are_made_again(machine, backend, prepared, undisturbed, tmp_path):
   """By a machine that has nothing of its own."""
@@ -213,7 +232,8 @@ def test_the_monitor_removes_nothing_that_is_needed(machine, backend, prepared, 
   alone.to_the_end(place, faults)
   thread.join()
   close(watcher)
-  phases = {int(name.split('/')[2]) for name in removed if name.split('/')[1] != island.OUTER}
+  objects = [name.split('/') for name in removed if name.startswith(island.OBJECTS)]  # and no backup of the registry
+  phases = {int(parts[2]) for parts in objects if parts[1] != island.OUTER}
   assert phases == set(range(10)) and not [point for point in faults.passed if 'missing' in point]
   assert min(module_store.best_versions(place)) < 5
   check_clean(alone, place)
