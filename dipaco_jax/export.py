@@ -108,7 +108,7 @@ def main():
   command.check_devices()
   from dipaco_jax.inference.trained_run import TrainedRun
 
-  run, out = TrainedRun(options.workdir), pathlib.Path(options.out)
+  run, out = TrainedRun(options.workdir, needs_modules=False), pathlib.Path(options.out)
   if own := run.settings.model.block:
     use = f'serve it with `python -m dipaco_jax.serve --workdir={options.workdir}`, or use it by dipaco_jax.load'
     raise InputError(f'config.model.block={own!r} has no counterpart in transformers: {use}')

@@ -103,7 +103,7 @@ def main():
     from dipaco_jax.inference.engine import Engine
     from dipaco_jax.inference.trained_run import TrainedRun
 
-    run = TrainedRun(f.workdir)
+    run = TrainedRun(f.workdir, f.trust_modules)
     command.check_devices()
     command.keep_programs()
     engine = Engine(run, version=f.version)
@@ -115,6 +115,7 @@ def main():
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  command.define_trust()
   flags.DEFINE_multi_string('prompt', [], 'The text to continue; repeat it for several. -: standard input.')
   flags.DEFINE_bool(
     'chat', False, 'Each prompt is a message of a user, which the chat template of the tokenizer writes.'

@@ -39,7 +39,7 @@ def main():
   with display.doing('loading the tasks'):
     tasks, manager = lm_eval_tasks.load_tasks(f.tasks, f.include_path)
   path = None if f.path is None else command.path_named(f.path)
-  model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size)
+  model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size, f.trust_modules)
   options = {'num_fewshot': f.num_fewshot, 'limit': f.limit, 'task_manager': manager, 'log_samples': False}
   found = lm_eval.simple_evaluate(model=model, tasks=tasks, **options)
   print(make_table(found))
@@ -50,6 +50,7 @@ def main():
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
   flags.DEFINE_list('tasks', [], "The harness' names of tasks, separated by commas.")
+  command.define_trust()
   flags.DEFINE_string('include_path', None, 'A folder with tasks of your own, in YAML.')
   flags.DEFINE_string('path', None, 'The path for all texts, as 3 or 1,0; by default the router chooses.')
   flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')

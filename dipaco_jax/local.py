@@ -23,9 +23,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from dipaco_jax.command_line import command, config_file, worker_devices
-from dipaco_jax.core import errors, extension, printable, settings
+from dipaco_jax.core import errors, printable, settings
 from dipaco_jax.islands import registry_url
-from dipaco_jax.storage import object_store, remedies
+from dipaco_jax.storage import object_store, remedies, user_modules
 
 if TYPE_CHECKING:
   from dipaco_jax.islands import registry
@@ -178,7 +178,7 @@ def check(options: argparse.Namespace, rest: list[str]) -> str:
   from dipaco_jax.pipeline import tokenize_stage
 
   values = config_file.read(options.config, config_file.split(rest)[1], options.workdir)
-  s = extension.with_digests(settings.from_dict(values))
+  s = user_modules.admit_own(settings.from_dict(values), options.workdir)
   has_begun = object_store.open_storage(options.workdir).exists(remedies.ISLANDS_MARK)
   if not has_begun:  # else its text may be gone
     corpus.check_readable(s.data)

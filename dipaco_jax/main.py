@@ -24,9 +24,9 @@ from absl import flags
 
 import dipaco_jax
 from dipaco_jax.command_line import command, config_file, usage
-from dipaco_jax.core import errors, extension, printable, settings as settings_lib
+from dipaco_jax.core import errors, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import time_use
+from dipaco_jax.storage import time_use, user_modules
 from dipaco_jax.training import devices, display, processes, profiling, stopping
 
 FLAGS = flags.FLAGS
@@ -73,7 +73,7 @@ def parse(argv: list[str]) -> settings_lib.Settings:
     values = config_file.read(FLAGS.config, overrides, FLAGS.workdir or '')
     if FLAGS.compile_only:
       values['data'] = {}  # a program is the same for any text, and there may be none yet
-    settings = extension.with_digests(settings_lib.from_dict(values))
+    settings = user_modules.admit_own(settings_lib.from_dict(values), FLAGS.workdir or '')
     profiling.check(profiling.parse(FLAGS.profile), settings)
     return settings
   except (InputError, flags.Error) as e:

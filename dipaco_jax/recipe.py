@@ -31,6 +31,7 @@ from dipaco_jax.core import extension, settings, streaming
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.reports import recipe_outcomes
 from dipaco_jax.reports.recipe_outcomes import Comparison, Outcome
+from dipaco_jax.storage import user_modules
 from dipaco_jax.training import stopping
 
 PHASES, SHARE = 4, 0.05  # a copy has at least so many phases, and such a part of the config's
@@ -99,7 +100,7 @@ class Search:
 
   def settings_with(self, changes: Mapping[str, Any]) -> settings.Settings:
     """Returns the settings of a candidate; raises InputError where they are not valid."""
-    return extension.with_digests(settings.from_dict(config_file.read(self.config, self.overrides_with(changes))))
+    return user_modules.admit_own(settings.from_dict(config_file.read(self.config, self.overrides_with(changes))))
 
   def run(self, name: str, changes: Mapping[str, Any]) -> Outcome:
     """Runs a candidate from every seed, and returns its outcome."""
@@ -211,7 +212,7 @@ def main(overrides: Sequence[config_file.Override]):
     raise InputError('name a config with --config and a folder of its own with --workdir')
   if '://' in f.workdir:
     raise InputError(f'--workdir={f.workdir}: name a folder of this machine; the run itself may be in a bucket')
-  s = extension.with_digests(settings.from_dict(config_file.read(f.config, overrides)))
+  s = user_modules.admit_own(settings.from_dict(config_file.read(f.config, overrides)), f.workdir)
   tau = s.train.steps_per_phase
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
   check_settings(s, steps)

@@ -58,7 +58,7 @@ def main() -> NoReturn:
   from dipaco_jax.inference import engines_file
   from dipaco_jax.inference.trained_run import TrainedRun
 
-  run = TrainedRun(f.workdir)
+  run = TrainedRun(f.workdir, f.trust_modules)
   num_paths, name = run.settings.num_paths, listener_lib.model_name(f.workdir)
   engines_file.check_paths(engines, num_paths, f'--engines={f.engines}')
   listener = listener_lib.listen(f.host, f.port)
@@ -88,6 +88,7 @@ def main() -> NoReturn:
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
   flags.DEFINE_string('engines', None, 'The JSON file that says where the engines of each path are.')
+  command.define_trust()
   listener_lib.define(port=8080)
   flags.DEFINE_integer('max_open', 1024, 'Requests that are open at one time; more are refused, with status 429.')
   flags.DEFINE_float('timeout_s', 600.0, 'Seconds that an engine may take for each piece of an answer.')

@@ -60,7 +60,7 @@ def main() -> NoReturn:
   connections.reserve_descriptors(limits.most)
   listener_lib.log(listener)
   command.keep_programs()
-  run = TrainedRun(f.workdir)
+  run = TrainedRun(f.workdir, f.trust_modules)
   command.check_devices()
   name, url = listener_lib.model_name(f.workdir), listener_lib.url(listener)
   num_paths = run.layout.grid.num_paths
@@ -80,6 +80,7 @@ def main() -> NoReturn:
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  command.define_trust()
   listener_lib.define(port=8000)
   flags.DEFINE_integer('max_batch', 8, 'Texts that grow together on one path.')
   flags.DEFINE_integer('max_paths', 4, 'Paths in memory at one time.')

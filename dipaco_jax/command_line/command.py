@@ -71,6 +71,12 @@ def show_all_flags(program: str):
         values.register_key_flag_for_module(program, flag)
 
 
+def define_trust():
+  """Defines the option of commands that read a run: modules that its config may name, beside those of the package."""
+  about = "Python modules that the run's config may name for parts of its own: their code is executed."
+  flags.DEFINE_list('trust_modules', [], about)
+
+
 def ending(e: Exception) -> tuple[str, int] | None:
   """Returns the line and the status with which an error ends a command; None where that is a traceback."""
   if isinstance(e, InputError):

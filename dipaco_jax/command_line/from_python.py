@@ -17,6 +17,7 @@ from ml_collections import ConfigDict
 from dipaco_jax.command_line import command, config_file
 from dipaco_jax.core import extension, printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import user_modules
 from dipaco_jax.training import devices, display, processes, stopping
 
 Config: TypeAlias = str | os.PathLike | settings_lib.Settings | ConfigDict | Mapping[str, Any]
@@ -92,7 +93,7 @@ def _settings(config: Config, workdir: str, overrides: Mapping[str, Any]) -> set
     raise InputError(f'config is of type {type(config).__name__}: give the name of a config, Settings, or a dict')
   changes = [(str(name), config_file.from_python(str(name), value)) for name, value in overrides.items()]
   importlib.invalidate_caches()  # a notebook may just have written a module
-  return extension.with_digests(settings_lib.from_dict(config_file.change(c, changes, workdir)))
+  return user_modules.admit_own(settings_lib.from_dict(config_file.change(c, changes, workdir)), workdir)
 
 
 def _import_again(settings: settings_lib.Settings):

@@ -1,29 +1,23 @@
 """Parts of a run that users write: a field that names one of several may name theirs, as 'package.module:name'.
 
 The named function is called with the field's section of the settings, and returns the part: an Optax transformation, a
-schedule, a router, a block. It is imported wherever the part is needed, by every command and role. A run records a
-digest of each module's source, so that none goes on with another.
+schedule, a router, a block. Nothing is imported here: a module can be used once it is admitted, which
+storage/user_modules.py does for modules that the user trusts. The name in a run's config alone imports nothing.
 """
 
 import contextlib
-import dataclasses
 import functools
-import hashlib
-import importlib
-import importlib.util
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 from dipaco_jax.core import fields
 from dipaco_jax.core.errors import InputError
 
-IMPORTS = (
-  '<frozen importlib._bootstrap>',
-  '<frozen importlib._bootstrap_external>',
-  importlib.__file__,
-)  # Python's own
+PACKAGE = __file__.removesuffix('core/extension.py')
+_importers: dict[str, Callable[[], ModuleType]] = {}  # of the modules that are admitted
 
 
 def is_reference(value: Any) -> bool:
@@ -36,6 +30,16 @@ def module_of(reference: str) -> str:
   return reference.partition(':')[0]
 
 
+def admit(module: str, importer: Callable[[], ModuleType]) -> None:
+  """Lets fields refer to a module, which `importer` imports when a part of it is first needed."""
+  _importers[module] = importer
+
+
+def is_admitted(module: str) -> bool:
+  """Returns whether fields may refer to a module."""
+  return module in _importers
+
+
 def make(name: str, reference: str, section: Any, *more: Any) -> Any:
   """Calls what a field refers to with its section of the settings, and returns what it makes.
 
@@ -44,7 +48,7 @@ def make(name: str, reference: str, section: Any, *more: Any) -> Any:
     reference: 'package.module:name'.
     section: of the settings; `more` stands behind it.
 
-  Raises InputError, naming the field, where it cannot be imported or raises anything.
+  Raises InputError, naming the field, where it is not admitted, cannot be imported or raises anything.
   """
   function = load(name, reference)
   with blaming(name, reference):
@@ -59,20 +63,23 @@ def blaming(name: str, reference: str) -> Iterator[None]:
   except InputError:
     raise
   except Exception as e:
-    raise InputError(f'config.{name}={reference!r} raises {in_words(e, reference)}') from e
+    own = _importers[module_of(reference)]().__file__
+    raise InputError(f'config.{name}={reference!r} raises {in_words(e, own)}') from e
 
 
 @functools.cache
 def load(name: str, reference: str) -> Any:
-  """Imports what a field refers to; raises InputError, naming the field."""
+  """Returns what a field refers to, its module imported; raises InputError, naming the field."""
   module, _, attribute = reference.partition(':')
+  if not is_admitted(module):
+    raise untrusted(name, reference)
   try:
-    found = getattr(importlib.import_module(module), attribute, None)
+    part = getattr(_importers[module](), attribute, None)
   except Exception as e:
-    raise _not_there(name, reference, e) from e
-  if not callable(found):
+    raise not_importable(name, reference, e) from e
+  if not callable(part):
     raise InputError(f'config.{name}={reference!r}: {module} has no function {attribute}')
-  return found
+  return part
 
 
 def references(settings: Any) -> dict[str, str]:
@@ -82,49 +89,24 @@ def references(settings: Any) -> dict[str, str]:
   return {name: values[name] for name in names if is_reference(values[name])}
 
 
-def with_digests(settings: Any) -> Any:
-  """Returns the settings with the digests of the modules that they name; raises InputError where one is not there."""
-  digests = {module: source_digest(*at) for module, at in _modules(settings).items()}
-  return dataclasses.replace(settings, extensions=tuple(sorted(digests.items())))
-
-
-def source_digest(name: str, reference: str) -> str:
-  """Returns the sha256 of the source of a reference's module, of this one file; raises InputError, naming the field."""
+def untrusted(name: str, reference: str, where: str = '') -> InputError:
+  """Returns the error of a module that nobody trusts; `where` says which file it is."""
   module = module_of(reference)
-  try:
-    spec = importlib.util.find_spec(module)
-    source = spec.loader.get_source(module) if spec else None  # type: ignore[union-attr]
-  except Exception as e:
-    raise _not_there(name, reference, e) from e
-  if source is None:
-    raise _not_there(name, reference, ImportError(f'no source of {module} is found'))
-  return hashlib.sha256(source.encode()).hexdigest()
+  return InputError(
+    f'config.{name}={reference!r} of this run would execute code{where or f" of the module {module}"}, which this '
+    f'command does not name: read that code, and add --trust_modules={module} (in Python, trust_modules) to allow it'
+  )
 
 
-def changed(settings: Any) -> list[str]:
-  """Lists the modules whose source is there, and is not what the settings of a run have recorded."""
-  found = []
-  for module, at in _modules(settings).items():
-    with contextlib.suppress(InputError):
-      if source_digest(*at) != dict(settings.extensions).get(module):
-        found.append(module)
-  return found
+def not_importable(name: str, reference: str, e: Exception) -> InputError:
+  """Returns the error of a module that cannot be imported."""
+  fix = 'run this where Python finds it: in its folder, or with its folder in PYTHONPATH'
+  return InputError(f'config.{name}={reference!r} cannot be imported, {in_words(e)}; {fix}')
 
 
-def _modules(settings: Any) -> dict[str, tuple[str, str]]:
-  """Returns {module: (field, reference)} of the modules that fields name."""
-  return {module_of(reference): (name, reference) for name, reference in references(settings).items()}
-
-
-def _not_there(name: str, reference: str, e: Exception) -> InputError:
-  words = 'run this where Python finds it: in its folder, or with its folder in PYTHONPATH'
-  return InputError(f'config.{name}={reference!r} cannot be imported, {in_words(e)}; {words}')
-
-
-def in_words(e: Exception, reference: str = '') -> str:
-  """Says what an error is and where: in the file of a reference's module, if it came through there."""
-  frames: list[Any] = [f for f in traceback.extract_tb(e.__traceback__) if f.filename not in IMPORTS]
-  own = importlib.import_module(module_of(reference)).__file__ if reference else None
-  [*_, last] = [frame for frame in frames if frame.filename == own] or frames or [None]
-  where = f' (line {last.lineno} of {last.filename})' if last and last.filename != __file__ else ''
+def in_words(e: Exception, own: str | None = None) -> str:
+  """Says what an error is and where: in the file `own`, if it came through that, else in the last file of others."""
+  frames: list[Any] = [f for f in traceback.extract_tb(e.__traceback__) if 'importlib' not in f.filename]
+  inside = [f for f in frames if f.filename == own] or [f for f in frames if not f.filename.startswith(PACKAGE)]
+  where = f' (line {inside[-1].lineno} of {inside[-1].filename})' if inside else ''
   return f'{type(e).__name__}: {e}{where}'

@@ -3,16 +3,15 @@
 import difflib
 import functools
 import hashlib
-import importlib
-import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dipaco_jax.core import settings
+from dipaco_jax.core import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 from dipaco_jax.data.source_tfds import load_library
+from dipaco_jax.storage import user_modules
 
 BATCH = 256  # examples read at one time
 SEED = 0  # for mixtures and preprocessors that draw
@@ -47,17 +46,18 @@ def content_digest(data: settings.Data) -> str:
   """Returns a digest of the source of the task's module, and of its splits with the examples that each has."""
   task = _task(load_library('seqio', data.source), data)
   splits = _as_input_error(data, lambda: {split: task.num_input_examples(split) for split in sorted(task.splits)})
-  found = importlib.util.find_spec(data.module) if data.module else None
-  code = found.loader.get_source(data.module) if found and found.loader else ''  # type: ignore[attr-defined]
+  code = (data.module and user_modules.read_source(data.module)) or ''
   return hashlib.sha256(json.dumps([splits, code]).encode()).hexdigest()
 
 
 def _task(seqio: Any, data: settings.Data) -> Any:
   if data.data_dir:
     seqio.set_tfds_data_dir_override(data.data_dir)
+  if data.module and not extension.is_admitted(data.module):
+    raise extension.untrusted('data.module', data.module)
   try:
     if data.module:
-      importlib.import_module(data.module)
+      user_modules.import_checked(data.module)
   except ImportError as e:
     raise InputError(f'config.data.module={data.module!r} cannot be imported ({e}): is it on PYTHONPATH?') from e
   known = sorted({*seqio.TaskRegistry.names(), *seqio.MixtureRegistry.names()})

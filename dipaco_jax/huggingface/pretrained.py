@@ -92,7 +92,7 @@ def _begun(workdir: str, folder: str) -> dict[str, Any]:
     return {}
   try:
     kept = json_text.parse(remote_files.read(f'{workdir}/config.json'))
-    model = {name: x for name, x in kept['model'].items() if name in config_json.READ}
+    model = {name: x for name, x in kept['model'].items() if name in config_json.READ and name != 'block'}  # no code
     tokenizer = {'model_file': kept['tokenizer']['model_file']}
     return {'model': model, 'tokenizer': tokenizer} if kept['pretrain']['init'] == folder else {}
   except (OSError, InputError, ValueError, KeyError, TypeError, AttributeError):

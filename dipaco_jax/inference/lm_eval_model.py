@@ -42,15 +42,19 @@ class Dipaco(TemplateLM):
   """A run as lm_eval's model."""
 
   def __init__(
-    self, workdir: str, path: int | Sequence[int] | None = None, version: int | None = None, batch_size=8, **others
-  ):
-    """Ignores the harness' `device` and the like. Raises InputError where there is no run, path, or needed router."""
+    self, workdir: str, path: int | Sequence[int] | None = None, version: int | None = None, batch_size=8,
+    trust_modules: str | Sequence[str] = (), **others,
+  ):  # fmt: skip
+    """`trust_modules` are as for dipaco_jax.load; in lm_eval's --model_args, names with plus signs between them.
+
+    Ignores the harness' `device` and the like. Raises InputError where there is no run, path, or needed router."""
     super().__init__()
     del others
+    names = trust_modules.split('+') if isinstance(trust_modules, str) else trust_modules
     self.batch_size = int(batch_size)
     if self.batch_size < 1:
       raise InputError(f'batch_size={batch_size} should be 1 or more')
-    self.run, self.version = TrainedRun(workdir), version
+    self.run, self.version = TrainedRun(workdir, names), version
     self.fixed_path = None if path is None else self.run.number(path)
     if self.fixed_path is None and self.run.layout.grid.num_paths == 1:
       self.fixed_path = 0

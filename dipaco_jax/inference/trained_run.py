@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core import extension, modules, settings as settings_lib
+from dipaco_jax.core import modules, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ from dipaco_jax.inference.run_files import RunFiles
 from dipaco_jax.inference.text_router import TextRouter, token_ids
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import module_store, seals
+from dipaco_jax.storage import module_store, seals, user_modules
 from dipaco_jax.storage.object_store import Missing
 
 NOT_YET = 'let the run train on; python -m dipaco_jax.status shows how far it is'
@@ -38,23 +38,27 @@ ModuleMarks = Mapping[str, tuple[str, int]]
 T = TypeVar('T')
 
 
-def load(workdir: str, path: int | Sequence[int] = 0, version: int | None = None) -> 'Path':
+def load(
+  workdir: str, path: int | Sequence[int] = 0, version: int | None = None, *, trust_modules: Sequence[str] = ()
+) -> 'Path':
   """Loads one path of a run.
 
   Args:
     path: its number or its coordinates.
     version: of its modules; None: the version that early stopping chose [2.7].
+    trust_modules: Python modules that the run's config may name for parts of its own, and that are imported then.
 
   Raises:
-    InputError: there is no such run, path or version; the message names those that exist.
+    InputError: there is no such run, path or version; the message names those that exist. Or the run's config names a
+      module that is not in `trust_modules`.
     seals.Damaged: an object is missing or is not as it was written.
   """
-  return TrainedRun(workdir).path(path, version)
+  return TrainedRun(workdir, trust_modules).path(path, version)
 
 
-def load_router(workdir: str) -> TextRouter:
+def load_router(workdir: str, *, trust_modules: Sequence[str] = ()) -> TextRouter:
   """Loads the router, which chooses a path by a text's beginning. Raises as `load`, or where there is no router."""
-  return TrainedRun(workdir).router
+  return TrainedRun(workdir, trust_modules).router
 
 
 class Module(dict[str, jax.Array]):
@@ -114,11 +118,21 @@ def lowest_block(name: str, num_layers: int) -> int:
 class TrainedRun:
   """A run's settings, tokenizer, router and paths, read when they are first asked for."""
 
-  def __init__(self, workdir: str):
-    """Raises InputError where there is no run."""
+  def __init__(self, workdir: str, trust_modules: Sequence[str] = (), needs_modules: bool = True):
+    """Reads the settings; imports nothing.
+
+    Args:
+      trust_modules: as for `load`.
+      needs_modules: whether parts of the user's will be needed, so that each has to be trusted.
+
+    Raises InputError where there is no run, or where it needs a module that is not trusted.
+    """
     self.workdir, self.files = workdir, RunFiles(workdir)
     self.settings = _read_settings(self.files)
-    for module in extension.changed(self.settings):
+    user_modules.trust(trust_modules)
+    if needs_modules:
+      user_modules.check_run(self.settings, self.files.storage.url)
+    for module in user_modules.find_changed(self.settings):
       logging.warning('the source of %s is not what this run was trained with: its results may not be the same', module)
     self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
 

@@ -49,7 +49,7 @@ def main():
     from dipaco_jax.reports import excerpt_views
     from dipaco_jax.storage import files
 
-    run = TrainedRun(options.workdir)
+    run = TrainedRun(options.workdir, options.trust_modules)
     command.check_devices()
     command.keep_programs()
   every = excerpt_choice.chunk_tokens(run.settings) if options.every is None else options.every
@@ -63,6 +63,7 @@ def main():
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
+  command.define_trust()
   flags.DEFINE_string('text', None, 'The text.')
   flags.DEFINE_string('file', None, 'The file that the text is in; - for standard input.')
   about = 'Tokens after which a path may change; by default as evaluate.reroute_every, or 32.'

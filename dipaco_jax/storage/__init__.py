@@ -4,7 +4,8 @@ Read in this order: `files` (write aside, sync, rename), `publishing` (the same 
 and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (what is in files); `lock`,
 `retry` and `time_use` (seconds by cause); `object_store` (where islands exchange objects) on its two `backends`;
 `mirror` (a run in a bucket) with `run_objects` (what lasts of it), `upload_queue` and `bucket_lock`, `disks_apart` and
-`other_disk` (the same with several processes); and `remote_files` (text in buckets).
+`other_disk` (the same with several processes); `remote_files` (text in buckets); and `user_modules` (modules of Python
+that a config names, and which of them are imported).
 
 Imports from `core`.
 """

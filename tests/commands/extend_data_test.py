@@ -11,6 +11,7 @@ from dipaco_jax.inference import excerpts
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request
 from dipaco_jax.inference.trained_run import TrainedRun
+from dipaco_jax.storage import user_modules
 
 pytestmark = pytest.mark.slow
 NAMES = ('my_router', 'my_source', 'my_tokenizer')
@@ -20,6 +21,7 @@ NAMES = ('my_router', 'my_source', 'my_tokenizer')
 def folder(tmp_path_factory):
   """Files of the page, documents, and the run in `run`."""
   folder = tmp_path_factory.mktemp('stranger')
+  user_modules.trust(NAMES)
   for name in NAMES:
     (folder / f'{name}.py').write_text(own_modules.examples()[f'{name}.py'])
   rng = np.random.default_rng(0)

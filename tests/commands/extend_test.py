@@ -54,8 +54,14 @@ def test_every_example_is_tried():
 @pytest.mark.slow
 def test_a_run_of_all_examples_has_a_report_and_generates(workdir):
   assert (workdir / 'report.html').exists()
-  done = command('generate', workdir, '--prompt=aeiou', '--max_tokens=5')
+  done = command('generate', workdir, '--prompt=aeiou', '--max_tokens=5', '--trust_modules=my_block,my_router')
   assert done.returncode == 0 and '5 tokens' in done.stderr, done.stderr
+
+
+def test_a_command_does_not_execute_what_only_the_run_names(workdir):
+  done = command('generate', workdir, '--prompt=aeiou', '--trust_modules=my_block')
+  assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+  assert 'my_router.py (sha256 ' in done.stderr and 'add --trust_modules=my_router' in done.stderr
 
 
 @pytest.mark.slow
@@ -69,7 +75,7 @@ def test_what_has_no_counterpart_elsewhere_is_not_exported(workdir, tmp_path):
 def test_a_command_that_cannot_import_a_part_says_so(workdir, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv('PYTHONPATH', '')
-  done = command('generate', workdir, '--prompt=aeiou')
+  done = command('generate', workdir, '--prompt=aeiou', '--trust_modules=my_block,my_router')
   assert done.returncode == 2 and done.stderr.strip().splitlines()[-1].count("'my_block:make' cannot be imported") == 1
 
 

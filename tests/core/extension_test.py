@@ -12,6 +12,7 @@ import pytest
 
 from dipaco_jax.core import extension, inner, outer, settings
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import user_modules
 
 SOURCE = """
 import optax
@@ -65,11 +66,11 @@ def test_a_schedule_knows_how_long_the_run_is(module):
 
 def test_the_digest_is_that_of_the_source(module):
   name, file = module
-  first = extension.with_digests(with_outer(f'{name}:make'))
-  assert [named for named, _ in first.extensions] == [name] and not extension.changed(first)
+  first = user_modules.admit_own(with_outer(f'{name}:make'))
+  assert [named for named, _ in first.extensions] == [name] and not user_modules.find_changed(first)
   file.write_text(SOURCE + '# changed\n')
-  second = extension.with_digests(with_outer(f'{name}:make'))
-  assert extension.changed(first) == [name] and not extension.changed(second)
+  second = user_modules.admit_own(with_outer(f'{name}:make'))
+  assert user_modules.find_changed(first) == [name] and not user_modules.find_changed(second)
   assert settings.digest(first) != settings.digest(second)
   assert settings.digest(first, 'outer') != settings.digest(second, 'outer')  # of stages that depend on it
   assert settings.digest(first, 'inner') == settings.digest(second, 'inner')
@@ -79,11 +80,11 @@ def test_the_digest_is_that_of_the_source(module):
 
 def test_without_references_no_digest_knows_of_them():
   plain = settings.Settings()
-  assert extension.with_digests(plain) == plain and 'extensions' not in settings.stated(plain)
+  assert user_modules.admit_own(plain) == plain and 'extensions' not in settings.stated(plain)
 
 
 def test_what_is_kept_goes_back_to_settings(module):
-  s = extension.with_digests(with_outer(f'{module[0]}:make'))
+  s = user_modules.admit_own(with_outer(f'{module[0]}:make'))
   assert settings.of_run(s.to_dict()) == s
 
 
@@ -101,13 +102,14 @@ def test_a_config_of_before_goes_on():
 ])  # fmt: skip
 def test_errors_name_the_field(module, reference, words):
   reference = reference.format(module[0])
+  user_modules.trust([extension.module_of(reference)])
   with pytest.raises(InputError, match=rf"config.outer.optimizer='{reference}'.*{words}"):
     outer.make_optimizer(with_outer(reference).outer)
 
 
 def test_a_module_that_is_gone_or_broken_is_an_error_before_any_work(module):
   with pytest.raises(InputError, match=r"config.outer.optimizer='no_such.thing:make' cannot be imported.*PYTHONPATH"):
-    extension.with_digests(with_outer('no_such.thing:make'))
+    user_modules.admit_own(with_outer('no_such.thing:make'))
   module[1].write_text('import does_not_exist\n')
   with pytest.raises(InputError, match='No module named'):
     outer.make_optimizer(with_outer(f'{module[0]}:make').outer)

@@ -11,6 +11,7 @@ import pytest
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import content
+from dipaco_jax.storage import user_modules
 
 
 @pytest.fixture
@@ -108,6 +109,7 @@ def test_documents_of_the_users_own_are_read(tmp_path, monkeypatch):
     f'  return [("a", pathlib.Path("{tmp_path}/a.txt").read_text)] if split == "train" else None\n'
   )
   monkeypatch.syspath_prepend(tmp_path)
+  user_modules.trust(['own_text'])
   data = settings.from_dict({'data': {'source': 'own_text:make'}}).data
   found = []
   for text in ('some', 'more', 'some'):

@@ -8,6 +8,7 @@ import slow
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, sentencepiece_tokenizer, source_tfds
+from dipaco_jax.storage import user_modules
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 TRAIN, VALIDATION = prepared.documents(60, seed=0), prepared.documents(20, seed=1)
@@ -50,6 +51,7 @@ def folder(tmp_path_factory):
   model.write_bytes(sentencepiece_tokenizer.train([d['text'] for d in TRAIN], 300))
   (root / 'my_tasks.py').write_text(TASKS.format(model=str(model), dataset=prepared.NAME))
   sys.path.insert(0, str(root))
+  user_modules.trust(['my_tasks', 'no_tasks'])
   yield root
   sys.path.remove(str(root))
 

@@ -12,6 +12,7 @@ import whole
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, sentencepiece_tokenizer, sequences, tokenizer_files
+from dipaco_jax.storage import user_modules
 
 pytestmark = pytest.mark.filterwarnings('ignore')  # TensorFlow's own
 
@@ -76,6 +77,7 @@ def made(folder: pathlib.Path, data: settings.Data, out: pathlib.Path) -> dict[s
 @pytest.mark.slow
 def test_sequences_and_shards_agree(folder, tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(str(folder))
+  user_modules.trust(['one_task'])
   found = {name: made(folder, settings.Data(**data), tmp_path / name) for name, data in sources(folder).items()}
   sequence_files = 5 + 6 + 2  # of training, of validation, and two meta.json
   shard_files = 4 * 3 + 1

@@ -4,6 +4,8 @@ import re
 
 import repository
 
+from dipaco_jax.storage import user_modules
+
 PAGE = repository.ROOT / 'docs' / 'extend.md'
 # A recurrence, whose cache is a state: h <- a h + (1 - a) w x with a learned a, within a segment.
 RECURRENT = """
@@ -42,8 +44,9 @@ def examples() -> dict[str, str]:
 
 
 def write(folder, monkeypatch, source: str) -> str:
-  """Writes a module that can be imported, of a name of the folder's own; returns the name."""
+  """Writes a module that can be imported and is trusted, of a name of the folder's own; returns the name."""
   name = 'own_' + re.sub(r'\W', '_', folder.name)
   (folder / f'{name}.py').write_text(source)
   monkeypatch.syspath_prepend(folder)  # after the file: Python remembers what a folder holds
+  user_modules.trust([name])
   return name

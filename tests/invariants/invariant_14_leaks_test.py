@@ -17,6 +17,7 @@ import pytest
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, equality, sequences, shards
 from dipaco_jax.pipeline import features, run as run_lib, tokenize_stage
+from dipaco_jax.storage import user_modules
 
 SEQ_LEN = 128
 
@@ -161,6 +162,7 @@ def tokenize(folder: pathlib.Path, data: dict, parts: int = 1):
     'routing': {'prefix_tokens': 8, 'router_fraction': 0.1},
     'train': {'batch_size': 1},
   }
+  user_modules.trust(['byte_ids'])
   run = run_lib.unattended(folder / 'run', settings.from_dict(values))
   try:
     return run.settings, tokenize_stage.tokenize(run)

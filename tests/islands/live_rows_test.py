@@ -10,6 +10,7 @@ from one_process import changed, close
 
 from dipaco_jax.core import extension
 from dipaco_jax.islands import live_rows, monitor, run_history
+from dipaco_jax.storage import user_modules
 from dipaco_jax.training import metrics_log
 
 SOURCE = """
@@ -36,6 +37,7 @@ def without_time(rows):
 def test_sinks_get_the_rows_of_the_record(machine, prepared, tmp_path, one_device, monkeypatch, stream):  # noqa: F811
   (tmp_path / 'island_sink.py').write_text(SOURCE)
   monkeypatch.syspath_prepend(tmp_path)  # after the file: what a folder holds is remembered by Python
+  user_modules.trust(['island_sink'])
   monkeypatch.setattr(monitor, 'LOOK_S', 0.01)
   sinks = dict(sinks=('island_sink:Sink',), project=str(tmp_path))
   run = machine.begin(prepared, tmp_path / 'run', changed(machine.settings, outer=dict(stream=stream), metrics=sinks))

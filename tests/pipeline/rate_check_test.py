@@ -4,6 +4,7 @@ import pytest
 
 from dipaco_jax.core import settings
 from dipaco_jax.pipeline import rate_check
+from dipaco_jax.storage import user_modules
 
 
 def given(pretrain: int = 20, path: int = 80, learning_rate: float = 0.0, **inner) -> settings.Settings:
@@ -77,6 +78,7 @@ def test_a_schedule_of_the_users_own(rate, message, tmp_path, monkeypatch):
   lines += [f'  return lambda step: jnp.asarray({rate}, jnp.float32)']
   (tmp_path / f'{name}.py').write_text('\n'.join(lines))
   monkeypatch.syspath_prepend(tmp_path)
+  user_modules.trust([name])
   s = given(schedule=f'{name}:make')
   if message:
     with pytest.raises(ValueError, match=message):

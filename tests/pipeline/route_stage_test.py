@@ -19,7 +19,7 @@ from dipaco_jax.pipeline import (
   stage_records,
 )
 from dipaco_jax.routing import router
-from dipaco_jax.storage import publishing, seals
+from dipaco_jax.storage import publishing, seals, user_modules
 
 
 def opened(undisturbed, workdir, *names):
@@ -133,6 +133,7 @@ def make(config):
 def test_a_router_of_the_users_own_has_what_ours_have(undisturbed, tmp_path, monkeypatch, changes):
   (tmp_path / 'own_by_feature.py').write_text(OWN)
   monkeypatch.syspath_prepend(tmp_path)
+  user_modules.trust(['own_by_feature'])
   run, _ = opened(undisturbed, tmp_path, 'sequences', 'base', 'stages')
   routing = dataclasses.replace(run.settings.routing, method='own_by_feature:make', sample=400, **changes)
   run = dataclasses.replace(run, settings=dataclasses.replace(run.settings, routing=routing))

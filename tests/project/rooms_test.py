@@ -97,6 +97,11 @@ def test_mathematics_is_pure(name):
   assert not [imported for imported in imports(SOURCES[name]) if is_in(imported, IMPURE)]
 
 
+@pytest.mark.parametrize('name', [name for name in FILES if room(name) == 'core'])
+def test_core_imports_nothing_by_name(name):
+  assert not [imported for imported in imports(SOURCES[name]) if is_in(imported, ['importlib', 'runpy', 'pkgutil'])]
+
+
 @pytest.mark.parametrize('name', FILES)
 def test_flags_and_config_dicts_are_for_commands(name):
   assert room(name) == 'command_line' or not [i for i in imports(SOURCES[name]) if is_in(i, FLAGS)]

@@ -10,7 +10,7 @@ import pytest
 
 from dipaco_jax.core import extension, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import object_store
+from dipaco_jax.storage import object_store, user_modules
 from dipaco_jax.training import metrics_log, sinks
 
 SOURCE = """
@@ -226,6 +226,7 @@ def test_the_memory_in_a_place_that_others_share(tmp_path):
 ])  # fmt: skip
 def test_what_is_no_sink_is_an_error_before_any_work(module, name, words):
   name = name.format(module)
+  user_modules.trust([extension.module_of(name)])
   with pytest.raises(InputError, match=f"config.metrics.sinks='{name}'.*{words}"):
     made(name)
 
@@ -234,6 +235,7 @@ def test_the_example_of_the_page(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   monkeypatch.chdir(tmp_path)
   (tmp_path / 'my_sink.py').write_text(own_modules.examples()['my_sink.py'])
+  user_modules.trust(['my_sink'])
   memory = sinks.in_workdir(tmp_path)
   with metrics_log.Metrics(tmp_path) as rows, sinks.fed(made('my_sink:Csv'), lambda: sinks.follow(tmp_path), memory):
     rows.write('step', 'train', 4, step=2, loss=[1.0, 2.0])
