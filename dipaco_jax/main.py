@@ -233,7 +233,8 @@ def run_role(settings: settings_lib.Settings):
   preflight.check_model(settings)
   if FLAGS.role == 'worker':
     preflight.check_worker_costs(settings)
-  compilation_cache.keep_in(place := roles.make_local_place(FLAGS.workdir))
+  compilation_cache.keep()
+  place = roles.make_local_place(FLAGS.workdir)
   with contextlib.closing(profiling.Profiler(place, profiling.parse(FLAGS.profile))) as profiler:
     found = roles.run_role(
       FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,

@@ -128,8 +128,7 @@ class Search:
       other = str(self.bases.get(seed, self.reuse))
       line = [f'--config={self.config}', f'--workdir={folder}', *([f'--reuse={other}'] if other else [])]
       line += [f'--config.{field}={value}' for field, value in self.overrides_with(changes)]
-      cache = {'JAX_COMPILATION_CACHE_DIR': str((self.workdir / 'cache').absolute())}  # many have the same programs
-      status = train(line, cache | os.environ, subprocess.DEVNULL)
+      status = train(line, os.environ, subprocess.DEVNULL)
       if status not in (0, command.DIVERGED):
         sys.exit(status)
       if status:

@@ -139,8 +139,7 @@ def execute(run: Run, folder: pathlib.Path) -> int:
   if other := most_shared(run, folder):
     options += [f'--reuse={other}']
   options += [f'--config.{name}={value}' for name, value in placed(run, folder).items()]
-  cache = {'JAX_COMPILATION_CACHE_DIR': str((folder / 'cache').absolute())}  # many runs have the same programs
-  return recipe.train(options, ONE_THREAD | os.environ | cache)
+  return recipe.train(options, ONE_THREAD | os.environ)
 
 
 def workdir(run: Run, folder: pathlib.Path) -> pathlib.Path:

@@ -204,13 +204,10 @@ class Plain(logging.Formatter):
 
 
 def keep_programs() -> None:
-  """Keeps compiled programs in the user's cache, for commands that write into no workdir, unless JAX is told where."""
-  import jax
+  """Keeps compiled programs in the user's cache, for commands that use a trained run."""
+  from dipaco_jax.training import compilation_cache
 
-  if not os.environ.get('JAX_COMPILATION_CACHE_DIR'):
-    cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
-    jax.config.update('jax_compilation_cache_dir', os.path.join(cache, 'dipaco_jax'))
-  jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.1)
+  compilation_cache.keep(least_s=0.1)
 
 
 def fail(words: str, status: int = 2) -> NoReturn:

@@ -92,7 +92,7 @@ def _train(
       preflight.check_costs(workdir, settings)
       account = stack.enter_context(time_account.kept(workdir, signals))
     disk.follow('config', with_checkpoints=True)  # of which some may have gone with an earlier config
-    compilation_cache.keep_in(workdir)
+    compilation_cache.keep()
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
     with sinks.fed(made, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):
       _run_stages(workdir, settings, signals, page.write_if_due, call, disk)

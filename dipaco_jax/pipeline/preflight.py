@@ -62,9 +62,9 @@ def kept(workdir: pathlib.Path):
 
 
 def check_place(workdir: pathlib.Path):
-  """Raises InputError where the directory holds other things than a run; those of a cache or a disk do not count."""
+  """Raises InputError where the directory holds other things than a run; those of a disk do not count."""
   there = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
-  if not there & {'lock', 'config.json'} and (others := there - {'lost+found', 'cache'}):
+  if not there & {'lock', 'config.json'} and (others := there - {'lost+found'}):
     raise InputError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
 
 

@@ -132,7 +132,7 @@ def state(file: Path) -> tuple[int, ...]:
 def make_private_folder(folder: Path, option: str):
   """Makes a folder of this user alone. Raises InputError where another may have written into it, or can.
 
-  Its name can be guessed, and compiled programs in it are run. `option` is what names another place.
+  Its name can be guessed, and what is in it is trusted. `option` is what names another place.
   """
   folder.parent.mkdir(parents=True, exist_ok=True)
   with contextlib.suppress(FileExistsError):

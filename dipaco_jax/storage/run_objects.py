@@ -108,12 +108,12 @@ def followed(workdir: Path, with_checkpoints: bool = True) -> list[str]:
 
 
 def remove_others(workdir: Path, kept: Collection[str]):
-  """Removes all from a workdir but these trees and compiled programs. Checkpoints go: they may be there in part."""
+  """Removes all from a workdir but these trees. Checkpoints go: they may be there in part."""
   kept = {name for name in kept if not is_checkpoint(name)}
   for path in sorted(workdir.rglob('*'), reverse=True):  # what is in a folder before it
     name = str(path.relative_to(workdir))
     tree = TREE.fullmatch(name)
-    if name.partition('/')[0] == 'cache' or SET_ASIDE.match(name) or (tree and tree[1] in kept):
+    if SET_ASIDE.match(name) or (tree and tree[1] in kept):
       continue
     if not path.is_dir():
       path.unlink()

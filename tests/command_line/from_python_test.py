@@ -82,7 +82,7 @@ print(json.dumps({'ended': ended, 'saved': saved, 'digests': digests, 'said': sa
 def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path):
   path = os.pathsep.join([str(repository.ROOT), os.environ.get('PYTHONPATH', '')])
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.on(1), 'PYTHONPATH': path}
-  env['JAX_COMPILATION_CACHE_DIR'] = str(undisturbed / 'cache')
+  env['JAX_COMPILATION_CACHE_DIR'] = str(tiny_run.cache_of(undisturbed))
   config = str(undisturbed.parent / 'config.py')
   command = [sys.executable, '-c', PROGRAM, config, str(tmp_path), json.dumps(CHANGES)]
   done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)

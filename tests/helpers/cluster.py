@@ -50,7 +50,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   command.quiet()
   try:
     with stopping.listening():
-      compilation_cache.keep_in(folder.parent)
+      compilation_cache.keep()
       role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
       roles.run_role(role, settings, place, url, name, '', more.lease_s, is_backup)
   except BaseException:

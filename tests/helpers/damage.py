@@ -36,7 +36,7 @@ from dipaco_jax.training import stopping
 Path = pathlib.Path
 PROMPT, PHASES, DECAY = 'aeiou oua', 5, '--config.inner.decay_steps=42'
 MAY_GO = 'command.txt', 'report.json', 'stages/'  # what reads them does without; a stage without a record is to be done
-NOT_READ = ('cache', 'events', 'plots', 'lock', 'report.html')  # by any command of ours; checkpoints: their own tests
+NOT_READ = ('events', 'plots', 'lock', 'report.html')  # by any command of ours; checkpoints: their own tests
 
 
 def halve(file: Path):
@@ -85,7 +85,7 @@ def copy(workdir: Path, to: Path):
   def one(source, target):
     (shutil.copy2 if Path(source).name in ('metrics.jsonl', 'lock', 'files') else os.link)(source, target)
 
-  shutil.copytree(workdir, to, copy_function=one, ignore=shutil.ignore_patterns('cache', 'events', 'plots'))
+  shutil.copytree(workdir, to, copy_function=one, ignore=shutil.ignore_patterns('events', 'plots'))
 
 
 def files(workdir: Path) -> list[str]:
@@ -324,7 +324,7 @@ if __name__ == '__main__':
     tiny_run.run(args.config, args.workdir, DECAY, own_cache=True)
   os.environ['JAX_PLATFORMS'] = 'cpu'
   os.environ['XLA_FLAGS'] = quick_xla.on(1)
-  os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(args.workdir / 'cache'))
+  os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(tiny_run.cache_of(args.workdir)))
   found = [case for case in cases(args.workdir) if args.only in str(case)]
   wanted = args.damages.split(',') if args.damages else [case.damage.__name__ for case in found]
   found = [case for case in found if case.damage.__name__ in wanted][:: args.every]

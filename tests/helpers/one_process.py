@@ -134,7 +134,7 @@ class Faults:
     patch.setattr(shutil, 'rmtree', cleaning(rmtree))
 
 
-UNNAMED = 'checkpoints', 'cache', 'plots'  # of Orbax, of JAX, and pictures: made by others, or again each time
+UNNAMED = 'checkpoints', 'plots'  # of Orbax, and pictures: made by others, or again each time
 
 
 def named(row) -> str:

@@ -52,14 +52,19 @@ def write_config(folder: pathlib.Path, documents: int = 300) -> pathlib.Path:
   return config
 
 
+def cache_of(workdir: pathlib.Path) -> pathlib.Path:
+  """Where a run with a cache of its own keeps what XLA compiles."""
+  return workdir.with_name(f'{workdir.name}-xla')
+
+
 def start(
   config: pathlib.Path, workdir: pathlib.Path, *options: str, devices: int = 1, own_cache: bool = False
 ) -> subprocess.Popen:
-  """The command, in a process of its own; what XLA compiles is kept in its workdir, or for all tests."""
+  """The command, in a process of its own; what XLA compiles is kept beside its workdir, or for all tests."""
   path = os.pathsep.join([str(repository.ROOT), os.environ.get('PYTHONPATH', '')])
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.on(devices), 'PYTHONPATH': path}
   if own_cache:
-    env.pop('JAX_COMPILATION_CACHE_DIR', None)
+    env['JAX_COMPILATION_CACHE_DIR'] = str(cache_of(workdir))
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={config}', f'--workdir={workdir}', *options]
   return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 

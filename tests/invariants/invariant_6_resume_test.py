@@ -71,7 +71,7 @@ def assert_same(workdir, undisturbed):
 @pytest.fixture
 def workdir(tmp_path, undisturbed):
   """A fresh one, but for what XLA compiled, which a run that was stopped has too."""
-  shutil.copytree(undisturbed / 'cache', tmp_path / 'run' / 'cache')
+  shutil.copytree(tiny_run.cache_of(undisturbed), tiny_run.cache_of(tmp_path / 'run'))
   return tmp_path / 'run'
 
 

@@ -48,7 +48,7 @@ def test_every_program_of_a_job_is_compiled_once(tmp_path):
 
 def cached(workdir):
   """How many programs of each name XLA's cache has."""
-  names = (file.name.split('-')[0] for file in (workdir / 'cache').glob('jit_*-cache'))
+  names = (file.name.split('-')[0] for file in tiny_run.cache_of(workdir).glob('jit_*-cache'))
   return {name: n for name, n in collections.Counter(names).items() if name.removeprefix('jit_') in programs.NAMES}
 
 
@@ -64,11 +64,12 @@ def test_every_program_of_a_run_is_compiled_once(undisturbed):
 @pytest.mark.slow
 def test_a_resumed_run_takes_its_programs_from_the_cache(undisturbed, tmp_path):
   workdir = shutil.copytree(undisturbed, tmp_path / 'run')
+  shutil.copytree(tiny_run.cache_of(undisturbed), tiny_run.cache_of(workdir))
   for stage in ('train', 'evaluate'):
     (workdir / 'stages' / f'{stage}.json').unlink()
   checkpoints = workdir / 'checkpoints' / 'train'
   shutil.rmtree(checkpoints / max((p.name for p in checkpoints.iterdir() if p.name.isdigit()), key=int))
-  before = {file.name for file in (workdir / 'cache').glob('*-cache')}
+  before = {file.name for file in tiny_run.cache_of(workdir).glob('*-cache')}
   tiny_run.run(undisturbed.parent / 'config.py', workdir, own_cache=True)
-  assert {file.name for file in (workdir / 'cache').glob('*-cache')} == before
+  assert {file.name for file in tiny_run.cache_of(workdir).glob('*-cache')} == before
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(undisturbed)

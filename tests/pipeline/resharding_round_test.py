@@ -34,8 +34,8 @@ def rerouted(tmp_path_factory):
 
 
 def router_data(workdir):
-  documents, _ = Sequences(workdir / 'sequences', 'train').columns()
-  return holdouts.draw_documents(documents, 0, 0.2, 'router data')
+  contents = Sequences(workdir / 'sequences', 'train').contents()
+  return holdouts.draw_documents(contents, 0, 0.2, 'router data')
 
 
 def rows_of(workdir, name, path):

@@ -46,7 +46,7 @@ def test_flipped_signs_and_changed_routes_are_noticed(workdir):
 
 def test_every_file_of_a_finished_run_has_a_seal(undisturbed):
   """But those of checkpoints, which have their own, those that nothing is read from, and seals."""
-  known = {'cache', 'events', 'plots', 'lock', 'report.html', 'checkpoints', 'command.txt', 'environment.json'}
+  known = {'events', 'plots', 'lock', 'report.html', 'checkpoints', 'command.txt', 'environment.json'}
   unsealed = []
   for file in undisturbed.rglob('*'):
     name = str(file.relative_to(undisturbed))

@@ -352,10 +352,10 @@ def test_scratches_of_several_moments_become_that_of_the_bucket(two, place, tmp_
   version(two, 1)
   two.end()
   for workdir in two.workdirs:  # then both go on, unpublished
-    write(workdir, 'stages/train.json', 'base/params', 'evaluation/x', 'cache/program')
+    write(workdir, 'stages/train.json', 'base/params', 'evaluation/x')
     shutil.rmtree(workdir / 'modules' / '1')
     write(workdir, 'modules/2/low/0', 'checkpoints/train/16/meta/a')
-  kept, asked = ({'first', 'other'} - {lost}).pop(), list[str]()
+  asked = list[str]()
   again = Two(place, tmp_path, **{lost: 'empty'})
   expected = {'8/meta/a', '8/arrays/x/0', '8/arrays/x/1'}
   for workdir in again.workdirs:
@@ -363,7 +363,7 @@ def test_scratches_of_several_moments_become_that_of_the_bucket(two, place, tmp_
     assert sorted(p.name for p in (workdir / 'modules').iterdir()) == ['1']
     assert not any((workdir / name).exists() for name in ('stages/train.json', 'base', 'evaluation', 'features'))
     assert (workdir / 'sequences' / '0' / 'train').exists()
-  assert (tmp_path / kept / 'run' / 'cache' / 'program').exists() and not asked
+  assert not asked
   again.end()
 
 

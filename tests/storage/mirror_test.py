@@ -50,7 +50,7 @@ def version(made: mirror.Mirror, number: int, words: str = ''):
 
 def begin(made: mirror.Mirror):
   write(made.workdir, 'config.json', 'tokenizer.model', 'sequences/0/train', 'stages/tokenize.json', 'features/x.npy')
-  write(made.workdir, 'shards/0-parts/1/train', 'tokenize-1/sequences/0/train', 'cache/program')
+  write(made.workdir, 'shards/0-parts/1/train', 'tokenize-1/sequences/0/train')
   made.publish_all()
 
 
@@ -73,7 +73,7 @@ def test_an_empty_scratch_gets_what_lasts_and_the_newest_checkpoint(place, tmp_p
   first.wait()
   second = open_mirror(place, tmp_path / 'second')
   expected = what_lasts(first.workdir)
-  for name in [n for n in expected if n.startswith(('features', 'shards/0-parts', 'tokenize-', 'cache'))]:
+  for name in [n for n in expected if n.startswith(('features', 'shards/0-parts', 'tokenize-'))]:
     del expected[name]
   for name in ('meta/a', 'arrays/d/b'):
     del expected[f'checkpoints/train/8/{name}']
@@ -144,7 +144,6 @@ def test_the_same_scratch_keeps_what_was_not_uploaded_and_another_one_does_not(p
   third = open_mirror(place, tmp_path / 'first')
   assert not (third.workdir / 'modules').exists()
   assert (third.workdir / 'stages' / 'pretrain.json').read_text() == 'of another machine'
-  assert (third.workdir / 'cache' / 'program').exists()
 
 
 def test_nothing_goes_from_the_bucket_before_the_next_checkpoint_is_there(place, tmp_path):

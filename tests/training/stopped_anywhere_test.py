@@ -87,7 +87,7 @@ def newest(workdir: pathlib.Path) -> int:
 
 @pytest.fixture
 def workdir(tmp_path, undisturbed):
-  shutil.copytree(undisturbed / 'cache', tmp_path / 'run' / 'cache')
+  shutil.copytree(tiny_run.cache_of(undisturbed), tiny_run.cache_of(tmp_path / 'run'))
   return tmp_path / 'run'
 
 
