@@ -80,7 +80,8 @@ def main() -> NoReturn:
     f.max_open,
     f.timeout_s,
     f.grace_s,
-    os.environ.get('DIPACO_API_KEY', ''),
+    listener_lib.api_key(),
+    listener_lib.allowed_hosts(listener),
   )
   stopping.leave(server.run(listener, limits, f.access_log))
 

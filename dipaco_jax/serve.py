@@ -7,7 +7,6 @@ answers finish, the second does not. With DIPACO_API_KEY in the environment, req
 """
 
 import json
-import os
 import shlex
 from typing import NoReturn
 
@@ -71,8 +70,9 @@ def main() -> NoReturn:
     f.reroute_every,
     f.max_waiting,
     f.grace_s,
-    os.environ.get('DIPACO_API_KEY', ''),
+    listener_lib.api_key(),
     chat_template.load(run.tokenizer),
+    listener_lib.allowed_hosts(listener),
   )
   status = server.run(listener, limits, f.access_log)
   stopping.leave(status)  # at once: the engine's thread may be at a long compilation

@@ -15,6 +15,8 @@ def define(port: int):
   """Defines the options; `port` is the default."""
   flags.DEFINE_string('host', '127.0.0.1', 'The address to listen at; 0.0.0.0: all addresses of this machine.')
   flags.DEFINE_integer('port', port, 'The port; 0: any that is free.')
+  about = 'Names in the header Host that are answered beside addresses and localhost, as api.example.com; *: all names.'
+  flags.DEFINE_list('allowed_hosts', None, about)
   flags.DEFINE_float('grace_s', 30.0, 'Seconds that answers may still take when the server is stopped.')
   flags.DEFINE_bool('access_log', False, 'Log a line for each request.')
 
@@ -26,6 +28,7 @@ def check(least: Mapping[str, float]):
     raise InputError('name a run with --workdir=DIR')
   if not 0 <= f.port < 2**16:
     raise InputError(f'--port={f.port} should be from 0 to {2**16 - 1}; 0: any that is free')
+  api_key()
   for name, bound in {**least, 'grace_s': 0}.items():
     if (f[name].value or 0) < bound:
       raise InputError(f'--{name}={f[name].value} should be {bound} or more')
@@ -53,10 +56,34 @@ def url(listener: socket.socket) -> str:
 def log(listener: socket.socket):
   """Warns where a server is open to everybody, and logs requests if that is asked for."""
   f = flags.FLAGS
-  if not ipaddress.ip_address(listener.getsockname()[0]).is_loopback and not os.environ.get('DIPACO_API_KEY'):
+  if not _is_local(listener) and not api_key():
     logging.warning('--host=%s: whoever reaches it may use it; set DIPACO_API_KEY to ask for a key', f.host)
   if f.access_log:
     logging.getLogger('uvicorn.access').setLevel(logging.INFO)
+
+
+def api_key() -> str:
+  """Returns the key in DIPACO_API_KEY, '' where there is none; raises InputError where it can be none."""
+  from dipaco_jax.inference import engines_file
+
+  return engines_file.read_key(os.environ, 'DIPACO_API_KEY', 'DIPACO_API_KEY')
+
+
+def allowed_hosts(listener: socket.socket) -> list[str] | None:
+  """Returns the names by which a server may be asked, None for all names.
+
+  A server that only this machine reaches answers to names of this machine, as a web page may have a name that leads
+  here. It has no reason to mistrust other names where it asks for a key, or is open to a network.
+  """
+  given = flags.FLAGS.allowed_hosts
+  if given is None and (api_key() or not _is_local(listener)):
+    return None
+  return [name.lower().removesuffix('.') for name in (given or [socket.gethostname()]) if name]
+
+
+def _is_local(listener: socket.socket) -> bool:
+  """Returns whether a server is reached from this machine only."""
+  return ipaddress.ip_address(listener.getsockname()[0]).is_loopback
 
 
 def model_name(workdir: str) -> str:

@@ -344,6 +344,14 @@ class Settings:
     example="(('my_module', 'sha256'),)",
     added=True,
   )
+  other_code: str = field(
+    'warn',
+    'What a role of islands does if its dipaco_jax source, Python or libraries differ from those that began the run: '
+    "'warn' logs it, 'reject' ends the role with status 2.",
+    choices='warn reject',
+    may_change=True,
+    added=True,
+  )
   grid: tuple[tuple[str, int], ...] = field((), 'axes and their sizes; none: one path', example="{'a': 4, 'b': 4}")
   levels: tuple[tuple[str, str, tuple[str, ...]], ...] = field(
     (('all', '.*', ()),), '(name, pattern, axes)', example="(('all', '.*', ()),)"

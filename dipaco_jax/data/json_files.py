@@ -12,6 +12,7 @@ from dipaco_jax.data import compressed_files, source
 from dipaco_jax.data.tokenizer import replace_surrogates
 
 BLANK = b'\xef\xbb\xbf \t\r\n'  # with the bytes of a byte order mark
+MAX_LINE_BYTES = 64 << 20  # parsed, a line takes several times its size
 ONE_A_LINE = {b'[': "jq -c '.[]' makes lines of an array", b'{': 'jq -c . makes a line of each object'}
 
 
@@ -22,18 +23,24 @@ def documents(path: str, data: settings.Data, name: str) -> source.Documents:
 
 
 def lines(path: str) -> Iterator[tuple[int, bytes]]:
-  """Yields (number from 1, bytes) of the lines that are not blank. Raises InputError, at once, for an array."""
+  """Yields (number from 1, bytes) of the lines that are not blank. Raises InputError, at once, for an array.
+
+  Of a line that is longer than MAX_LINE_BYTES, a little more than these bytes come.
+  """
   parts: list[bytes] = []  # of a line, joined where it ends: it may be long
+  size = 0  # of the parts
   number, begun = 0, False
   for chunk in itertools.chain(compressed_files.chunks(path), [b'\n']):
     if not begun and (beginning := chunk.lstrip(BLANK)):
       begun = True
       if beginning[:1] == b'[':
         raise InputError(f'{path}: an array, where there should be one object in a line; {ONE_A_LINE[b"["]}')
-    parts.append(chunk)
+    if size <= MAX_LINE_BYTES or b'\n' in chunk:  # the rest of a line that is too long is skipped
+      parts.append(chunk)
+      size += len(chunk)
     if b'\n' in chunk:
       *whole, rest = b''.join(parts).split(b'\n')
-      parts = [rest]
+      parts, size = [rest], len(rest)
       for line in whole:
         number += 1
         if line.strip():
@@ -43,6 +50,10 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
 def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: str) -> tuple[str, str]:
   """Parses a line of JSON into (text, domain). Raises BadRecord, or InputError where lines are not records at all."""
   where = f'{path}:{number}'
+  if len(line) > MAX_LINE_BYTES:
+    raise source.BadRecord(
+      f'{where}: the line is longer than {MAX_LINE_BYTES >> 20} MiB: a line is one document, cut it'
+    )
   try:
     record = json_text.parse(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
   except UnicodeDecodeError as e:

@@ -45,7 +45,8 @@ def _members(path: str) -> Iterator[tuple[str, str, bytes]]:
         stem, _, ending = file.partition('.')
         if member.isfile() and stem:  # else a folder, or macOS's own '._name'
           content = tar.extractfile(member) if ending.lower() in ('txt', 'json') else None
-          yield os.path.join(folder, stem), ending.lower(), content.read() if content else b''
+          most = json_files.MAX_LINE_BYTES + 1  # a file that is longer is no document
+          yield os.path.join(folder, stem), ending.lower(), content.read(most) if content else b''
     while stream.read(compressed_files.CHUNK_BYTES):
       pass
     if stream.tail.strip(b'\0') or len(stream.tail) < BLOCK:
@@ -66,6 +67,9 @@ class _Tail:
 
 def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, name: str) -> tuple[str, str]:
   where = f'{path}: {key}'
+  if any(len(content) > json_files.MAX_LINE_BYTES for content in files.values()):
+    words = f'its .txt or .json is larger than {json_files.MAX_LINE_BYTES >> 20} MiB: cut it into several documents'
+    raise source.BadRecord(f'{where}: {words}')
   try:
     record = json_text.parse(files['json'].decode('utf-8-sig')) if 'json' in files else {}
     text = files['txt'].decode('utf-8-sig') if 'txt' in files else None

@@ -5,9 +5,9 @@ grows in a `batch` with others on its path. A request to the server goes through
 `completions`, `engine_thread`, `engine`, `text_router`, `trained_run` and `batch`, and then through `models.decoding`;
 one of a chat goes through `chat_api`, `conversation`, `chat_template` and `template_sandbox` before `request`.
 `connections` are the server's limits on clients. `route_server` goes in front of other engines, by `engines_file`,
-`route_api`, `conversation`, `batched_router`, `engine_pool` and `relay`. Both share `http_app`, `http_messages` and
-`http_lifecycle`. `lm_eval_model` is a run as the LM Evaluation Harness sees it; `excerpts` tells which path reads what
-in any text.
+`route_api`, `conversation`, `batched_router`, `engine_pool` and `relay`. Both share `http_app`, `http_messages`,
+`http_hosts` and `http_lifecycle`. `lm_eval_model` is a run as the LM Evaluation Harness sees it; `excerpts` tells which
+path reads what in any text.
 
 Imports from `core`, `models`, `routing`, `storage` and `data`; `excerpts` from `pipeline` and the server from
 `training.stopping` too.

@@ -61,6 +61,10 @@ def parse(model: ServedModel, template: ChatTemplate | None, body: bytes) -> Com
   _check_template_values(values.get('chat_template_kwargs', {}))
   path = openai_api.asked_path(values, model.name, model.num_paths)
   try:
+    openai_api.check_count(values, 1, model.max_texts)  # before the work of tokenizing
+  except ApiError as e:
+    raise _as_chat_error(e, values) from e
+  try:
     messages = conversation.check_messages(values['messages'])
     tokens = tuple(template.encode(messages, values.get('chat_template_kwargs')))
     is_routed = path is None and model.num_paths > 1

@@ -17,6 +17,7 @@ from dipaco_jax.inference.engines_file import Engine, Engines
 from dipaco_jax.inference.route_metrics import Metrics
 
 PROBE_S = 5.0  # for a list of models
+PROBE_BYTES = 2**20  # that it may have
 FIRST_S, LONGEST_S = 0.5, 15.0  # between two probes
 ERRORS = 3  # answers of status 500 in a row after which an engine is taken out, if its path has another
 
@@ -129,7 +130,19 @@ class EnginePool:
   async def _get(self, remote: Remote, url: str) -> tuple[int, bytes]:
     timeout = aiohttp.ClientTimeout(total=PROBE_S)
     async with self.session.get(url, headers=remote.headers, timeout=timeout, allow_redirects=False) as response:
-      return response.status, await response.read()
+      return response.status, await read_body(response, PROBE_BYTES)
+
+
+async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
+  """Reads the body of an answer; raises aiohttp.ClientPayloadError where it is larger than it may be."""
+  parts, size = [], 0
+  async for part in response.content.iter_any():
+    parts.append(part)
+    size += len(part)
+    if size > most_bytes:
+      response.close()
+      raise aiohttp.ClientPayloadError(f'its answer is larger than {most_bytes} bytes')
+  return b''.join(parts)
 
 
 def only_model(listed: bytes, path: int) -> str:

@@ -86,9 +86,23 @@ def _engine(one: Any, path: int, where: str, environ: Mapping[str, str]) -> Engi
   name = fields.get('api_key_env', '')
   if name and not environ.get(name):
     raise InputError(f'{where}: api_key_env={name}: there is no {name} in the environment: set it to the key')
-  if not re.fullmatch(r'([\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?)?', key := environ.get(name, '') if name else ''):
-    raise InputError(f'{where}: api_key_env={name}: its value has a character that no header can have, or outer spaces')
+  key = read_key(environ, name, f'{where}: api_key_env={name}') if name else ''
   return Engine(path, _url(fields.get('url'), where), fields.get('model', ''), key)
+
+
+def read_key(environ: Mapping[str, str], name: str, where: str) -> str:
+  """Returns the key in an environment variable, without the newlines that files end in; '' where it is not set.
+
+  Raises InputError where a header cannot have it.
+  """
+  given = environ.get(name, '')
+  key = given.rstrip('\r\n')
+  if given and not re.fullmatch(r'[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?', key):
+    raise InputError(
+      f'{where}: its value is empty, begins or ends with a space, or has a character that no header can have: '
+      'use printable ASCII characters'
+    )
+  return key
 
 
 def _url(url: str | None, where: str) -> str:

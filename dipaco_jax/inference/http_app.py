@@ -1,7 +1,7 @@
 """What our HTTP servers answer alike: their models, health and metrics, beside the POST routes that each has."""
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import prometheus_client as prometheus
@@ -25,6 +25,7 @@ def make_app(
   health: Callable[[Request], Awaitable[Response]],
   metrics: Metrics,
   api_key: str,
+  hosts: Collection[str] | None,
   lifespan: Any,
 ) -> Starlette:
   """Makes the app of a server.
@@ -34,6 +35,7 @@ def make_app(
     served: returns the model's name and its number of paths; raises ApiError where it cannot be asked yet.
     health: the endpoint of /health.
     api_key: that requests to /v1 must bring; '': none.
+    hosts: names in the header Host that are answered; None: all.
     lifespan: Starlette's.
   """
   created = int(time.time())
@@ -63,7 +65,7 @@ def make_app(
   words = f'{", ".join(f"POST {path}" for path in posts)}, GET /v1/models, GET /health and GET /metrics'
   return Starlette(
     routes=routes,
-    middleware=[Middleware(http_messages.guarded, api_key=api_key, count=count)],
+    middleware=[Middleware(http_messages.guarded, api_key=api_key, hosts=hosts, count=count)],
     exception_handlers=http_messages.error_handlers(words),
     lifespan=lifespan,
   )

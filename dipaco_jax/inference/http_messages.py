@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 from starlette.exceptions import HTTPException
@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dipaco_jax.inference import http_hosts
 from dipaco_jax.inference.openai_api import ApiError
 
 MAX_BODY_BYTES = 2**21
@@ -81,11 +82,22 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
   return Response(json.dumps(error.body), error.status, headers, 'application/json')
 
 
-def guarded(app: ASGIApp, api_key: str, count: Callable[[str, int], None]) -> ASGIApp:
-  """Wraps an app: requests to /v1 need the key, if there is one; `count` gets the path and the status of each."""
+def guarded(app: ASGIApp, api_key: str, hosts: Collection[str] | None, count: Callable[[str, int], None]) -> ASGIApp:
+  """Wraps an app.
+
+  Args:
+    api_key: that requests to /v1 need, if there is one.
+    hosts: names in the header Host that are answered, as `http_hosts.is_allowed` has them; None: all.
+    count: gets the path and the status of each request to /v1.
+  """
 
   async def guard(scope: Scope, receive: Receive, send: Send):
-    if scope['type'] != 'http' or not scope['path'].startswith('/v1/'):
+    if scope['type'] != 'http':
+      return await app(scope, receive, send)
+    if odd := _odd_host(scope, hosts):
+      words = f'this server does not answer to the name {odd[:80]!r}: --allowed_hosts can name it'
+      return await error_response(ApiError(403, words))(scope, receive, send)
+    if not scope['path'].startswith('/v1/'):
       return await app(scope, receive, send)
     status = CLIENT_CLOSED
 
@@ -106,3 +118,9 @@ def guarded(app: ASGIApp, api_key: str, count: Callable[[str, int], None]) -> AS
       count(scope['path'], status)
 
   return guard
+
+
+def _odd_host(scope: Scope, hosts: Collection[str] | None) -> str:
+  """Returns the name that a request asks and that is not allowed; '' where there is none."""
+  given = [value.decode('latin-1') for name, value in scope['headers'] if name == b'host']
+  return '' if hosts is None else next((host for host in given if not http_hosts.is_allowed(host, hosts)), '')

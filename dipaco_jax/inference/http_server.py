@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -37,6 +37,7 @@ class Server:
   grace_s: float  # that answers may still take after a signal
   api_key: str  # that requests to /v1 must bring; '': none
   chat_template: ChatTemplate | None = None
+  hosts: Collection[str] | None = None  # names in the header Host that are answered; None: all
 
   def __post_init__(self):
     self.metrics = Metrics()
@@ -56,7 +57,7 @@ class Server:
 
   def _app(self) -> Starlette:
     posts = {'/v1/completions': self.complete, '/v1/chat/completions': self.chat}
-    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self._lifespan)
+    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self.hosts, self._lifespan)
 
   @contextlib.asynccontextmanager
   async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

@@ -127,20 +127,20 @@ class ServedModel:
     every = values.get('reroute_every', self.reroute_every if path is None else 0)
     requests: list[Request] = []
     prefixes: list[str] = []
-    prompts = _prompts(values['prompt'], self.tokenizer)
+    given = prompt_list(values['prompt'])
+    check_count(values, len(given), self.max_texts)  # before the work of tokenizing them
+    prompts = _prompts(given, self.tokenizer)
     for text, tokens in prompts:
       most = values.get('max_tokens', max(1, min(MAX_TOKENS, self.max_length - len(tokens))))
-      samples = self.samples(values, Request(tokens, most, path, reroute_every=every), len(prompts))
+      samples = self.samples(values, Request(tokens, most, path, reroute_every=every))
       requests += samples
       prefixes += [text if values.get('echo') else ''] * len(samples)
     total, stream = sum(len(tokens) for _, tokens in prompts), values.get('stream', False)
     return CompletionRequest(values['model'], tuple(requests), tuple(prefixes), total, stream, wants_usage(values))
 
-  def samples(self, values: Mapping[str, Any], request: Request, num_prompts: int = 1) -> list[Request]:
+  def samples(self, values: Mapping[str, Any], request: Request) -> list[Request]:
     """Returns the `n` requests of a prompt, with the sampling parameters of a body; raises ApiError."""
     n, stop = values.get('n', 1), values.get('stop', ())
-    if not 1 <= n <= self.max_texts // num_prompts:
-      raise ApiError(400, f'n={n} for {num_prompts} prompts: ask for 1 to {self.max_texts} texts at one time', 'n')
     sampling = {name: values[name] for name in ('seed', 'temperature', 'top_k', 'top_p') if name in values}
     request = dataclasses.replace(request, stop=(stop,) if isinstance(stop, str) else tuple(stop), **sampling)
     self._check(request)
@@ -156,6 +156,18 @@ class ServedModel:
       words = str(e).removeprefix('--')  # of '--path=4: ...'
       param = re.split(r'\W', words)[0]
       raise ApiError(400, words, param if param in FIELDS else None) from e
+
+
+def prompt_list(prompt: Any) -> list[Any]:
+  """Returns the prompts of a body, each a string or a list of token ids."""
+  return prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
+
+
+def check_count(values: Mapping[str, Any], num_prompts: int, max_texts: int):
+  """Raises ApiError where a body asks for no text, or for too many."""
+  n = values.get('n', 1)
+  if not 1 <= n <= max_texts // num_prompts:
+    raise ApiError(400, f'n={n} for {num_prompts} prompts: ask for 1 to {max_texts} texts at one time', 'n')
 
 
 def named_path(name: str, num_paths: int, given: str) -> int | None:
@@ -238,10 +250,9 @@ def _check_field(name: str, value: Any, fields: Fields, unsupported: Mapping[str
   check_type(name, value, fields)
 
 
-def _prompts(prompt: Any, tokenizer: Tokenizer) -> list[tuple[str, tuple[int, ...]]]:
-  many = isinstance(prompt, list) and not isinstance(prompt[0], int)
+def _prompts(prompts: Sequence[Any], tokenizer: Tokenizer) -> list[tuple[str, tuple[int, ...]]]:
   found = []
-  for one in prompt if many else [prompt]:
+  for one in prompts:
     if isinstance(one, str):
       if not one.isascii() and re.search('[\ud800-\udfff]', one):
         raise ApiError(400, 'prompt has half a character (a lone surrogate): send whole ones', 'prompt')

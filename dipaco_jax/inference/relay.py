@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
 from dipaco_jax.inference import http_messages, route_api
-from dipaco_jax.inference.engine_pool import EnginePool, Remote, explain
+from dipaco_jax.inference.engine_pool import EnginePool, Remote, explain, read_body
 from dipaco_jax.inference.openai_api import ApiError
 from dipaco_jax.inference.route_api import Part
 from dipaco_jax.inference.route_metrics import Metrics
@@ -28,16 +28,19 @@ OUT = {401: "it refuses the router's key", 403: "it refuses the router's key"} |
   status: f'it answered with status {status}' for status in (502, 503, 504)
 }
 FULL = 429
+STATUSES = range(200, 600)  # that an answer may have; uvicorn knows no others
+MAX_ANSWER_BYTES = 2**25  # of an answer that is no stream, which is kept whole
 PATH = b'dipaco-path'  # the header that names the path of an answer
 PASSED = {name.lower(): name.lower().encode() for name in ('Content-Type', 'Cache-Control', 'X-Request-Id')}
 TO_ENGINES = (b'x-request-id', b'traceparent', b'tracestate')
+NONSENSE = -1  # why an engine failed, where it gave no status
 BROKEN = 'the engine failed amid its answer'
 ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Failed(Exception):
-  """An engine gave nothing; another may."""
+  """An engine gave nothing, for a reason that is a status, NONSENSE or 0; another may."""
 
 
 class Answer(NamedTuple):
@@ -74,8 +77,9 @@ def open_session(timeout_s: float) -> aiohttp.ClientSession:
 
 
 class Relay:
-  def __init__(self, pool: EnginePool, metrics: Metrics):
-    self.pool, self.metrics = pool, metrics
+  def __init__(self, pool: EnginePool, metrics: Metrics, timeout_s: float):
+    """Engines may take `timeout_s` until an answer begins, and as long again for the rest of one that is no stream."""
+    self.pool, self.metrics, self.timeout_s = pool, metrics, timeout_s
     self.open: dict[asyncio.Task, int] = {}  # with how many engines each asks
     self.ended: ApiError | None = None  # why what is open was ended
 
@@ -152,7 +156,7 @@ class Relay:
   @contextlib.asynccontextmanager
   async def _asked(self, endpoint: str, part: Part, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
     """Gives the answer of the first engine that has one; raises ApiError where none has."""
-    is_full = False
+    failures = set[int]()
     for count, remote in enumerate(self._candidates(part.paths)):
       self.metrics.retries.inc(min(count, 1))
       async with contextlib.AsyncExitStack() as stack:
@@ -160,12 +164,16 @@ class Relay:
         try:
           answer = await self._ask(stack, remote, endpoint, part.values, headers)
         except Failed as e:
-          is_full = is_full or e.args[0] == FULL
+          failures.add(e.args[0])
           continue
         yield answer
         return
     where = f'path {part.paths[0]}' if len(part.paths) == 1 else 'any path'
-    raise ApiError(429 if is_full else 503, f'no engine of {where} {"has room" if is_full else "answers"}: try again')
+    if FULL in failures:
+      raise ApiError(429, f'no engine of {where} has room: try again')
+    if NONSENSE in failures:
+      raise ApiError(502, f'an engine of {where} answered what is no answer of HTTP, or is too large')
+    raise ApiError(503, f'no engine of {where} answers: try again')
 
   def _candidates(self, paths: Sequence[int]) -> Iterator[Remote]:
     tried: set[Remote] = set()
@@ -181,28 +189,43 @@ class Relay:
     body = json.dumps(values | {'model': remote.model}).encode()
     headers = {'Content-Type': 'application/json', **headers, **remote.headers}
     try:
-      response = await stack.enter_async_context(await self._post(f'{remote.engine.url}/{endpoint}', body, headers))
-      if why := OUT.get(response.status):
-        self.pool.take_out(remote, why)
-        raise Failed(response.status)
-      if response.status == FULL:
-        raise Failed(FULL)
+      async with asyncio.timeout(self.timeout_s):  # of all: an engine may send `100 Continue` again and again
+        response = await self._post(f'{remote.engine.url}/{endpoint}', body, headers)
+      await stack.enter_async_context(response)
+      self._check_status(remote, response.status)
       is_stream = response.content_type == 'text/event-stream'
-      first = await (response.content.readany() if is_stream else response.read())
+      async with asyncio.timeout(self.timeout_s):
+        first = await (response.content.readany() if is_stream else read_body(response, MAX_ANSWER_BYTES))
       if is_stream and not first:
         raise aiohttp.ClientPayloadError('it ended a stream before the first event')
-    except aiohttp.SocketTimeoutError as e:
+    except aiohttp.ConnectionTimeoutError as e:
+      self.pool.take_out(remote, explain(e))
+      raise Failed(0) from e
+    except TimeoutError as e:  # aiohttp's, too
       self.pool.take_out(remote, explain(e))
       raise ApiError(504, 'the engine did not answer in time') from e
     except ERRORS as e:
       if _lacks_files(e):  # of ours, not of the engine
         raise ApiError(429, 'the router has no file left for a connection: try again') from e
       self.pool.take_out(remote, explain(e))
-      raise Failed(0) from e
+      is_nonsense = isinstance(e, aiohttp.ClientPayloadError | aiohttp.ClientResponseError)
+      raise Failed(NONSENSE if is_nonsense else 0) from e
     self.pool.answered(remote, response.status)
-    passed = [(raw, response.headers[name].encode()) for name, raw in PASSED.items() if name in response.headers]
+    given = {name: response.headers[name] for name in PASSED if name in response.headers}
+    passed = [(PASSED[name], value.encode(errors='surrogateescape')) for name, value in given.items()]
     rest = response.content.iter_any() if is_stream else None
     return Answer(response.status, passed, remote.engine.path, first, rest)
+
+  def _check_status(self, remote: Remote, status: int):
+    """Raises Failed where an answer of this status is none that a client gets."""
+    if status not in STATUSES:
+      self.pool.take_out(remote, f'it answered with status {status}, which HTTP does not have')
+      raise Failed(NONSENSE)
+    if why := OUT.get(status):
+      self.pool.take_out(remote, why)
+      raise Failed(status)
+    if status == FULL:
+      raise Failed(FULL)
 
   async def _post(self, url: str, body: bytes, headers: Mapping[str, str]) -> aiohttp.ClientResponse:
     ask: dict[str, Any] = {'data': body, 'headers': headers, 'allow_redirects': False}

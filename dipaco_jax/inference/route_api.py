@@ -41,10 +41,8 @@ class ApiParser:
   def completion(self, body: bytes) -> Asked:
     """Parses a body of POST /v1/completions; raises ApiError."""
     values, path = self._values(body, 'model', 'prompt')
-    prompt, n = values['prompt'], values.get('n', 1)
-    texts = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    if not 1 <= n <= self.max_texts // len(texts):
-      raise ApiError(400, f'n={n} for {len(texts)} prompts: ask for 1 to {self.max_texts} texts at one time', 'n')
+    texts = openai_api.prompt_list(values['prompt'])
+    openai_api.check_count(values, len(texts), self.max_texts)
     return Asked(values, texts, path)
 
   def chat(self, body: bytes) -> Asked:

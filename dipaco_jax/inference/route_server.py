@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 import numpy as np
 from starlette.applications import Starlette
@@ -35,6 +35,7 @@ class RouteServer:
   timeout_s: float  # that an engine may take for a piece of an answer
   grace_s: float  # that answers may still take after a signal
   api_key: str  # that requests to /v1 must bring; '': none
+  hosts: Collection[str] | None = None  # names in the header Host that are answered; None: all
 
   def __post_init__(self):
     self.metrics = Metrics()
@@ -47,7 +48,7 @@ class RouteServer:
 
   def _app(self) -> Starlette:
     posts = {'/v1/completions': self.complete, '/v1/chat/completions': self.chat}
-    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self._lifespan)
+    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self.hosts, self._lifespan)
 
   def _served(self) -> tuple[str, int]:
     return self.parser.name, self.parser.num_paths
@@ -56,7 +57,7 @@ class RouteServer:
   async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
     async with relay.open_session(self.timeout_s) as session:
       self.pool = EnginePool(self.engines, session, self.metrics)
-      self.relay = relay.Relay(self.pool, self.metrics)
+      self.relay = relay.Relay(self.pool, self.metrics, self.timeout_s)
       async with self.lifecycle.listening(self.metrics.connections):
         await self.pool.start()
         self.started()

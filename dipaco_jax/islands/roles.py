@@ -22,6 +22,7 @@ import secrets
 import shutil
 import socket
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -238,7 +239,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   where the registry, this machine or the place has another run.
   """
   about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), OWN_LEVELS_STAY: True}
-  about['versions'] = run_report.versions()
+  about['versions'] = run_report.versions() | {'dipaco_jax source': run_report.source_digest()}
   if not registry.facts('config') and storage.exists(ISLANDS_MARK):
     raise InputError(registry_url.explain_unknown(storage.url))
   try:
@@ -247,9 +248,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
     words = changes(registry.facts('config')[0].meta['config'], settings)
     raise InputError(f'--registry is that of a run with another config ({words}): use another database') from e
   [fact] = registry.facts('config')
-  unlike = [f'{name} {was}' for name, was in fact.meta['versions'].items() if about['versions'].get(name) != was]
-  if unlike:
-    logging.warning('this run was begun with %s, unlike here: its bits may depend on who does what', ', '.join(unlike))
+  check_versions(fact.meta['versions'], about['versions'], settings.other_code)
   if registry.facts('prepared') and not storage.exists(ISLANDS_MARK):  # all would be made again there
     words = 'check --workdir, or whether it is mounted'
     raise InputError(f'{storage.url} has nothing of the run that this --registry knows: {words}')
@@ -266,6 +265,23 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
 def config_digest(settings: settings_lib.Settings) -> str:
   """Returns the digest by which the processes of a run agree on its config."""
   return hashlib.sha256(json.dumps(settings_lib.stated(settings), sort_keys=True).encode()).hexdigest()
+
+
+def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code: str):
+  """Logs a warning where a run was begun with other code than there is here, or raises InputError.
+
+  Args:
+    begun: versions and the digest of the source, as the run's first process had them.
+    here: the same of this process.
+    other_code: 'warn' or 'reject', as the run's config says.
+  """
+  unlike = [f'{name} {was[:16]}' for name, was in begun.items() if here.get(name) != was]
+  if not unlike:
+    return
+  words = f'this run was begun with {", ".join(unlike)}, unlike here'
+  if other_code == 'reject':
+    raise InputError(f"{words}, and its config.other_code is 'reject': install what it was begun with")
+  logging.warning('%s: its bits may depend on who does what', words)
 
 
 def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:

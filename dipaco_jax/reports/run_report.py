@@ -1,5 +1,6 @@
 """The report of a run: report.json, report.html and plots/*.png, from what is in its workdir."""
 
+import hashlib
 import importlib.metadata
 import logging
 import pathlib
@@ -120,6 +121,16 @@ def versions() -> dict[str, str]:
   """Returns the versions of Python, this package and the libraries that compute."""
   found = {'python': platform.python_version(), 'dipaco_jax': dipaco_jax.__version__}
   return found | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
+
+
+def source_digest() -> str:
+  """Returns the sha256 of this package's source: of the names and contents of its Python files, without the configs."""
+  package, digest = pathlib.Path(dipaco_jax.__file__).parent, hashlib.sha256()
+  for file in sorted(package.rglob('*.py')):
+    name = file.relative_to(package).as_posix()
+    if not name.startswith('configs/'):  # these count by the fields that they set
+      digest.update(f'{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n'.encode())
+  return digest.hexdigest()
 
 
 def write(workdir: str | pathlib.Path, note_time: Callable[[bool], None] = lambda is_last: None) -> dict[str, Any]:

@@ -1,9 +1,12 @@
 """Records without text, or that cannot be parsed: an error that names the field, or left out and counted."""
 
 import collections
+import gzip
 import io
+import itertools
 import json
 import tarfile
+import tracemalloc
 
 import corpora
 import own_modules
@@ -13,7 +16,7 @@ import pytest
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import corpus, source, source_tfds
+from dipaco_jax.data import compressed_files, corpus, file_kinds, json_files, source, source_tfds
 
 GOOD = [f'text {i} of some words' for i in range(60)]
 BAD_LINES = [
@@ -78,6 +81,39 @@ def test_bad_records_are_left_out_and_counted(ending, tmp_path, caplog):
   assert caplog.text.count('left out, as is any other bad record') == 1
   in_parts = [d for k in range(3) for split in ('train', 'validation') for d in corpus.documents(data, split, (k, 3))]
   assert sorted(d.id for d in in_parts) == sorted(d.id for d in found)
+
+
+@pytest.mark.parametrize('ending', ['jsonl', 'jsonl.gz', 'tar'])
+def test_a_record_that_is_too_long_is_a_bad_record(ending, tmp_path, monkeypatch):
+  monkeypatch.setattr(json_files, 'MAX_LINE_BYTES', 1000)
+  monkeypatch.setattr(compressed_files, 'CHUNK_BYTES', 300)
+  long = json.dumps({'text': 'x' * 5000}).encode()
+  short = [json.dumps({'text': text}).encode() for text in ('first', 'last')]
+  file = tmp_path / f'a.{ending}'
+  if ending == 'tar':
+    with tarfile.open(file, 'w') as tar:
+      for i, content in enumerate((short[0], long, short[1])):
+        info = tarfile.TarInfo(f'{i}.json')
+        info.size = len(content)
+        tar.addfile(info, io.BytesIO(content))
+  else:
+    content = b'\n'.join([short[0], long, short[1]])
+    file.write_bytes(gzip.compress(content) if ending.endswith('gz') else content)
+  documents = dict(file_kinds.documents(str(file), of(file), 'a'))
+  assert [documents[number]()[0] for number in (1, 3)] == ['first', 'last'] and documents.keys() == {1, 2, 3}
+  with pytest.raises(source.BadRecord, match=r'longer than|larger than'):
+    documents[2]()
+
+
+def test_a_line_that_is_too_long_is_not_kept(monkeypatch):
+  monkeypatch.setattr(json_files, 'MAX_LINE_BYTES', 1 << 20)
+  monkeypatch.setattr(compressed_files, 'chunks', lambda path: itertools.repeat(b'x' * (1 << 18), 400))
+  tracemalloc.start()
+  try:
+    [(number, line)] = json_files.lines('a.json')
+    assert number == 1 and (1 << 20) < len(line) < (3 << 19) and tracemalloc.get_traced_memory()[1] < (1 << 23)
+  finally:
+    tracemalloc.stop()
 
 
 def test_good_records_keep_their_side_when_bad_ones_are_left_out(tmp_path):

@@ -1,5 +1,6 @@
 """Bodies of OpenAI's completions API, as requests; what they may not have is tried over HTTP in http_server_test."""
 
+import dataclasses
 import functools
 import json
 
@@ -65,6 +66,14 @@ def test_more_texts_than_may_wait_are_refused():
   with pytest.raises(ApiError, match='ask for 1 to 6 texts') as refused:
     parse(prompt=['a', 'b'], n=4)
   assert refused.value.body['error']['param'] == 'n'
+
+
+@pytest.mark.parametrize('fields', [{'prompt': ['a'] * 65}, {'prompt': 'a', 'n': 65}, {'prompt': ['a'] * 40, 'n': 2}])
+def test_texts_are_counted_before_any_is_tokenized(fields):
+  model = served()
+  untouched = dataclasses.replace(model, tokenizer=None, max_texts=64)
+  with pytest.raises(ApiError, match='texts at one time'):
+    parse(untouched, **fields)
 
 
 def test_an_error_does_not_tell_where_the_run_is(tmp_path):

@@ -64,7 +64,7 @@ async def relayed(*engines: Engine, timeout_s: float = 10):
   async with relay_lib.open_session(timeout_s) as session:
     pool = EnginePool(Engines(engines, False), session, metrics)
     await pool.start()
-    relay = relay_lib.Relay(pool, metrics)
+    relay = relay_lib.Relay(pool, metrics, timeout_s)
     relay.metrics = metrics
     try:
       yield relay
@@ -341,6 +341,94 @@ def test_an_engine_that_hangs_is_given_up():
       with pytest.raises(ApiError, match='did not answer in time') as found:
         await Client(relay).ask()
       assert found.value.status == 504 and not relay.pool.ready_paths
+
+  asyncio.run(main())
+
+
+async def continues(engine, body, writer):
+  while not writer.is_closing():
+    writer.write(b'HTTP/1.1 100 Continue\r\n\r\n')
+    await writer.drain()
+    await asyncio.sleep(0.01)
+
+
+async def drips(engine, body, writer):
+  writer.write(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n')
+  while not writer.is_closing():
+    writer.write(b' ')
+    await writer.drain()
+    await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize('slow', [continues, drips])
+def test_an_engine_that_sends_without_an_end_is_given_up(slow):
+  async def main():
+    async with scripted_engine.running(slow) as engines, relayed(*engines_of(engines), timeout_s=0.2) as relay:
+      async with asyncio.timeout(5):
+        with pytest.raises(ApiError, match='did not answer in time') as found:
+          await Client(relay).ask()
+      assert found.value.status == 504 and not relay.pool.ready_paths
+
+  asyncio.run(main())
+
+
+async def large(engine, body, writer):
+  writer.write(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n')
+  with contextlib.suppress(ConnectionError):
+    for _ in range(400):
+      writer.write(b'10000\r\n%b\r\n' % (b' ' * 2**16))
+      await writer.drain()
+
+
+async def status_99(engine, body, writer):
+  writer.write(b'HTTP/1.1 099 X\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}')
+
+
+async def status_600(engine, body, writer):
+  scripted_engine.whole(writer, {}, 600)
+
+
+async def no_http(engine, body, writer):
+  writer.write(b'SMTP hello\r\n\r\n')
+
+
+@pytest.mark.parametrize('bad', [large, status_99, status_600, no_http])
+def test_nonsense_of_an_engine_is_status_502_or_another_engines_answer(bad, monkeypatch):
+  monkeypatch.setattr(relay_lib, 'MAX_ANSWER_BYTES', 2**20)
+
+  async def main():
+    async with scripted_engine.running(bad) as engines, relayed(*engines_of(engines)) as relay:
+      with pytest.raises(ApiError) as found:
+        await Client(relay).ask()
+      assert found.value.status == 502 and not relay.pool.ready_paths
+    async with scripted_engine.running(bad, good) as engines, relayed(*engines_of(engines)) as relay:
+      assert [(await Client(relay).ask()).status for _ in range(2)] == [200, 200]
+
+  asyncio.run(main())
+
+
+def test_odd_bytes_in_a_header_of_an_engine_come_as_they_are():
+  async def odd(engine, body, writer):
+    head = b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nx-request-id: \xff\r\ncontent-length: 2\r\n\r\n{}'
+    writer.write(head)
+
+  async def main():
+    async with scripted_engine.running(odd) as engines, relayed(*engines_of(engines)) as relay:
+      assert (b'x-request-id', b'\xff') in (await Client(relay).ask()).messages[0]['headers']
+
+  asyncio.run(main())
+
+
+def test_a_list_of_models_without_an_end_is_not_kept():
+  async def main():
+    async def answer(reader, writer):
+      await reader.readuntil(b'\r\n\r\n')
+      await large(None, None, writer)
+
+    async with await asyncio.start_server(answer, '127.0.0.1', 0) as server:
+      port = server.sockets[0].getsockname()[1]
+      async with relayed(Engine(0, f'http://127.0.0.1:{port}/v1', '', '')) as relay:
+        assert not relay.pool.ready_paths
 
   asyncio.run(main())
 

@@ -1,5 +1,6 @@
 """Roles: which run a process may join, and where its files are on this machine."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -108,6 +109,37 @@ def test_a_process_with_other_libraries_is_warned(config, tmp_path, monkeypatch,
   monkeypatch.setattr(run_report, 'versions', lambda: {'python': '3.99'})
   close(machine.island(tmp_path))
   assert f'python {platform.python_version()}, unlike here' in caplog.text
+
+
+def test_a_process_with_other_source_is_warned_or_rejected_as_the_config_says(config, tmp_path, monkeypatch, caplog):
+  strict = dataclasses.replace(config, other_code='reject')
+  mild, strict = Machine(config, {}), Machine(strict, {})
+  for machine, place in ((mild, 'mild'), (strict, 'strict')):
+    close(machine.island(tmp_path / place))
+    close(machine.island(tmp_path / place))
+  assert 'begun with' not in caplog.text
+  begun = run_report.source_digest()[:16]
+  monkeypatch.setattr(run_report, 'source_digest', lambda: 'other')
+  close(mild.island(tmp_path / 'mild'))
+  assert f'this run was begun with dipaco_jax source {begun}, unlike here' in caplog.text
+  with pytest.raises(
+    ValueError, match=rf"dipaco_jax source {begun}, unlike here, and its config.other_code is 'reject'"
+  ):
+    strict.island(tmp_path / 'strict')
+
+
+def test_the_digest_of_the_source_is_that_of_every_file(tmp_path, monkeypatch):
+  for name in ('__init__.py', 'core/a.py', 'configs/mine.py'):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text('x = 1')
+  monkeypatch.setattr(run_report.dipaco_jax, '__file__', str(tmp_path / '__init__.py'))
+  before = run_report.source_digest()
+  (tmp_path / 'configs' / 'mine.py').write_text('x = 2')
+  assert run_report.source_digest() == before
+  (tmp_path / 'core' / 'a.py').rename(tmp_path / 'core' / 'b.py')
+  renamed = run_report.source_digest()
+  (tmp_path / 'core' / 'b.py').write_text('x = 2')
+  assert len({before, renamed, run_report.source_digest()}) == 3
 
 
 # -- where its files are

@@ -16,7 +16,7 @@ from dipaco_jax.models import transformer
 from dipaco_jax.reports import run_report
 
 DOCS = sorted((ROOT / 'docs').glob('*.md'))
-TOP = [ROOT / f'{name}.md' for name in ('README', 'BUILD', 'CONTRIBUTING', 'CHANGELOG')]
+TOP = [ROOT / f'{name}.md' for name in ('README', 'BUILD', 'CONTRIBUTING', 'CHANGELOG', 'SECURITY')]
 TEXT = {page.stem: page.read_text() for page in [*DOCS, *TOP]}
 PAGES = ''.join(TEXT.values())
 # Options of other programs are in these: gcloud, kubectl, SQL, pip. Tests of launch/ parse their commands.
@@ -80,7 +80,7 @@ def of_others(run: dict) -> float:
 def test_every_command_and_option_is_there():
   assert set(re.findall(r'-m dipaco_jax\.(\w+)', PAGES)) == set(COMMANDS)
   source = ''.join((ROOT / 'dipaco_jax' / f'{FILES.get(name, name)}.py').read_text() for name in COMMANDS)
-  source += ''.join((ROOT / file).read_text() for file in ('dipaco_jax/command_line/listener.py',))
+  source += ''.join((ROOT / file).read_text() for file in ('dipaco_jax/command_line/listener.py', 'dipaco_jax/command_line/command.py'))
   text = ''.join(words for name, words in TEXT.items() if name not in FOREIGN)
   options = set(re.findall(r'(?<![\w-])--([a-z_]+)', text)) - {'help', 'config'}
   assert {'workdir', 'distributed', 'coordinator'} <= options
