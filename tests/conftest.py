@@ -40,6 +40,7 @@ def strict_dtypes():
 
 def pytest_addoption(parser):
   parser.addoption('--chaos_s', type=float, default=6, help='how long faults come in chaos_test.py (6)')
+  parser.addoption('--chaos_seed', type=int, default=0, help='of the first run in chaos_test.py (0)')
   parser.addoption('--chaos_wire', default='lan', help='config.outer.wire in chaos_test.py; thin: own levels too (lan)')
   parser.addoption('--chaos_on', default='', help='postgresql,folder or sqlite,s3 ...: else runs take turns')
   parser.addoption('--slow', action='store_true', help='those too that CI leaves out for their time')

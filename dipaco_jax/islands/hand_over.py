@@ -51,10 +51,9 @@ def answer(island: Island, held: HeldStates):
     return
   lease = Lease(island, 'worker', task)
   try:
-    [made] = island.registry.facts('checkpoint', [task.key], task.number)
-    state = held.get(int(task.key), task.number, made.sha256)
-    if state is not None:
-      state_facts.publish(island, made, state)
+    for made in island.registry.facts('checkpoint', [task.key], task.number):  # none where it was withdrawn
+      if (state := held.get(int(task.key), task.number, made.sha256)) is not None:
+        state_facts.publish(island, made, state)
     island.registry.complete(task, [])
   except Lost:
     pass

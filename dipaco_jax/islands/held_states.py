@@ -57,6 +57,7 @@ class HeldStates:
     self.folder, self.holder, self.memory_bytes = folder, holder, memory_bytes
     self.memory: collections.OrderedDict[Key, Arrays] = collections.OrderedDict()  # the least recently used first
     self.kept_aside: dict[Key, Arrays | None] = dict.fromkeys(self._names(ASIDE))  # None: the disk has it
+    self.newest: dict[Key, int] = {}  # see note_newest
     self.lock = threading.Lock()
 
   def put(self, key: Key, state: Arrays):
@@ -166,6 +167,11 @@ class HeldStates:
       for key in [key for key in self.memory if is_older(key)]:
         del self.memory[key]
     self._remove(is_older)
+    self.newest = {key: phase for key, phase in self.newest.items() if not is_older(key)}
+
+  def note_newest(self, key: Key, phase: int) -> int:
+    """Notes the newest phase of a state's path, at the first call for this state; returns what is noted."""
+    return self.newest.setdefault(key, phase)
 
   def names(self) -> list[Key]:
     """Returns the names of all states on disk."""

@@ -11,13 +11,16 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from dipaco_jax.core import modules as modules_lib, outer, streaming
+from dipaco_jax.core import inner, modules as modules_lib, outer, streaming
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.grid import Coordinates, Level
 from dipaco_jax.data import tokenizer_files
-from dipaco_jax.islands.module_weights import ModuleWeights
+from dipaco_jax.islands import messages
+from dipaco_jax.islands.guard import Gone, Later, guarding, objects_of, raising_gone
+from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeights
 from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs, run as run_lib
@@ -29,18 +32,7 @@ OUTER = 'outer'  # a module's outer state: its object in the fact's metadata; in
 DIFFERENCES = 'differences'  # of modules, in storage
 STATES = 'states'  # of paths, in storage
 OWN_LEVELS_STAY = 'own_levels_stay'  # in the fact of the config
-
-
-class Later(OSError):
-  """A task cannot be done yet, through no fault of this process; it should be tried again."""
-
-
-class Gone(Later):
-  """An object or a directory in storage is missing or corrupt; `name` says which."""
-
-  def __init__(self, name: str, words: str):
-    super().__init__(words)
-    self.name = name
+CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
@@ -53,7 +45,7 @@ class Island:
   name: str  # of this process
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
   weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read or made
-  exclusions: dict[tuple[int, int], bool] = dataclasses.field(default_factory=dict)  # see pieces.excluded_before
+  exclusions: dict[tuple[int, int, int], bool] = dataclasses.field(default_factory=dict)  # see pieces.excluded_before
 
   # -- objects
 
@@ -69,10 +61,26 @@ class Island:
     sha256 = hashlib.sha256(data).hexdigest()
     return f'{OBJECTS}/{name}-{sha256[:16]}.safetensors', sha256
 
-  def read_object(self, name: str, sha256: str) -> dict[str, np.ndarray]:
-    """Reads what `write_object` published; raises Gone."""
-    with raising_gone(name):
-      return tensors.from_bytes(self.storage.read(name, sha256))
+  def read_object(self, name: str, sha256: str, like: messages.Shapes | None = None) -> dict[str, np.ndarray]:
+    """Reads what `write_object` published; raises Gone, or Malformed where the arrays are not `like` these."""
+    with guarding(name), raising_gone(name):
+      arrays = tensors.from_bytes(self.storage.read(name, sha256))
+      if like is not None:
+        messages.check_shapes(arrays, like)
+      return arrays
+
+  def read_contribution(self, made: Fact, level: Level) -> dict[str, np.ndarray]:
+    """Reads what a path has sent of a level, as its checkpoint or piece names it; raises Gone, or Malformed."""
+    named = objects_of(made).get(level.name)
+    with guarding(f'the {made.kind}'):
+      if named is None or maker(named[0])[:2] not in (('train', made.key), ('piece', made.key)):
+        raise ValueError(f'it names no object of level {level.name}')
+    by_row = self.run.settings.outer.row_weights
+    return self.read_object(*named, messages.expected(self.kind(level), self.level_shapes(level), by_row))
+
+  def level_shapes(self, level: Level) -> messages.Shapes:
+    """Returns the shapes of a level's parameters in one path."""
+    return {name: self.shapes[name] for name in self.layout.names(level)}
 
   def fetch_trees(self, *trees: str):
     """Downloads directories of the workdir, as facts name them, and the stages' records; raises Gone."""
@@ -183,7 +191,10 @@ class Island:
     """Reads one path's parameters of a version, maybe of some levels only: its modules and no others."""
     params: dict[str, np.ndarray] = {}
     modules = [module for level, module in self.modules_of(path).items() if levels is None or level in levels]
-    for fact in self.registry.facts('module', modules, version) if modules else ():
+    facts = self.registry.facts('module', modules, version) if modules else []
+    if len(facts) < len(modules):
+      raise Later(f'a module of path {path} is not there in version {version}')
+    for fact in facts:
       params |= self.read_weights(fact)
     return dict(sorted(params.items()))
 
@@ -231,7 +242,43 @@ class Island:
   def read_module(self, fact: Fact) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Reads the weights and the outer state of a module's version; {} where it has had no outer step."""
     weights, state = unpack_module(self.weights.read(self, fact))
-    return weights, self.weights.read_state(self, *fact.meta[OUTER]) if OUTER in fact.meta else state
+    if OUTER in fact.meta:
+      with guarding(fact.uri):
+        state = self.weights.read_state(self, *fact.meta[OUTER])
+        messages.check_shapes(state, self.outer_shapes(self.parse_module(fact.key)[0]))
+    return weights, state
+
+  def read_whole(self, module: str, name: str, sha256: str) -> dict[str, np.ndarray]:
+    """Reads a module's object that is no difference; raises Gone."""
+    arrays = self.read_object(name, sha256)
+    with guarding(name):
+      messages.check_shapes(unpack_module(arrays)[0], self.level_shapes(self.parse_module(module)[0]))
+    return arrays
+
+  def read_difference(self, fact: Fact, weights: dict[str, np.ndarray], of: str = '') -> dict[str, np.ndarray]:
+    """Returns a module's version from the weights of the version before; raises Gone.
+
+    `of`: the object of the version before, where that may have been replaced since this one was made.
+    """
+    if of and fact.meta.get(BEFORE, of) != of:
+      raise Gone(fact.uri, f'{fact.uri} differs from weights that were replaced')
+    level = self.parse_module(fact.key)[0]
+    like = messages.expected(self.kind(level), self.level_shapes(level))
+    return messages.add(self.kind(level), weights, self.read_object(fact.uri, fact.sha256, like))
+
+  def outer_shapes(self, level: Level) -> messages.Shapes:
+    """Returns the shapes of the state of a level's outer optimizer, with M where modules are compressed."""
+    shapes = self.level_shapes(level)
+    state = jax.eval_shape(outer.make_optimizer(self.run.settings.outer).init, dict(shapes))
+    master = {} if self.kind(level) == 'none' else {MASTER + name: x for name, x in shapes.items()}
+    return by_place(state) | master
+
+  @functools.cached_property
+  def inner_shapes(self) -> messages.Shapes:
+    """The shapes of a path's inner state, by place."""
+    s = self.run.settings
+    optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+    return by_place(jax.eval_shape(optimizer.init, self.shapes))
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
   def active_paths(self, phase: int) -> np.ndarray:
@@ -259,13 +306,9 @@ class Island:
     module_publishing.publish_module_files(self.run.workdir, version, modules)
 
 
-@contextlib.contextmanager
-def raising_gone(name: str) -> Iterator[None]:
-  """Raises Gone where storage misses an object or a directory, or finds it corrupt."""
-  try:
-    yield
-  except (storage_lib.Missing, storage_lib.Corrupt) as e:
-    raise Gone(name, str(e)) from e
+def by_place(tree: Any) -> dict[str, Any]:
+  """Returns a pytree's leaves by their place in it."""
+  return {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def maker(name: str, island: Island | None = None) -> tuple[str, str, int]:

@@ -1,4 +1,4 @@
-"""Facts that a process has read or made: they never change, so nobody has to ask for them again."""
+"""Facts that a process has read or made: they do not change until some are withdrawn, so they are asked for once."""
 
 import collections
 import threading
@@ -15,6 +15,7 @@ class KnownFacts:
     self.limit = limit
     self._facts: collections.OrderedDict[tuple[str, str, int], Any] = collections.OrderedDict()
     self._lock = threading.Lock()
+    self.generation = 0  # how often all was forgotten
 
   def find(self, kind: str, keys: Sequence[str], number: int) -> tuple[list[Any], list[str]]:
     """Returns the facts of these names that are known, and the keys of the others."""
@@ -24,9 +25,11 @@ class KnownFacts:
         self._facts.move_to_end((kind, key, number))
     return list(known.values()), [key for key in keys if key not in known]
 
-  def add(self, facts: Iterable[Any]):
-    """Notes facts that are in the registry."""
+  def add(self, facts: Iterable[Any], generation: int = 0):
+    """Notes facts that were in the registry at a generation; those of an earlier one may have been withdrawn since."""
     with self._lock:
+      if generation != self.generation:
+        return
       for fact in facts:
         self._facts[fact[:3]] = fact
       while len(self._facts) > self.limit:
@@ -36,3 +39,4 @@ class KnownFacts:
     """Forgets all, as facts are withdrawn."""
     with self._lock:
       self._facts.clear()
+      self.generation += 1

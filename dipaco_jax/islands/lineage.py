@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.islands import path_state, pieces, state_facts
-from dipaco_jax.islands.held_states import HeldStates, Key
+from dipaco_jax.islands.guard import objects_of
+from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays
@@ -143,11 +144,13 @@ def exclusions(island: Island, path: int, phase: int, is_open: bool) -> list[Fac
 
 def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
   """Returns what a path takes along after a phase, None where it is neither held nor published. Raises island.Gone."""
-  [made] = island.registry.facts('checkpoint', [str(path)], phase)
-  inner = held.get(path, phase, made.sha256)
-  if inner is None and INNER in made.meta['objects']:  # by an earlier version of this program
-    inner = island.read_object(*made.meta['objects'][INNER])
-  return state_facts.read(island, made) if inner is None else inner
+  made = island.registry.facts('checkpoint', [str(path)], phase)
+  if not made:
+    return None  # it was withdrawn
+  inner = held.get(path, phase, made[0].sha256)
+  if inner is None and INNER in objects_of(made[0]):  # by an earlier version of this program
+    inner = island.read_object(*objects_of(made[0])[INNER])
+  return state_facts.read(island, made[0]) if inner is None else inner
 
 
 def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
@@ -207,24 +210,24 @@ def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
 
 
 def forget_moved(island: Island, held: HeldStates):
-  """Forgets the states of paths that another worker has trained further."""
-  groups = collections.defaultdict[int, list[Key]](list)
-  for key in held.names():
-    later = range(key.phase + (key.step is None), island.run.settings.train.phases)
-    if (following := next((t for t in later if island.active_paths(t)[key.path]), None)) is not None:
-      groups[following].append(key)
-  for phase, keys in groups.items():
-    facts = island.registry.facts('checkpoint', sorted({str(key.path) for key in keys}), phase)
-    moved = {int(fact.key) for fact in facts if fact.meta.get('holder') != held.holder}
-    for key in keys:
-      if key.path in moved:
+  """Forgets the states of paths that another worker has trained further since this one first looked.
+
+  A newer checkpoint that was there from the start is no reason: in a replay, all of them are newer.
+  """
+  keys = held.names()
+  newest = island.registry.newest('checkpoint', keys=sorted({str(key.path) for key in keys})) if keys else {}
+  for key in keys:
+    number = newest.get(str(key.path), -1)
+    if number > held.note_newest(key, number) and number >= key.phase + (key.step is None):
+      made = island.registry.facts('checkpoint', [str(key.path)], number)
+      if any(fact.meta.get('holder') != held.holder for fact in made):
         held.forget(key.path, key.phase)
 
 
 def differing_levels(made: Fact, sent: Mapping[str, Sent]) -> list[str]:
   """Returns the levels of which a path sends what is not the object that its checkpoint's fact names."""
   digests = {level: hashlib.sha256(tensors.to_bytes(message.arrays)).hexdigest() for level, message in sent.items()}
-  there = made.meta['objects']  # not of own levels, nor of a path that was excluded
+  there = objects_of(made)  # not of own levels, nor of a path that was excluded
   return [name for name, found in digests.items() if name in there and found != there[name][1]]
 
 

@@ -9,7 +9,7 @@ path's object of a level that it shares has `NAME:rows` too: the weights of the 
 
 import functools
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,9 @@ from dipaco_jax.core.row_sum import ROWS
 
 Arrays = dict[str, np.ndarray]
 CODES, SCALES = ':codes', ':scales'
+
+
+Shapes = Mapping[str, jax.ShapeDtypeStruct]  # of the arrays of an object, by name
 
 
 class Sent(NamedTuple):
@@ -51,7 +54,7 @@ def send(
     residual = residuals.get(name)
     residual = np.zeros(x.shape, ml_dtypes.bfloat16) if residual is None else residual
     packed, left, square = _send(kind, old[name], x, residual)
-    arrays |= _named(name, packed)
+    arrays |= _named(name, jax.tree.map(np.asarray, packed))
     after[name] = np.asarray(left)
     squares.append(float(square))
   return Sent(arrays | weights, sum(squares), after)
@@ -69,6 +72,34 @@ def split_rows(arrays: Arrays) -> tuple[Arrays, Arrays]:
   """Splits the object that `send` made into what `read_delta` takes and the row weights, {} where it has none."""
   rows = {name.removesuffix(ROWS): x for name, x in arrays.items() if name.endswith(ROWS)}
   return {name: x for name, x in arrays.items() if not name.endswith(ROWS)}, rows
+
+
+def expected(kind: str, shapes: Shapes, by_row: bool = False) -> Shapes:
+  """Returns what the arrays of an object that `send` makes look like, from the shapes of the parameters.
+
+  by_row: whether it has row weights.
+  """
+  if by_row:
+    rows = {name + ROWS: jax.ShapeDtypeStruct(x.shape[:1], np.float32) for name, x in shapes.items()}
+    return {**expected(kind, shapes), **rows}
+  if kind == 'none':
+    return shapes
+  return {at: x for name, of in shapes.items() for at, x in _named(name, _packed(kind, of.shape)).items()}
+
+
+@functools.cache
+def _packed(kind: str, shape: tuple[int, ...]) -> compression.Packed:
+  return jax.eval_shape(functools.partial(compression.encode, kind=kind), jax.ShapeDtypeStruct(shape, jnp.float32))
+
+
+def check_shapes(arrays: Mapping[str, np.ndarray], like: Shapes):
+  """Raises ValueError where arrays do not have these names, shapes and dtypes."""
+  for name in sorted({*arrays, *like}):
+    found, wanted = (
+      f'{x.dtype}{[*x.shape]}' if (x := of.get(name)) is not None else 'nothing' for of in (arrays, like)
+    )
+    if found != wanted:
+      raise ValueError(f'{name} is {found} instead of {wanted}')
 
 
 def read_delta(kind: str, arrays: Arrays, old: Arrays) -> tuple[Arrays, Arrays]:
@@ -106,7 +137,7 @@ def follow(kind: str, read: Arrays, master: Arrays) -> tuple[Arrays, Arrays]:
   arrays, new = Arrays(), Arrays()
   for name, m in read.items():
     packed, moved = _follow(kind, m, master[name])
-    arrays |= _named(name, packed)
+    arrays |= _named(name, jax.tree.map(np.asarray, packed))
     new[name] = np.asarray(moved)
   return arrays, new
 
@@ -123,5 +154,5 @@ def add(kind: str, read: Arrays, difference: Arrays) -> Arrays:
   return {name: x + moved[name] for name, x in read.items()}
 
 
-def _named(name: str, packed: compression.Packed) -> Arrays:
-  return {name + CODES: np.asarray(packed.codes), name + SCALES: np.asarray(packed.scales)}
+def _named(name: str, packed: compression.Packed) -> dict[str, Any]:
+  return {name + CODES: packed.codes, name + SCALES: packed.scales}

@@ -7,17 +7,20 @@ of the one before.
 """
 
 import itertools
+import re
 import threading
 from collections.abc import Sequence
 from concurrent import futures
 from typing import Any
 
-from dipaco_jax.islands import messages
+from dipaco_jax.islands.guard import Malformed, guarding
 from dipaco_jax.islands.kept_arrays import KeptArrays
 from dipaco_jax.islands.messages import Arrays
 from dipaco_jax.islands.registry import Fact, Registry
 
 BEFORE, SINCE, WHOLE = 'before', 'since', 'whole'
+NAMES = re.compile(r'objects/(modules|differences)/\d+/')
+MASTER = 'master/'  # before the names of M's arrays in the object of the outer state
 
 
 def chain(registry: Registry, fact: Fact) -> list[Fact]:
@@ -54,17 +57,18 @@ class ModuleWeights:
     """Returns the weights of a module's version. Raises island.Gone."""
     if (found := self.kept.get(fact.uri)) is not None:
       return found
-    with self.reading:
+    if not NAMES.match(fact.uri):
+      raise Malformed(f'objects/modules/{fact.number}/{fact.key}-', f'{fact.uri} cannot be a version of {fact.key}')
+    with self.reading, guarding(fact.uri):
       return self._read(island, fact)
 
   def _read(self, island: Any, fact: Fact) -> Arrays:
     if (found := self.kept.get(fact.uri)) is not None:
       return found
-    kind = island.kind(island.parse_module(fact.key)[0])
     if (weights := self.kept.get(fact.meta.get(BEFORE, ''))) is not None:
-      weights = messages.add(kind, weights, island.read_object(fact.uri, fact.sha256))
+      weights = island.read_difference(fact, weights)
     else:
-      weights = self._follow(island, chain(island.registry, fact), kind)
+      weights = self._follow(island, chain(island.registry, fact))
     self.kept.put(fact.uri, weights)
     return weights
 
@@ -74,13 +78,13 @@ class ModuleWeights:
       self.kept.put(name, found := island.read_object(name, sha256))
     return found
 
-  def _follow(self, island: Any, links: list[Fact], kind: str) -> Arrays:
+  def _follow(self, island: Any, links: list[Fact]) -> Arrays:
     """Returns the weights at the end of a chain, from the last link that is kept, or its whole beginning."""
     found = ((i, x) for i, link in reversed([*enumerate(links)]) if (x := self.kept.get(link.uri)))
     begin, weights = next(found, (0, None))
     if weights is None:
-      weights = island.read_object(*_whole(links[0]))
+      weights = island.read_whole(links[0].key, *_whole(links[0]))
     for before, link in itertools.pairwise(links[begin:]):
       if link.uri != before.uri:
-        weights = messages.add(kind, weights, island.read_object(link.uri, link.sha256))
+        weights = island.read_difference(link, weights, before.uri)
     return weights

@@ -34,6 +34,7 @@ from dipaco_jax.islands import (
   screening_facts,
   worker,
 )
+from dipaco_jax.islands.guard import objects_of
 from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, STATES, Island
 from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.pieces import PIECE
@@ -175,7 +176,7 @@ class Collector:
     excluded = set() if self.island.own else excluded  # who keeps its own modules
     self.published = {}
     for fact in self.island.registry.facts('checkpoint', number=phase):
-      state, begins_anew = fact.meta['objects'].get(INNER), not keeps or fact.key in excluded
+      state, begins_anew = objects_of(fact).get(INNER), not keeps or fact.key in excluded
       if state or begins_anew:
         self.replayed_from[int(fact.key)] = phase + 1
         if keeps:

@@ -27,10 +27,11 @@ from dipaco_jax.core import outer, screening, settings
 from dipaco_jax.core.exact_sum import ExactSum
 from dipaco_jax.core.row_sum import RowSum
 from dipaco_jax.data import prefetching
-from dipaco_jax.islands import messages, pieces, screening_facts
+from dipaco_jax.islands import messages, pieces, screening_facts, withdrawals
+from dipaco_jax.islands.guard import Later, Malformed
 from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island, pack_module
 from dipaco_jax.islands.lease import Lease
-from dipaco_jax.islands.module_weights import BEFORE, SINCE, WHOLE
+from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, WHOLE
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
@@ -39,7 +40,7 @@ from dipaco_jax.pipeline import jobs
 from dipaco_jax.storage import tensors, time_use
 
 KINDS = ('outer',)
-MASTER = 'master/'  # before the names of M's arrays in the object of the outer state
+DIGITS = 16  # of the digest of the version before, in the names of files
 READERS = 2  # of contributions, beside the one that is being added
 MAX_IN_MEMORY = 4  # sums, each as large as 2 modules
 
@@ -122,12 +123,18 @@ class Executor:
     facts = {fact.key: fact for fact in island.registry.facts(kind, sorted(missing), number)}
     excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if not made and 'excluded' in fact.meta}
 
-    def read(fact: Fact) -> tuple[Fact, Arrays]:
-      return fact, island.read_object(*fact.meta['objects'][level.name])
+    def read(fact: Fact) -> tuple[Fact, Arrays | Malformed]:
+      try:
+        return fact, island.read_contribution(fact, level)
+      except Malformed as e:
+        return fact, e
 
     to_add = [fact for path, fact in facts.items() if path not in excluded]
     for fact, new in prefetching.prefetch(read, to_add, READERS, READERS):  # while others are added
-      partial.add(fact.key, weights[fact.key], new)
+      if not isinstance(new, Malformed):
+        partial.add(fact.key, weights[fact.key], new)
+      elif not withdrawals.train_again(island, fact, new):
+        excluded[fact.key] = partial.left_out[fact.key] = str(new)
       lease.about |= {'step': len(partial.squares), 'of': len(weights)}
       lease.check()
     left_out = excluded | partial.left_out
@@ -148,12 +155,12 @@ class Executor:
     """Takes the task's partial sum from memory or its file, or begins a new one; only for an owner of the task."""
     self.forget_before(task)
     held = self.partials.pop((task.key, task.number), None)
-    file = self.scratch / f'{stem(task)}{task.number}.sum'
+    before = version_before(island, task)
+    file = self.scratch / f'{stem(task)}{task.number}.{before.sha256[:DIGITS]}.sum'
     if anew:
       file.unlink(missing_ok=True)
-    elif held:
+    elif held and held.file == file:  # else it began from a version that was replaced
       return held
-    before = version_before(island, task)
     bounds = screening_facts.bounds(island, [before], task.number - 1)
     kind, by_row = island.kind(island.parse_module(task.key)[0]), island.run.settings.outer.row_weights
     return Partial(file, *island.read_module(before), bounds, kind, by_row)
@@ -164,7 +171,7 @@ class Executor:
       if module == task.key and number < task.number:
         del self.partials[module, number]
     for file in self.scratch.glob(f'{stem(task)}*.sum'):
-      version = file.stem.removeprefix(stem(task))
+      version = file.name.removeprefix(stem(task)).partition('.')[0]
       if version.isdecimal() and int(version) < task.number:  # else it is another module's, as of 0-1 beside 0
         file.unlink(missing_ok=True)
 
@@ -182,14 +189,16 @@ def stem(task: Task) -> str:
 
 def version_before(island: Island, task: Task) -> Fact:
   """Returns the fact of the task's module before the outer step."""
-  return island.registry.facts('module', [task.key], task.number - 1)[0]
+  for found in island.registry.facts('module', [task.key], task.number - 1):
+    return found
+  raise Later(f'{task.key} is not there in version {task.number - 1}')
 
 
 def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
   """Takes the outer step, or none where no path counts; returns the module's fact and those of paths left out here."""
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
   kind, number = pieces.fact_name(island, pieces.sender(island, task.key.partition('/')[0], task.number))
-  owners = {f.key: f.meta['worker'] for f in island.registry.facts(kind, sorted(partial.left_out), number)}
+  owners = {f.key: f.meta.get('worker', '') for f in island.registry.facts(kind, sorted(partial.left_out), number)}
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
   about |= screening_facts.next_usual(island, task.key, usual, partial.moved.values())
   about |= {'left_out': left_out} if left_out else {}

@@ -16,7 +16,7 @@ import math
 import time
 from typing import Any
 
-from dipaco_jax.islands import outer_executor, pieces, screening_facts
+from dipaco_jax.islands import outer_executor, pieces, screening_facts, withdrawals
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.outer_executor import Partial
 from dipaco_jax.islands.path_state import Arrays, Own, PathState
@@ -118,7 +118,13 @@ def publish(island: Island, made: list[Fact], state: PathState):
   best = island.registry.facts('module', [fact.key for fact in made], own.best_version) if own.best_version else []
   for fact, source in itertools.chain(((fact, own.weights) for fact in made), ((fact, own.best) for fact in best)):
     names = island.layout.names(island.parse_module(fact.key)[0])
-    island.storage.write(fact.uri, tensors.to_bytes({name: source[name] for name in names}), fact.sha256)
+    data = tensors.to_bytes({name: source[name] for name in names})
+    name, sha256 = island.object_name(f'modules/{fact.number}/{fact.key}', data)
+    if sha256 == fact.sha256:
+      island.storage.write(fact.uri, data, sha256)
+    else:  # a replay on this machine has made others, and nobody has those of the fact
+      island.storage.write(name, data, sha256)
+      withdrawals.replace(island, fact, fact._replace(uri=name, sha256=sha256))
 
 
 # -- early stopping

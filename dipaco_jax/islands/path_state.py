@@ -6,8 +6,10 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
+import ml_dtypes
 import numpy as np
 
+from dipaco_jax.islands import messages
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.training import mesh
 from dipaco_jax.training.job import Job
@@ -80,6 +82,23 @@ def from_carried(arrays: Arrays, params: Arrays) -> PathState:
   inner = {at: x for at, x in arrays.items() if at.startswith(place(INNER))}
   left = {name: x for name in params if (x := arrays.get(place(LEFT, name))) is not None}
   return PathState(params, inner, residuals, place(EXCLUDED) in arrays, left, own_from_arrays(arrays))
+
+
+def check_carried(arrays: Arrays, shapes: messages.Shapes, inner: messages.Shapes):
+  """Raises ValueError where arrays are not what `carried` or `to_arrays` packs.
+
+  `shapes`: of a path's parameters; `inner`: of its inner state, without INNER in front of the places.
+  """
+  like = {place(INNER) + at: x for at, x in inner.items()}
+  has_inner = any(at.startswith(place(INNER)) for at in arrays)
+  optional = {place(part, name): x for part in ('params', LEFT) for name, x in shapes.items()}
+  optional |= {place(RESIDUALS, name): jax.ShapeDtypeStruct(x.shape, ml_dtypes.bfloat16) for name, x in shapes.items()}
+  like = {at: x for at, x in optional.items() if at in arrays} | (like if has_inner else {})
+  others = {at for at in arrays if at == place(EXCLUDED) or at.startswith(place(OWN))}
+  messages.check_shapes({at: x for at, x in arrays.items() if at not in others}, like)
+  if own := own_from_arrays(arrays):
+    for weights in (own.weights, own.best):
+      messages.check_shapes(weights, {name: shapes[name] for name in weights})
 
 
 def own_from_arrays(arrays: Arrays) -> Own | None:

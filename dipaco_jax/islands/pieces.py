@@ -146,19 +146,20 @@ def ready(island: Island, paths: Iterable[int], part: Part, trained: bool = True
 def excluded_before(island: Island, paths: Sequence[int], part: Part) -> set[int]:
   """Returns which paths their workers have excluded in the phase before, where that makes a difference to a piece.
 
-  Of paths that have trained that phase: what is found of them holds for good, and is not asked for again.
+  Of paths that have trained that phase: the answer holds until a fact is withdrawn, and is not asked for again.
   """
   if part.nth or part.phase == 0 or begins_whole(island, part):
     return set()
   phase, known = part.phase - 1, island.exclusions
-  found = {path: known.get((path, phase)) for path in paths}
+  withdrawn = island.registry.withdrawn  # what was found before a fact was withdrawn counts no more
+  found = {path: known.get((path, phase, withdrawn)) for path in paths}
   if unknown := [path for path, is_excluded in found.items() if is_excluded is None]:
     if len(known) > KNOWN:
       known.clear()
     facts = island.registry.facts('excluded', list(map(str, unknown)), phase)
     by_worker = {int(fact.key) for fact in facts if 'executor' not in fact.meta}
     for path in unknown:
-      found[path] = known[path, phase] = path in by_worker
+      found[path] = known[path, phase, withdrawn] = path in by_worker
   return {path for path, is_excluded in found.items() if is_excluded}
 
 

@@ -2,7 +2,8 @@
 
 A fact is an immutable row that is inserted once: a path's checkpoint of a phase, a module's version, an evaluation. A
 task is what makes facts, and could be derived from them again. Both are named by (kind, key, number). Facts are
-withdrawn in one case only, when a run that has diverged is resumed.
+withdrawn in two cases: when a run that has diverged is resumed, and when nobody can read them (withdrawals.py).
+Each fact of the second case leaves a fact `withdrawn` ('KIND KEY N', number), where N counts those of the same name.
 
     waiting --wake--> ready --claim--> running --complete--> done
                         ^---- release, or the lease ran out
@@ -26,8 +27,9 @@ from typing import NamedTuple, TypeVar
 
 import sqlalchemy as sa
 
-from dipaco_jax.islands import registry_schema as schema
+from dipaco_jax.islands import fact_rows, registry_schema as schema
 from dipaco_jax.islands.database import Among, Database, Now, Row
+from dipaco_jax.islands.fact_rows import WITHDRAWN, Conflict as Conflict, Fact, Withdrawal
 from dipaco_jax.islands.known_facts import KnownFacts
 from dipaco_jax.islands.registry_schema import FACTS, ROLES, TASKS
 from dipaco_jax.storage import retry
@@ -75,27 +77,8 @@ class Task(NamedTuple):
     return self.fence == 1
 
 
-class Fact(NamedTuple):
-  """An immutable row; `meta` tells how it was made, and is no part of its identity."""
-
-  kind: str
-  key: str
-  number: int
-  uri: str
-  sha256: str  # this and the uri have to agree where a fact is inserted again
-  meta: dict
-
-
-class Conflict(ValueError):
-  """Another fact exists under the same name."""
-
-
 class Lost(Exception):
   """The task went to another owner; this claim is void."""
-
-
-def _name(row: NewTask | Fact) -> Row:
-  return {'kind_': row.kind, 'key_': row.key, 'number_': row.number}
 
 
 class Registry:
@@ -113,6 +96,7 @@ class Registry:
     self.lease_s, self._db = lease_s, Database(url, patience_s, reads_only)
     self._known = KnownFacts()
     self.diverged = 0  # how often the run has diverged, as the last claim told
+    self.withdrawn = 0  # how many facts were withdrawn, as the database's last answer to a claim or heartbeat says
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     try:
       if reads_only:
@@ -171,6 +155,7 @@ class Registry:
         return None
       self._db.linger()
     self.diverged = rows[0].pop('diverged')
+    self._note_withdrawn(rows[0].pop('withdrawn'))
     return Task(**_with_progress(rows[0]))
 
   def heartbeat(self, task: Task, progress: dict | None = None) -> int:
@@ -178,18 +163,26 @@ class Registry:
 
     Returns how often the run has diverged, as this is asked for as often, and an answer of its own costs as much.
     """
-    noted = {} if progress is None else {'noted': _json(progress)}
+    noted = {} if progress is None else {'noted': fact_rows.to_json(progress)}
     statement = schema.HEARTBEAT if progress is None else schema.PROGRESS
     rows = self._db.returned(statement, _claimed(task) | noted | {'lease_s': self.lease_s})
     if not rows:
       raise Lost(f'{task} is no longer ours')
+    self._note_withdrawn(rows[0]['withdrawn'])
     return rows[0]['diverged']
+
+  def _note_withdrawn(self, count: int):
+    """Forgets the facts that are known here if others were withdrawn since the last answer."""
+    if count != self.withdrawn:
+      self._known.clear()
+      self.withdrawn = count
 
   def watch(self, task: Task) -> int:
     """Raises Lost, or returns, what `heartbeat` would, without renewing the lease."""
     rows = self._db.rows(schema.IS_RUNNING, _claimed(task))
     if not rows:
       raise Lost(f'{task} no longer runs')
+    self._note_withdrawn(rows[0]['withdrawn'])
     return rows[0]['diverged']
 
   def release(self, task: Task, waiting: bool = False, error: str = ''):
@@ -201,8 +194,8 @@ class Registry:
     seen = {'seen': task.wakes} if waiting else {}
     self._db.change(schema.WAIT if waiting else schema.RELEASE, _claimed(task) | seen | {'why': why})
 
-  def complete(self, task: Task, facts: Sequence[Fact]):
-    """Inserts the facts and marks the task as done, in one transaction.
+  def complete(self, task: Task, facts: Sequence[Fact], withdrawal: Withdrawal | None = None):
+    """Inserts the facts and marks the task as done, in one transaction, which begins with the withdrawal, if any.
 
     Where the task is another's by now, identical facts in the registry will do: another owner has done it, or an
     earlier attempt of this call. Else raises Lost, or, for other facts under these names, Conflict, and writes nothing.
@@ -210,16 +203,24 @@ class Registry:
 
     def work(connection: sa.Connection) -> bool:
       if connection.execute(schema.COMPLETE, _claimed(task)).rowcount:
-        return self._insert_facts(connection, facts)
+        return self._replace(connection, facts, withdrawal)
       if facts:
-        if not all(_content(connection, fact) == (fact.uri, fact.sha256) for fact in facts):
+        if not all(fact_rows.is_same(fact_rows.read_stored(connection, fact), fact) for fact in facts):
           raise Lost(f'{task} is no longer ours, and its facts are not there')
       elif connection.execute(schema.IS_DONE, _claimed(task)).one_or_none() is None:
         raise Lost(f'{task} is no longer ours')
       return False
 
-    if self._db.transact(work):
-      self._known.add(facts)
+    self._insert(work, facts, withdrawal)
+
+  def _insert(self, work: Callable[[sa.Connection], bool], facts: Sequence[Fact], withdrawal: Withdrawal | None):
+    """Runs a transaction that inserts facts, and knows them from then on if all were new."""
+    generation = self._known.generation
+    are_new = self._db.transact(work)
+    if withdrawal:
+      self._known.clear()
+    elif are_new:
+      self._known.add(facts, generation)
 
   def reopen(self, task: Task, kind: str, key: str, number: int):
     """Makes a task that is done ready again, as `task` misses what it made. Its facts stay; it makes the same again.
@@ -228,20 +229,37 @@ class Registry:
     """
     self._db.change(schema.REOPEN, _claimed(task) | {'kind_': kind, 'key_': key, 'number_': number})
 
-  def put(self, facts: Sequence[Fact]):
+  def put(self, facts: Sequence[Fact], withdrawal: Withdrawal | None = None):
     """Inserts facts without a task, or raises Conflict and inserts none where others exist under these names."""
-    if self._db.transact(lambda connection: self._insert_facts(connection, facts)):
-      self._known.add(facts)
+    self._insert(lambda connection: self._replace(connection, facts, withdrawal), facts, withdrawal)
 
-  def _insert_facts(self, connection: sa.Connection, facts: Sequence[Fact]) -> bool:
-    """Inserts facts, or raises Conflict; returns whether all were new. The database answers once."""
-    in_order = sorted(facts, key=lambda fact: fact[:3])  # or two that insert could wait for each other
-    if not in_order or connection.execute(self._new_fact, list(map(_row, in_order))).rowcount == len(in_order):
+  def _replace(self, connection: sa.Connection, facts: Sequence[Fact], withdrawal: Withdrawal | None) -> bool:
+    """Inserts facts after a withdrawal, if any; returns whether all were new."""
+    if withdrawal:
+      fact_rows.withdraw(connection, self._new_fact, withdrawal)
+    return fact_rows.insert(connection, self._new_fact, facts)
+
+  def revoke(self, withdrawal: Withdrawal, tasks: Iterable[NewTask] = ()) -> bool:
+    """Withdraws facts that nothing replaces yet, and opens the tasks that make them again, for any process.
+
+    Returns False, and changes nothing, where the first of the facts is no longer there.
+    """
+
+    def work(connection: sa.Connection) -> bool:
+      if not fact_rows.withdraw(connection, self._new_fact, withdrawal):
+        return False
+      for task in tasks:
+        connection.execute(schema.REMAKE, fact_rows.name(task))
       return True
-    for fact in in_order:
-      if (there := _content(connection, fact)) != (fact.uri, fact.sha256):
-        raise Conflict(f'{fact} cannot replace the fact that is there: {there}')
-    return False
+
+    is_done = self._db.transact(work)
+    self._known.clear()
+    return is_done
+
+  def times_withdrawn(self, fact: Fact) -> int:
+    """Counts how often a fact of this name was withdrawn."""
+    found = self.facts(WITHDRAWN, number=fact.number)
+    return sum(mark.key.rpartition(' ')[0] == f'{fact.kind} {fact.key}' for mark in found)
 
   def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
     """Deletes facts and makes tasks ready that were done, once; all running tasks are lost to their owners.
@@ -250,12 +268,12 @@ class Registry:
     """
 
     def work(connection: sa.Connection) -> bool:
-      if not connection.execute(self._new_fact, _row(mark)).rowcount:
+      if not connection.execute(self._new_fact, fact_rows.to_row(mark)).rowcount:
         return False
       for fact in facts:
-        connection.execute(schema.WITHDRAW, _name(fact))
+        connection.execute(schema.WITHDRAW, fact_rows.name(fact))
       for task in tasks:
-        connection.execute(schema.RENEW, _name(task))
+        connection.execute(schema.RENEW, fact_rows.name(task))
       connection.execute(schema.DISOWN)
       return True
 
@@ -273,6 +291,7 @@ class Registry:
       known, keys = self._known.find(kind, keys, number)
       if not keys:
         return sorted(known, key=lambda fact: fact.key)
+    generation = self._known.generation
     query, parameters = sa.select(*schema.FACT).where(FACTS.c.kind == kind), {}
     if keys is not None:
       query, parameters = query.where(Among(FACTS.c.key, schema.KEYS)), {'keys': json.dumps(list(keys))}
@@ -282,27 +301,29 @@ class Registry:
       query = query.where(FACTS.c.number >= at_least)
     if at_most is not None:
       query = query.where(FACTS.c.number <= at_most)
-    found = [_fact(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
+    found = [fact_rows.from_row(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
     if is_named:
-      self._known.add(found)
+      self._known.add(found, generation)
       found = sorted(known + found, key=lambda fact: fact.key)
     return found
 
-  def newest(self, kind: str, below: int | None = None) -> dict[str, int]:
-    """Returns the highest number of the facts of a kind, by key; maybe only of numbers below one."""
+  def newest(self, kind: str, below: int | None = None, keys: Sequence[str] | None = None) -> dict[str, int]:
+    """Returns the highest number of the facts of a kind, by key; maybe only of numbers below one, or of these keys."""
     query = sa.select(FACTS.c.key, sa.func.max(FACTS.c.number).label('number')).where(FACTS.c.kind == kind)
     query = query if below is None else query.where(FACTS.c.number < below)
-    return {row['key']: row['number'] for row in self._db.rows(query.group_by(FACTS.c.key))}
+    query = query if keys is None else query.where(Among(FACTS.c.key, schema.KEYS))
+    parameters = None if keys is None else {'keys': json.dumps(list(keys))}
+    return {row['key']: row['number'] for row in self._db.rows(query.group_by(FACTS.c.key), parameters)}
 
   def unscheduled(self, limit: int = 100) -> list[Fact]:
     """Returns facts whose consequences may not be there as tasks yet, the lowest numbers first."""
     query = sa.select(*schema.FACT).where(schema.UNSCHEDULED).order_by(FACTS.c.number).limit(limit)
-    return [_fact(row) for row in self._db.rows(query)]
+    return [fact_rows.from_row(row) for row in self._db.rows(query)]
 
   def mark_scheduled(self, facts: Sequence[Fact]):
     """Notes that the facts have had their consequences."""
     if facts:
-      self._db.change(schema.MARK, [_name(fact) for fact in facts])
+      self._db.change(schema.MARK, [fact_rows.name(fact) for fact in facts])
 
   def counts(self) -> dict[str, dict[str, int]]:
     """Counts the tasks of each kind in each state."""
@@ -318,7 +339,8 @@ class Registry:
 
   def is_idle(self) -> bool:
     """Returns whether, at one moment, all tasks are done and every fact has had its consequences."""
-    [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled')))
+    [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled'), schema.COUNT_WITHDRAWN))
+    self._note_withdrawn(row['withdrawn'])
     return not row['unsettled']
 
   def is_done(self, kind: str, key: str, number: int) -> bool:
@@ -358,7 +380,7 @@ class Registry:
 
   def beat(self, name: str, role: str, about: dict):
     """Records a sign of life of the role of that name."""
-    row = {'name': name, 'role': role, 'about': _json(about)}
+    row = {'name': name, 'role': role, 'about': fact_rows.to_json(about)}
     insert = self._db.insert(ROLES).values(seen=Now())
     news = {column: insert.excluded[column] for column in ('about', 'seen')}
     self._db.change(insert.on_conflict_do_update(index_elements=['name', 'role'], set_=news), row)
@@ -373,26 +395,8 @@ class Registry:
     return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query)]
 
 
-def _json(meta: dict) -> str:
-  return json.dumps(meta, sort_keys=True)
-
-
-def _row(fact: Fact) -> Row:
-  return fact._asdict() | {'meta': _json(fact.meta)}
-
-
-def _content(connection: sa.Connection, fact: Fact) -> tuple[str, str] | None:
-  """Returns the uri and the sha256 that the registry has under the fact's name."""
-  row = connection.execute(schema.CONTENT, _name(fact)).one_or_none()
-  return row and tuple(row)
-
-
 def _with_progress(row: Row) -> Row:
   return row | {'progress': row['progress'] and json.loads(row['progress'])}
-
-
-def _fact(row: Row) -> Fact:
-  return Fact(**row | {'meta': json.loads(row['meta'])})
 
 
 def _claimed(task: Task) -> Row:

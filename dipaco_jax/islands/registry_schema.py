@@ -141,15 +141,18 @@ READY: dict[str, Any] = {'state': 'ready', 'lease': 0.0, 'since': Now()}
 
 # How often the run has diverged, which whoever is at work wants to know as often as whether the task is still its own.
 DIVERGED = sa.select(sa.func.count()).where(FACTS.c.kind == 'diverged', FACTS.c.key == '').scalar_subquery()
-HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE).returning(DIVERGED.label('diverged'))
+_COUNTED = sa.select(sa.func.count()).where(FACTS.c.kind == 'withdrawn').scalar_subquery()
+COUNT_WITHDRAWN = _COUNTED.label('withdrawn')  # asked for as often: a process forgets the facts that it knows
+NEWS = DIVERGED.label('diverged'), COUNT_WITHDRAWN
+HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE).returning(*NEWS)
 PROGRESS = HEARTBEAT.values(progress=sa.bindparam('noted'))
 RELEASE = sa.update(TASKS).where(RUNNING).values(error=sa.bindparam('why'), **READY)
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
 COMPLETE = sa.update(TASKS).where(RUNNING).values(state='done', lease=None, progress=None, ended=Now())
-IS_RUNNING = sa.select(DIVERGED.label('diverged')).where(RUNNING).select_from(TASKS)
+IS_RUNNING = sa.select(*NEWS).where(RUNNING).select_from(TASKS)
 IS_DONE = sa.select(TASKS.c.id).where(OURS, TASKS.c.state == 'done')
 FACT = [FACTS.c[name] for name in 'kind key number uri sha256 meta'.split()]
-CONTENT = sa.select(FACTS.c.uri, FACTS.c.sha256).where(_named(FACTS))
+STORED = sa.select(*FACT).where(_named(FACTS))
 MARK = sa.update(FACTS).where(_named(FACTS)).values(scheduled=True)
 _OF_NUMBER = (TASKS.c.kind == sa.bindparam('kind_')) & (TASKS.c.number == sa.bindparam('number_'))
 # In this order, or two that wake the same tasks could wait for each other.
@@ -166,6 +169,9 @@ REOPEN = sa.update(TASKS).where(_named(TASKS), TASKS.c.state == 'done', _MISSES)
 
 WITHDRAW = sa.delete(FACTS).where(_named(FACTS))
 RENEW = sa.update(TASKS).where(_named(TASKS)).values(progress=None, fence=TASKS.c.fence + 1, **READY)
+_GIVEN = (FACTS.c[name] == sa.bindparam(f'{name}_') for name in ('uri', 'sha256'))
+REVOKE = WITHDRAW.where(*_GIVEN)
+REMAKE = RENEW.values(holder='')  # its holder may have made what nobody can read
 DISOWN = sa.update(TASKS).where(TASKS.c.state == 'running').values(fence=TASKS.c.fence + 1, **READY)
 
 # One statement each: between two, a task could be completed, and its facts be seen in neither.
@@ -219,9 +225,4 @@ def claim(kinds: tuple[str, ...], keyed: bool, is_held: bool) -> sa.Executable:
   taken = first.with_for_update(of=TASKS, skip_locked=True).scalar_subquery()
   values = dict(state='running', lease=LEASE, owner=sa.bindparam('claimant'), claimed=Now())
   counts = dict(fence=TASKS.c.fence + 1, attempts=TASKS.c.attempts + 1)
-  return (
-    sa.update(TASKS)
-    .where(TASKS.c.id == taken)
-    .values(**values, **counts)
-    .returning(*CLAIMED, DIVERGED.label('diverged'))
-  )
+  return sa.update(TASKS).where(TASKS.c.id == taken).values(**values, **counts).returning(*CLAIMED, *NEWS)

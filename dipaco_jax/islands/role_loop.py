@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
 from dipaco_jax.core.errors import Diverged, Unavailable
-from dipaco_jax.islands import schedule, screening_facts
+from dipaco_jax.islands import schedule, screening_facts, withdrawals
 from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.database_errors import Unusable
 from dipaco_jax.islands.island import Gone, Island, Later, maker
@@ -107,7 +107,7 @@ class Role:
     """Commits a task's facts, and schedules what they make possible."""
     with self.failing(lease):
       facts = self.costs.note(publish())
-      self.island.registry.complete(lease.task, facts)
+      facts = withdrawals.complete(self.island, lease.task, facts)
       self.costs.settle()
       self.claims.drop(lease)
       schedule.schedule(self.island, facts)

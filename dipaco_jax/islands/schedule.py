@@ -36,14 +36,11 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands import lineage, pieces
-from dipaco_jax.islands.island import OUTER, Island
-from dipaco_jax.islands.module_weights import SINCE
+from dipaco_jax.islands import lineage, pieces, withdrawals
+from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
-
-CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 
 def checkpoint_fact(
@@ -88,7 +85,7 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
         if not active[island.paths_through(fact.key)].any()
       ]
   if carried:
-    island.registry.put(carried)
+    withdrawals.put(island, carried)
 
 
 def _makes_possible(island: Island, module: Fact) -> bool:

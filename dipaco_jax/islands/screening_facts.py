@@ -28,6 +28,7 @@ import numpy as np
 from dipaco_jax.core import inner, screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import pieces
+from dipaco_jax.islands.guard import objects_of
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import RESUMED, Conflict, Fact, NewTask, Registry
 
@@ -222,7 +223,7 @@ def to_withdraw(island: Island, ended: Fact) -> list[str]:
   paths = {*ended.meta['left_out'], *(fact.key for fact in island.registry.facts('excluded', number=phase))}
 
   def is_free(path: str) -> bool:
-    counted = {level for fact in pieces.earlier_facts(island, phase, [path]) for level in fact.meta['objects']}
+    counted = {level for fact in pieces.earlier_facts(island, phase, [path]) for level in objects_of(fact)}
     modules = [module for level, module in island.shared_modules(int(path)).items() if level not in counted]
     return not made.keys() >= {*modules} and all(path in made[module] for module in modules if module in made)
 

@@ -13,11 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands import path_state, screening_facts, withdrawals
+from dipaco_jax.islands.guard import Gone, guarding
 from dipaco_jax.islands.held_states import HeldStates
-from dipaco_jax.islands.island import STATES, Gone, Island
+from dipaco_jax.islands.island import STATES, Island
 from dipaco_jax.islands.path_state import Arrays
-from dipaco_jax.islands.registry import Conflict, Fact
+from dipaco_jax.islands.registry import Fact
 from dipaco_jax.storage import retry, tensors
 
 STATE = 'state'  # kind of the facts
@@ -56,7 +57,8 @@ def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] 
 
   Calls `wait` before each part, and stops at the end of the run.
   """
-  if island.registry.facts(STATE, [made.key], made.number):
+  standing = island.registry.facts(STATE, [made.key], made.number)
+  if any(fact.meta.get('checkpoint') == made.sha256 for fact in standing):
     return
   screening_facts.heed(island)  # or the checkpoint may have been withdrawn
   objects = []
@@ -69,10 +71,7 @@ def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] 
   digest = hashlib.sha256(json.dumps(objects).encode()).hexdigest()
   about = {'worker': island.name, 'checkpoint': made.sha256, 'objects': objects}
   fact = Fact(STATE, made.key, made.number, '', digest, about)
-  try:
-    island.registry.put([fact])
-  except Conflict as e:
-    logging.warning('path %s: another has published another state: %s', made.key, e)
+  withdrawals.put(island, [fact])
   island.registry.mark_scheduled([fact])  # nothing follows from it
 
 
@@ -91,14 +90,17 @@ def whole(parts: Sequence[Arrays]) -> Arrays:
 
 
 def read(island: Island, made: Fact) -> Arrays | None:
-  """Returns the state after the phase of this checkpoint, None where none is published, or it is damaged."""
+  """Returns the state after the phase of this checkpoint, None where none is published that can be read."""
   for fact in island.registry.facts(STATE, [made.key], made.number):
     objects = fact.meta.get('objects', [[fact.uri, fact.sha256]] if fact.uri else [])
-    if objects and fact.meta['checkpoint'] == made.sha256:
+    if objects and fact.meta.get('checkpoint') == made.sha256:
       try:
-        return whole([island.read_object(*each) for each in objects])
-      except Gone as e:  # no task makes it again
-        logging.warning('%s', e)
+        with guarding(f'the state of path {made.key} after phase {made.number + 1}'):
+          state = whole([island.read_object(*each) for each in objects])
+          path_state.check_carried(state, island.shapes, island.inner_shapes)
+          return state
+      except Gone as e:
+        withdrawals.withdraw(island, fact, e)
   return None
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from dipaco_jax.core import dense_control, printable, settings
 from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.islands.fact_rows import WITHDRAWN
 from dipaco_jax.training.display import columns, duration
 
 EXCLUDED, SHOWN = 'excluded: ', 5
@@ -51,11 +52,15 @@ def time_left(registry: registry_lib.Registry, s: settings.Settings) -> list[str
 
 
 def failures(registry: registry_lib.Registry) -> list[str]:
-  """Says which paths took no part in outer steps, the last of them, and why the run has diverged."""
+  """Says which paths took no part in outer steps, which facts were withdrawn, and why the run has diverged."""
   found = [
     f'{EXCLUDED}phase {f.number + 1}, step {f.meta["step"]}: path {f.key}, trained by {f.meta["worker"]}, '
     f'took no part: {f.meta["why"]}'
     for f in registry.facts('excluded')[-SHOWN:]
+  ]
+  found += [
+    f'{WITHDRAWN} {fact.key.rpartition(" ")[0]} {fact.number}, by {fact.meta["by"]}: {fact.meta["why"]}'
+    for fact in registry.facts(WITHDRAWN)[-SHOWN:]
   ]
   ended, resumed = registry.facts('diverged', ['']), registry.facts('diverged', [registry_lib.RESUMED])
   return found + [fact.meta['why'] for fact in ended[len(resumed) :]]

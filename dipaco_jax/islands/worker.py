@@ -6,6 +6,7 @@ several hosts (`worker_hosts`): all of them train, and the first does the rest.
 
 import contextlib
 import functools
+import hashlib
 import logging
 import time
 from collections.abc import Iterator
@@ -26,9 +27,10 @@ from dipaco_jax.islands import (
   screening_facts,
   shared_stages,
 )
+from dipaco_jax.islands.guard import Gone, Later, objects_of
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.inner_phase import Start
-from dipaco_jax.islands.island import Gone, Island, Later
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import INNER, Arrays, PathState
@@ -39,7 +41,7 @@ from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.state_facts import Line
 from dipaco_jax.islands.worker_hosts import Hosts
-from dipaco_jax.storage import time_use
+from dipaco_jax.storage import tensors, time_use
 
 TRAIN = ('train', 'piece')
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
@@ -184,7 +186,11 @@ class Worker:
           state, own_modules = own_levels.take_step(island, path, part.phase, state, None)
         is_other, state = self.hold_replayed(island, path, part, trained.sent, own_modules, state)
         differing |= {part.phase} if is_other else set()
-        beginning = go_on(island, path, parts[i + 1 :], path_exchange.after(island, part, state))
+        try:
+          beginning = go_on(island, path, parts[i + 1 :], path_exchange.after(island, part, state))
+        except Gone:
+          send_again(island, path, part, trained.sent)
+          raise
     del lease.about['replay']
     seconds, phases = time.monotonic() - began, sorted({part.phase for part in parts[:-1]})
     return beginning, {'replay': {'phases': phases, 'seconds': seconds, 'differing': sorted(differing)}}
@@ -285,6 +291,19 @@ def go_on(island: Island, path: int, parts: tuple[Part, ...], state: PathState) 
   return Beginning(parts, pieces.piece(island, first).begin, state, fresh)
 
 
+def send_again(island: Island, path: int, part: Part, sent: dict[str, Sent]):
+  """Writes what a replayed piece has sent where it is lost: the version that follows has to be made from it again.
+
+  Otherwise the piece would be a task again, which begins with a state that the replay has left behind.
+  """
+  kind, number = pieces.fact_name(island, part)
+  for made in island.registry.facts(kind, [str(path)], number):
+    for level, (name, sha256) in objects_of(made).items():
+      data = tensors.to_bytes(sent[level].arrays) if level in sent else b''
+      if hashlib.sha256(data).hexdigest() == sha256 and not island.storage.exists(name):
+        island.storage.write(name, data, sha256)
+
+
 def write_objects(
   island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState, is_first: bool = False
 ) -> dict[str, list[str]]:  # fmt: skip
@@ -297,7 +316,7 @@ def write_objects(
   shared = {level: message for level, message in sent.items() if level not in island.own}
   objects = {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in shared.items()}
   there = [] if is_first else island.registry.facts(kind, [str(path)], number)
-  if any(INNER in made.meta['objects'] for made in there):  # by an earlier version of this program
+  if any(INNER in objects_of(made) for made in there):  # by an earlier version of this program
     objects[INNER] = island.write_object(f'{prefix}-{INNER}', path_exchange.carried(island, part.phase, state))
   return objects
 

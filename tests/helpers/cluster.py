@@ -13,11 +13,12 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import quick_xla
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import claims, island, module_weights, monitor, registry, role_loop, roles
+from dipaco_jax.islands import claims, inner_phase, island, module_weights, monitor, registry, role_loop, roles
 from dipaco_jax.storage import backends, files, object_store
 from dipaco_jax.training import compilation_cache, stopping
 
@@ -51,7 +52,10 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   try:
     with stopping.listening():
       compilation_cache.keep()
-      role, is_backup = name.split('-')[0].replace('backup', 'worker'), name.startswith('backup')
+      kind, is_backup = name.split('-')[0], name.startswith('backup')
+      role = 'worker' if kind in ('backup', 'foreign') else kind
+      if kind == 'foreign':
+        inner_phase.run = computing_otherwise(inner_phase.run)
       roles.run_role(role, settings, place, url, name, '', more.lease_s, is_backup)
   except BaseException:
     traceback.print_exc()
@@ -66,6 +70,17 @@ def failing_at_times(real, failing: float):
     return real(*args)
 
   return call
+
+
+def computing_otherwise(run):
+  """The inner steps of a machine that rounds otherwise."""
+
+  def other(*args):
+    found = run(*args)
+    params = {name: x * np.float32(1 + 2**-20) for name, x in found.state.params.items()}
+    return found._replace(state=found.state._replace(params=params))
+
+  return other
 
 
 class Cluster:

@@ -141,14 +141,14 @@ def named(row) -> str:
   return f'{row.kind} {row.key} {row.number}'
 
 
-def first(rows, *rest) -> str:
+def first(rows, **_) -> str:
   rows = list(rows)
   return f'{len(rows)} from {named(rows[0])}' if rows else 'nothing'
 
 
 CALLS = (
   (object_store.Storage, 'write', lambda name, data, sha256='': name),
-  (registry.Registry, 'complete', lambda task, facts: named(task)),
+  (registry.Registry, 'complete', lambda task, facts, **_: named(task)),
   (registry.Registry, 'put', first),
   (registry.Registry, 'reopen', lambda task, kind, key, number: f'{kind} {key} {number}'),
   (registry.Registry, 'add_tasks', lambda tasks: 'tasks'),

@@ -154,7 +154,7 @@ def test_within_a_phase_it_goes_on_from_the_same_beginning_alone(made, tmp_path)
   assert told(scene.find(held)) == ((7, 8), {}, True) and scene.find(held).within is None
 
 
-def test_states_of_paths_that_moved_on_are_forgotten(made, tmp_path):
+def test_states_of_paths_that_moved_on_since_they_are_held_are_forgotten(made, tmp_path):
   of = with_settings(made, train=dict(phases=9, schedule=((0, (1, 2, 3)), (4, (2, 3)), (6, (1, 2, 3)))))
   held = HeldStates(tmp_path / 'held', 'us')
   about = {1: ('us', 6), 2: ('others', 4), 3: ('others', 3)}  # by path: who trained it last, in which phase
@@ -163,6 +163,11 @@ def test_states_of_paths_that_moved_on_are_forgotten(made, tmp_path):
     held.put(Key(path, 3, digest(3)), state(path))
   held.put_within(Key(2, 4, digest(4), 5), state(2))
   held.put_within(Key(3, 4, digest(4), 5), state(3))
+  everything = {(key.path, key.phase, key.step) for key in held.names()}
+  lineage.forget_moved(of, held)
+  assert {(key.path, key.phase, key.step) for key in held.names()} == everything, 'they may be from a replay'
+  others = {1: 'us', 2: 'others', 3: 'us'}
+  of.registry.put([Fact('checkpoint', str(p), 7, '', '', {'holder': name}) for p, name in others.items()])
   lineage.forget_moved(of, held)
   assert {(key.path, key.phase, key.step) for key in held.names()} == {(1, 3, None), (3, 3, None), (3, 4, 5)}
 

@@ -10,7 +10,7 @@ import numpy as np
 import protocol_test as protocol
 import pytest
 import slow
-from digest_tasks import digest
+from digest_tasks import digest, read_module
 
 from dipaco_jax.islands import island, schedule, screening_facts
 from dipaco_jax.islands.registry import Fact
@@ -52,7 +52,7 @@ def outer(of: island.Island, task) -> list[Fact]:
   screening_facts.heed(of)
   [before] = of.registry.facts('module', [task.key], phase)
   if counted:
-    new = digest(*of.read_module(before), *(of.read_object(*fact.meta['objects'][level]) for fact in counted))
+    new = digest(*read_module(of, before), *(of.read_object(*fact.meta['objects'][level]) for fact in counted))
     made_now = digest_tasks.module_fact(of, task, new, {'left_out': left_out})
   else:
     made_now = before._replace(number=task.number, meta=before.meta | {'left_out': left_out})

@@ -15,6 +15,7 @@ import shutil
 import threading
 import types
 
+import digest_tasks
 import pytest
 import slow
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from digest_tasks import PERFORM, held_by, publish_states
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import claims, island, monitor, registry, role_loop, schedule
+from dipaco_jax.islands import claims, island, messages, monitor, path_state, registry, role_loop, schedule, withdrawals
 from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.islands.registry_schema import TASKS
 from dipaco_jax.islands.screening_facts import heed, resume
@@ -141,8 +142,7 @@ def serve(of: island.Island, kinds):
     try:
       publish_states(of)
       if facts := PERFORM[task.kind](of, task):
-        of.registry.complete(task, facts)
-        schedule.schedule(of, facts)
+        schedule.schedule(of, withdrawals.complete(of, task, facts))
     except registry.Lost:
       pass
     except island.Later as e:
@@ -242,6 +242,15 @@ class World:
     shutil.rmtree(self.place / 'held' / self.draw.choice(['worker-0', 'worker-1']), ignore_errors=True)
     self.counts['disk lost'] += 1
 
+  def restored(self, objects: pathlib.Path):
+    """The store, to a copy that was made earlier; with new disks of the workers."""
+    for process in [process for process in self.processes if process.name.startswith('worker')]:
+      process.kill()
+      self.replace(process)
+    shutil.rmtree(self.place / 'held', ignore_errors=True)
+    shutil.rmtree(self.place / island.OBJECTS)
+    shutil.copytree(objects, self.place / island.OBJECTS)
+
   def end(self):
     """All go on to their ends, the stopped too; the monitor comes once more."""
     for process in self.processes:
@@ -277,6 +286,43 @@ def play(place: pathlib.Path, name: str, seed: int, faults: bool) -> tuple[str, 
 def quickly(monkeypatch):
   """No machine dies here."""
   monkeypatch.setattr(os, 'fsync', lambda handle: None)
+  for module, name in ((path_state, 'check_carried'), (messages, 'check_shapes')):
+    monkeypatch.setattr(module, name, lambda *_: None)  # digests are not shaped as arrays of models are
+
+
+@pytest.mark.slow  # quickly: lineage_test.py, of states that are kept
+def test_a_store_that_is_restored_to_an_earlier_moment_ends_with_the_same_digest(tmp_path):
+  expected, _ = play(tmp_path / 'undisturbed', 'seldom published', 0, faults=False)
+  world, copy = World(tmp_path / 'run', 'seldom published', random.Random(1)), tmp_path / 'copy'
+
+  def play_until(phase: int):
+    while min(world.facts.newest('checkpoint').values(), default=-1) < phase:
+      world.give_a_turn()
+
+  play_until(1)
+  shutil.copytree(world.place / island.OBJECTS, copy)
+  play_until(4)
+  world.restored(copy)
+  assert world.to_the_end(faults=False).sha256 == expected
+  world.end()
+  world.facts.close()
+  world.run.metrics.close()
+
+
+@pytest.mark.slow  # quickly: withdrawals_test.py
+@pytest.mark.parametrize('seed', range(3))
+@pytest.mark.parametrize('name', ['all paths', 'seldom published'])
+def test_workers_that_compute_otherwise_agree_on_one_result(name, seed, tmp_path, monkeypatch):
+  monkeypatch.setattr(digest_tasks, 'OTHERWISE', {'worker-0'})
+  monkeypatch.setitem(FAULTS, 'damaged', 0.05)
+  world = World(tmp_path, name, random.Random(seed))
+  finished = world.to_the_end(faults=True)
+  world.end()
+  again = digest_tasks.finish(world.island('again', lambda: None), None)
+  assert again[0].sha256 == finished.sha256 or world.counts['damaged']
+  print(f'{dict(world.counts)}, withdrawn: {[fact.key for fact in world.facts.facts("withdrawn")]}')
+  world.facts.close()
+  world.run.metrics.close()
 
 
 # What is hard about the slow ones is in `drawn apart, rounds` too.

@@ -1,0 +1,59 @@
+"""What an island reads from others: errors, and the one guard inside which anything from outside is parsed [3].
+
+An object may be missing, or not be what was published (Gone); or it is what was published, and yet no module, no
+contribution, no state (Malformed). No other error reaches a role, whatever an object or its fact contains.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from dipaco_jax.core import printable
+from dipaco_jax.islands.registry import Fact
+from dipaco_jax.storage import object_store, retry
+
+
+class Later(OSError):
+  """A task cannot be done yet, through no fault of this process; it should be tried again."""
+
+
+class Gone(Later):
+  """An object or a directory in storage is missing or corrupt; `name` says which."""
+
+  def __init__(self, name: str, words: str):
+    super().__init__(words)
+    self.name = name
+
+
+class Malformed(Gone):
+  """An object has the bytes that were published, but they are not what they should be."""
+
+
+@contextlib.contextmanager
+def raising_gone(name: str) -> Iterator[None]:
+  """Raises Gone where storage misses an object or a directory, or finds it corrupt."""
+  try:
+    yield
+  except (object_store.Missing, object_store.Corrupt) as e:
+    raise Gone(name, str(e)) from e
+
+
+@contextlib.contextmanager
+def guarding(name: str) -> Iterator[None]:
+  """Raises Malformed where what another process has published cannot be parsed; errors of storage pass."""
+  try:
+    yield
+  except (OSError, MemoryError):
+    raise
+  except Exception as e:  # each format has errors of its own
+    raise Malformed(name, printable.text(f'{name} is malformed: {retry.first_line(e)}')) from e
+
+
+def objects_of(made: Fact) -> dict[str, list[str]]:
+  """Returns the objects that a checkpoint or piece names, [name, sha256] by level; leaves out what is malformed."""
+  named = made.meta.get('objects')
+
+  def is_name(found: Any) -> bool:
+    return isinstance(found, list) and len(found) == 2 and all(isinstance(x, str) for x in found)
+
+  return {level: found for level, found in named.items() if is_name(found)} if isinstance(named, dict) else {}

@@ -1,0 +1,164 @@
+"""Facts that nobody can read any more are withdrawn here, and nowhere else [3].
+
+What is published first stands. A task may be done again, because an object that it made is lost, by a machine that
+computes other bits. Then there are two cases:
+
+    what stands can be read       the new result is dropped, and the task is done
+    an object of it is missing    it is replaced, in one transaction, by what was made again
+    or malformed
+
+A contribution that is malformed is withdrawn as soon as an executor reads it, and its task is opened again, for any
+worker; after MOST attempts the path is left out instead. A path's state that cannot be read is withdrawn too: nothing
+replaces it, and the path is replayed from an earlier one.
+
+What depends on a fact is withdrawn with it: the state and the exclusion of a checkpoint; later versions of a module
+that name the same object get the new one. Other facts that followed stay, as they can be read by themselves. Of
+compressed modules, a version that differs from a replaced one counts as lost (island.read_difference), and is replaced
+in turn.
+
+Each withdrawal is a fact (registry.py), which inserts and deletes in one transaction: all processes see either what was
+there before or what replaces it, and forget what they know when they next hear of their task. A process that has not
+heard of it yet may read or publish what follows from the old fact; that is a fact like all others.
+"""
+
+import dataclasses
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from dipaco_jax.islands import fact_rows, pieces
+from dipaco_jax.islands.fact_rows import Conflict, Fact, Withdrawal
+from dipaco_jax.islands.guard import Gone, objects_of
+from dipaco_jax.islands.island import CARRIED, Island
+from dipaco_jax.islands.module_weights import WHOLE, ModuleWeights
+from dipaco_jax.islands.registry import NewTask, Task
+
+MOST = 3  # withdrawals of a malformed contribution, after which its path is left out
+
+
+def complete(island: Island, task: Task, facts: Sequence[Fact]) -> Sequence[Fact]:
+  """Completes a task, whose facts may be there otherwise; returns those that stand. Raises registry.Lost."""
+  return _settle(island, facts, functools.partial(island.registry.complete, task))
+
+
+def put(island: Island, facts: Sequence[Fact]):
+  """Inserts facts, each of which may be there otherwise: then it replaces what is there if nobody can read that."""
+  try:
+    island.registry.put(facts)
+  except Conflict:
+    for fact in facts:
+      _settle(island, [fact], island.registry.put)
+
+
+def _settle(island: Island, facts: Sequence[Fact], insert: Callable[..., None]) -> Sequence[Fact]:
+  wanted, withdrawal = facts, None
+  while True:  # each time, another process has changed what stands
+    try:
+      insert(wanted, **({'withdrawal': withdrawal} if withdrawal else {}))
+      return wanted
+    except Conflict as e:
+      standing, withdrawal = e.standing, None
+    why = why_unreadable(island, facts[0], standing)
+    if not why:
+      logging.warning(
+        '%s was published before, with other bits, and stays: what was made here is dropped', _words(facts)
+      )
+      wanted = standing
+      continue
+    pairs = ((fact, new) for fact in standing for new in facts if new[:3] == fact[:3])
+    replaced = [(fact, new) for fact, new in pairs if not fact_rows.is_same(fact, new)]
+    followers = [pair for old, new in replaced for pair in _followers(island, old, new)]
+    dependents = [found for fact, _ in replaced for found in _dependents(island, fact)]
+    old = [fact for fact, _ in [*replaced, *followers]]
+    withdrawal = Withdrawal(_once([*old, *dependents]), why, island.name)
+    wanted = [*facts, *(new for _, new in followers)]
+    logging.warning('%s is replaced by what was made again here, with other bits: %s', _words(standing), why)
+
+
+def replace(island: Island, old: Fact, new: Fact):
+  """Replaces a fact by another of its name, unless the object that it names is there."""
+  try:
+    island.read_object(old.uri, old.sha256)
+  except Gone as e:
+    followers = _followers(island, old, new)
+    withdrawal = Withdrawal([old, *(before for before, _ in followers)], str(e), island.name)
+    island.registry.put([new, *(after for _, after in followers)], withdrawal)
+
+
+def withdraw(island: Island, fact: Fact, why: Gone):
+  """Withdraws a fact that cannot be read, and that no task makes again."""
+  if island.registry.revoke(Withdrawal([fact], str(why), island.name)):
+    logging.warning('%s is withdrawn: %s', _words([fact]), why)
+
+
+def train_again(island: Island, made: Fact, why: Gone) -> bool:
+  """Withdraws what a path has sent, and opens its task again; returns False where that was done MOST times."""
+  if island.registry.times_withdrawn(made) >= MOST:
+    return False
+  kind = pieces.TRAIN if made.kind == pieces.CHECKPOINT else made.kind
+  withdrawal = Withdrawal([made, *_dependents(island, made)], str(why), island.name)
+  if island.registry.revoke(withdrawal, [NewTask(kind, made.key, made.number)]):
+    words = '%s by %s is withdrawn, and trained again: %s'
+    logging.warning(words, _words([made]), made.meta.get('worker', 'an unnamed worker'), why)
+  return True
+
+
+def why_unreadable(island: Island, first: Fact, standing: Sequence[Fact]) -> str:
+  """Says why facts of a task cannot stand: the first of them was withdrawn, or one cannot be read; '' if they can."""
+  if first[:3] not in [fact[:3] for fact in standing]:
+    return f'{_words([first])} was withdrawn'
+  try:
+    for fact in standing:
+      _read(island, fact)
+  except Gone as e:
+    return str(e)
+  return ''
+
+
+def _read(island: Island, fact: Fact):
+  """Reads all that a fact names, as its readers do. Raises island.Gone."""
+  if fact.kind in (pieces.CHECKPOINT, pieces.PIECE):
+    for name in objects_of(fact).keys() - {level.name for level in island.layout.levels}:
+      island.read_object(*objects_of(fact)[name])  # of an earlier version of this program
+    for level in island.layout.levels if 'excluded' not in fact.meta else ():
+      if level.name in pieces.piece(island, pieces.part_of(island, fact)).sent and level.name not in island.own:
+        island.read_contribution(fact, level)
+  elif fact.kind == 'module' and (fact.key.partition('/')[0] not in island.own or island.has_own_objects(fact.number)):
+    dataclasses.replace(island, weights=ModuleWeights()).read_module(fact)  # nothing that is in memory
+    if WHOLE in fact.meta:
+      island.read_whole(fact.key, *fact.meta[WHOLE])
+  elif fact.kind == 'state':
+    [made] = island.registry.facts(pieces.CHECKPOINT, [fact.key], fact.number) or [None]
+    if not made or made.sha256 != fact.meta.get('checkpoint'):
+      raise Gone(fact.key, 'its checkpoint was withdrawn')
+    for each in fact.meta['objects']:
+      island.read_object(*each)
+
+
+def _followers(island: Island, old: Fact, new: Fact) -> list[tuple[Fact, Fact]]:
+  """Returns later versions of a module that have the same object, as no path took part, and what replaces them."""
+  if old.kind != 'module':
+    return []
+  later = island.registry.facts('module', [old.key], at_least=old.number + 1)
+  about = {name: new.meta[name] for name in CARRIED if name in new.meta}
+  same = itertools.takewhile(lambda fact: fact.uri == old.uri, later)
+  return [(fact, new._replace(number=fact.number, meta=fact.meta | about)) for fact in same]
+
+
+def _dependents(island: Island, fact: Fact) -> list[Fact]:
+  """Returns what is withdrawn with a checkpoint or piece: the state after it, and the exclusion by its worker."""
+  if fact.kind not in (pieces.CHECKPOINT, pieces.PIECE):
+    return []
+  phase = pieces.phase_of(island, fact.kind, fact.number)
+  states = island.registry.facts('state', [fact.key], phase) if fact.kind == pieces.CHECKPOINT else []
+  excluded = island.registry.facts('excluded', [fact.key], phase) if 'excluded' in fact.meta else []
+  return states + [found for found in excluded if 'executor' not in found.meta]
+
+
+def _once(facts: Iterable[Fact]) -> list[Fact]:
+  return list({fact[:3]: fact for fact in facts}.values())
+
+
+def _words(facts: Sequence[Fact]) -> str:
+  return f'{facts[0].kind} {facts[0].key} {facts[0].number}'
