@@ -29,7 +29,8 @@ def test_a_state_without_a_finite_loss_is_kept_within_a_phase(loss, made):
   assert found.best_loss is None and not found.best_version and {*found.weights} == {*weights(of, 1.0)}
 
 
-def test_a_replay_knows_the_losses_of_phases_that_it_leaves_out(made):
+def test_a_replay_knows_the_losses_of_phases_that_it_leaves_out(made, monkeypatch):
+  monkeypatch.setattr(path_exchange, 'version', lambda *_: {})  # of shared modules
   of = with_settings(made, levels=OWN, train=dict(phases=9))
   of.registry.put([own_levels.evaluation_fact(3, v, loss, 1.0) for v, loss in ((5, 0.5), (6, 2.0), (7, 1.0))])
   of.registry.put([screening_facts.exclusion(of, 3, t, 'bad', 'w') for t in (6, 7)])

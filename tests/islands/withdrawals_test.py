@@ -208,7 +208,14 @@ class Executor:
     return publish and publish()
 
 
-@pytest.mark.parametrize('kind', MALFORMED.split('|'))
+def test_whatever_a_contribution_is_it_is_malformed_or_can_be_added(made):
+  for kind in MALFORMED.split('|'):
+    with pytest.raises(Malformed, match='malformed'):
+      made.read_contribution(malformed(made, kind), made.layout.levels[LEVEL])
+  assert made.read_contribution(contribution(made, 1.0), made.layout.levels[LEVEL])
+
+
+@pytest.mark.parametrize('kind', ['random bytes', 'a level is missing'])
 def test_a_malformed_contribution_is_trained_again(kind, made, tmp_path, monkeypatch, caplog):
   scene = Executor(made, monkeypatch, tmp_path / 'sums')
   scene.train(malformed(made, kind))
@@ -234,29 +241,34 @@ def test_a_path_that_sends_nothing_else_is_left_out(made, tmp_path, monkeypatch)
   assert scene.perform()[0][:5] == fact[:5], 'who makes it again leaves out the same'
 
 
-@pytest.mark.parametrize('kind', ['weights', 'outer state', 'uri'])
-def test_a_malformed_module_counts_as_lost(kind, made):
+def test_a_malformed_module_counts_as_lost(made):
   bad = made.write_object('modules/1/high/0', {'x': np.ones(3, 'f')})
-  fact = module(made, 1, 1.0, outer=made.write_object('outer/1/high/0', {'x': np.ones(3, 'f')}))
-  if kind != 'outer state':
-    fact = fact._replace(uri=bad[0] if kind == 'weights' else 'elsewhere', sha256=bad[1], meta={})
-  with pytest.raises(Malformed) as told:
-    dataclasses.replace(made, weights=ModuleWeights()).read_module(fact)
-  assert island.maker(told.value.name, made) == ('outer', 'high/0', 1)
+  good = module(made, 1, 1.0)
+  for fact in (
+    good._replace(uri=bad[0], sha256=bad[1]),
+    good._replace(uri='elsewhere', sha256=bad[1]),
+    good._replace(meta={'outer': made.write_object('outer/1/high/0', {'x': np.ones(3, 'f')})}),
+    good._replace(meta={'outer': 'no name'}),
+  ):
+    with pytest.raises(Malformed) as told:
+      dataclasses.replace(made, weights=ModuleWeights()).read_module(fact)
+    assert island.maker(told.value.name, made) == ('outer', 'high/0', 1)
 
 
-@pytest.mark.parametrize('arrays', [{'x': np.ones(2, 'f')}, {f"['{INNER}'].count": np.zeros((), np.int32)}, None])
-def test_a_malformed_state_is_withdrawn_and_the_path_replayed_from_an_earlier_one(arrays, made, caplog):
+def test_a_state_that_cannot_be_read_is_withdrawn_and_may_be_published_again(made, caplog):
   fact = contribution(made, 1.0, path=3)
   made.registry.put([fact])
-  state_facts.publish(made, fact, arrays or {'x': np.ones(2, 'f')})
-  if arrays is None:
-    made.storage.delete(made.registry.facts('state')[0].meta['objects'][0][0])
-  assert lineage.read_state(made, HeldStates(), 3, 0) is None
-  assert withdrawn(made)[0][0] == 'state 3 1' and 'state 3 0 is withdrawn' in caplog.text
+  bad = {'x': np.ones(2, 'f')}, {f"['{INNER}'].count": np.zeros((), np.int32)}, None
+  for n, arrays in enumerate(bad, 1):
+    state_facts.publish(made, fact, arrays or bad[0])
+    if arrays is None:
+      made.storage.delete(made.registry.facts('state')[0].meta['objects'][0][0])
+    assert lineage.read_state(made, HeldStates(), 3, 0) is None
+    assert [key for key, _ in withdrawn(made)] == [f'state 3 {i}' for i in range(1, n + 1)]
+  assert 'state 3 0 is withdrawn' in caplog.text
   good = {f"['{INNER}']{at}": np.zeros(x.shape, x.dtype) for at, x in made.inner_shapes.items()}
   state_facts.publish(made, fact, good)
-  assert lineage.read_state(made, HeldStates(), 3, 0).keys() == good.keys(), 'another may publish it again'
+  assert lineage.read_state(made, HeldStates(), 3, 0).keys() == good.keys()
 
 
 def test_a_state_whose_checkpoint_was_withdrawn_is_not_asked_for(made):
