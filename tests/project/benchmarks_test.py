@@ -90,7 +90,8 @@ def test_accelerator(tmp_path):
 
 @pytest.mark.slow
 def test_bucket(monkeypatch):
-  changes = 'data.max_documents=120,pretrain.steps=4,train.phases=3,train.steps_per_phase=4,evaluate.every_phases=0'
+  changes = 'data.max_documents=120,pretrain.steps=4,train.phases=3,train.steps_per_phase=4,inner.warmup_steps=-1'
+  changes += ',evaluate.every_phases=0'
   with object_server.s3_server() as endpoint:
     for name, value in object_server.environment(endpoint).items():
       monkeypatch.setenv(name, value)

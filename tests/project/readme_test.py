@@ -80,7 +80,9 @@ def of_others(run: dict) -> float:
 def test_every_command_and_option_is_there():
   assert set(re.findall(r'-m dipaco_jax\.(\w+)', PAGES)) == set(COMMANDS)
   source = ''.join((ROOT / 'dipaco_jax' / f'{FILES.get(name, name)}.py').read_text() for name in COMMANDS)
-  source += ''.join((ROOT / file).read_text() for file in ('dipaco_jax/command_line/listener.py', 'dipaco_jax/command_line/command.py'))
+  source += ''.join(
+    (ROOT / file).read_text() for file in ('dipaco_jax/command_line/listener.py', 'dipaco_jax/command_line/command.py')
+  )
   text = ''.join(words for name, words in TEXT.items() if name not in FOREIGN)
   options = set(re.findall(r'(?<![\w-])--([a-z_]+)', text)) - {'help', 'config'}
   assert {'workdir', 'distributed', 'coordinator'} <= options
