@@ -39,9 +39,10 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
   if not ahead and (kinds := r['ratio_to_control_by_domain']):
     ahead = f'The paths are better on {"every" if len(kinds) > 1 else "the only"} kind of text'
   serving = 'A path and the dense control cost the same to serve, per token' if headline.budget(r) else ''
-  equal = 'To compare at equal training FLOPs, set --config.evaluate.control_budget=flops'
-  equal = equal if headline.budget(r) and not headline.is_of_equal_cost(r) else ''
-  details = [f'{words}.' for words in (headline.budget(r), serving, equal, ahead, _certainty(r)) if words]
+  other = ('steps', 'steps') if headline.is_of_equal_cost(r) else ('training FLOPs', 'flops')
+  other_budget = f'To compare at equal {other[0]}, set --config.evaluate.control_budget={other[1]}'
+  other_budget = other_budget if headline.budget(r) and r['paths'] > 1 else ''
+  details = [f'{words}.' for words in (headline.budget(r), serving, other_budget, ahead, _certainty(r)) if words]
   return [Card(figure, f'{against}: {ends}{"" if interval else ", as documents are too few"}.', details, True, kind)]
 
 
@@ -53,15 +54,18 @@ def _certainty(r: dict[str, Any]) -> str:
   kinds = sum(bool(n) for n in known.values())
   source = f' of {kinds} kinds of text' if kinds > 1 else ''
   return (
-    f'The interval covers only the choice of validation documents{source}: it is that of one training run with one '
-    'seed, and does not include the noise of training'
+    'Both models were scored on the same documents, and the interval is that of the ratio of their perplexities. It '
+    f'covers only the choice of validation documents{source}: it is that of one training run with one seed, and does '
+    'not include the noise of training'
   )
 
 
 def _at_what_cost(r: dict[str, Any]) -> str:
-  """Returns ', with 4 times the training FLOPs'; '' where the paths cost as much as the dense control, or unknown."""
-  if not r['paths_tokens'] or not r['control_tokens'] or headline.is_of_equal_cost(r):
+  """Returns ', with 4 times the training FLOPs', or ', at equal training FLOPs'; '' where that is not known."""
+  if not r['paths_tokens'] or not r['control_tokens']:
     return ''
+  if headline.is_of_equal_cost(r):
+    return ', at equal training FLOPs'
   return f', with {r["paths_tokens"] / r["control_tokens"]:.3g} times the training FLOPs'
 
 

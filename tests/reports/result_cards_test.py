@@ -57,9 +57,13 @@ def test_each_card_says_what_its_model_read_and_cost(report):
   assert 'Serving takes 2.07 M FLOPs a token.' in words(control)
 
 
-def test_a_control_of_the_same_cost_needs_no_advice(report):
+def test_each_verdict_says_how_to_get_the_other_one(report):
+  assert 'To compare at equal training FLOPs, set --config.evaluate.control_budget=flops.' in words(
+    result_cards.of_result(report)[0]
+  )
   found = result_cards.of_result(report | {'control_budget': 'flops', 'control_tokens': report['paths_tokens']})[0]
-  assert 'control_budget' not in words(found) and 'as many FLOPs as all paths' in words(found)
+  assert 'To compare at equal steps, set --config.evaluate.control_budget=steps.' in words(found)
+  assert 'at equal training FLOPs' in found.figure and 'as many FLOPs as all paths' in words(found)
 
 
 def test_a_run_of_an_earlier_version_has_its_cards_and_no_table(report):
