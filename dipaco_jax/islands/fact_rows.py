@@ -61,7 +61,7 @@ def withdraw(connection: sa.Connection, new_fact: sa.Executable, withdrawal: Wit
     if connection.execute(schema.REVOKE, given).rowcount:
       _note(connection, new_fact, fact, withdrawal)
     elif n == 0:
-      return False
+      return False  # another has withdrawn it
   return True
 
 

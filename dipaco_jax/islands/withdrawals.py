@@ -25,7 +25,7 @@ import dataclasses
 import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 from dipaco_jax.islands import fact_rows, pieces
 from dipaco_jax.islands.fact_rows import Conflict, Fact, Withdrawal
@@ -52,28 +52,37 @@ def put(island: Island, facts: Sequence[Fact]):
 
 
 def _settle(island: Island, facts: Sequence[Fact], insert: Callable[..., None]) -> Sequence[Fact]:
-  wanted, withdrawal = facts, None
-  while True:  # each time, another process has changed what stands
-    try:
-      insert(wanted, **({'withdrawal': withdrawal} if withdrawal else {}))
-      return wanted
-    except Conflict as e:
-      standing, withdrawal = e.standing, None
+  """Inserts facts, or what stands in their place, or both in turn while other processes change what stands."""
+  try:
+    insert(facts)
+    return facts
+  except Conflict as e:
+    standing = e.standing
+  while True:
     why = why_unreadable(island, facts[0], standing)
-    if not why:
-      logging.warning(
-        '%s was published before, with other bits, and stays: what was made here is dropped', _words(facts)
-      )
-      wanted = standing
+    wanted, withdrawal = standing, Withdrawal([], '', island.name)
+    if why:
+      wanted, withdrawal = _replacing(island, facts, standing, why)
+    try:
+      insert(wanted, withdrawal=withdrawal)
+    except Conflict as e:
+      standing = e.standing
       continue
-    pairs = ((fact, new) for fact in standing for new in facts if new[:3] == fact[:3])
-    replaced = [(fact, new) for fact, new in pairs if not fact_rows.is_same(fact, new)]
-    followers = [pair for old, new in replaced for pair in _followers(island, old, new)]
-    dependents = [found for fact, _ in replaced for found in _dependents(island, fact)]
-    old = [fact for fact, _ in [*replaced, *followers]]
-    withdrawal = Withdrawal(_once([*old, *dependents]), why, island.name)
-    wanted = [*facts, *(new for _, new in followers)]
-    logging.warning('%s is replaced by what was made again here, with other bits: %s', _words(standing), why)
+    outcome = f'is replaced by what was made again here: {why}' if why else 'stays: what was made again here is dropped'
+    logging.warning('%s was published before, with other bits, and %s', _words(facts), outcome)
+    return wanted
+
+
+def _replacing(
+  island: Island, facts: Sequence[Fact], standing: Sequence[Fact], why: str
+) -> tuple[list[Fact], Withdrawal]:  # fmt: skip
+  """Returns the facts to insert in place of those that stand, and the withdrawal of these."""
+  new = {fact[:3]: fact for fact in facts}
+  replaced = [fact for fact in standing if fact[:3] in new and not fact_rows.is_same(fact, new[fact[:3]])]
+  followers = [pair for old in replaced for pair in _followers(island, old, new[old[:3]])]
+  dependents = [found for old in replaced for found in _dependents(island, old)]
+  withdrawn = {fact[:3]: fact for fact in [*replaced, *(old for old, _ in followers), *dependents]}
+  return [*facts, *(fact for _, fact in followers)], Withdrawal([*withdrawn.values()], why, island.name)
 
 
 def replace(island: Island, old: Fact, new: Fact):
@@ -154,10 +163,6 @@ def _dependents(island: Island, fact: Fact) -> list[Fact]:
   states = island.registry.facts('state', [fact.key], phase) if fact.kind == pieces.CHECKPOINT else []
   excluded = island.registry.facts('excluded', [fact.key], phase) if 'excluded' in fact.meta else []
   return states + [found for found in excluded if 'executor' not in found.meta]
-
-
-def _once(facts: Iterable[Fact]) -> list[Fact]:
-  return list({fact[:3]: fact for fact in facts}.values())
 
 
 def _words(facts: Sequence[Fact]) -> str:

@@ -8,7 +8,7 @@ import pytest
 import tiny_run
 from one_process import with_settings
 
-from dipaco_jax.islands import hand_over, island, lineage
+from dipaco_jax.islands import hand_over, island, lineage, path_state
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.registry import Fact, NewTask
 
@@ -30,6 +30,7 @@ class Scene:
     made.registry.put([Fact('checkpoint', '3', t, '', DIGEST, about) for t in range(PHASE + 1)])
     made.registry.add_tasks([NewTask('train', '3', PHASE + 1)])
     self.monkeypatch = monkeypatch
+    monkeypatch.setattr(path_state, 'check_carried', lambda *_: None)  # STATE is not shaped as a model's
 
   def takes(self, seconds: float):
     self.monkeypatch.setattr(type(self.mine.registry), 'durations', lambda *_: [seconds])

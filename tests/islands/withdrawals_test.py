@@ -8,7 +8,20 @@ import numpy as np
 import one_process
 import pytest
 
-from dipaco_jax.islands import island, lineage, outer_executor, own_levels, registry, schedule, state_facts, withdrawals
+from dipaco_jax.islands import (
+  island,
+  lineage,
+  messages,
+  outer_executor,
+  own_levels,
+  pieces,
+  registry,
+  schedule,
+  state_facts,
+  status_table,
+  withdrawals,
+  worker,
+)
 from dipaco_jax.islands.guard import Gone, Malformed
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.module_weights import BEFORE, SINCE, ModuleWeights
@@ -58,7 +71,7 @@ def test_what_was_published_first_stands_while_it_can_be_read(made, caplog):
   first, other = contribution(made, 1.0), contribution(made, 1.5)
   assert withdrawals.complete(made, done(made, first), [other]) == [first]
   assert made.registry.facts('checkpoint') == [first] and not withdrawn(made)
-  assert made.registry.is_done('train', '0', 0) and 'what was made here is dropped' in caplog.text
+  assert made.registry.is_done('train', '0', 0) and 'what was made again here is dropped' in caplog.text
 
 
 def test_a_fact_that_nobody_can_read_is_replaced_with_what_depends_on_it(made, caplog):
@@ -69,10 +82,11 @@ def test_a_fact_that_nobody_can_read_is_replaced_with_what_depends_on_it(made, c
   assert withdrawals.complete(made, task, [other]) == [other]
   assert made.registry.facts('checkpoint') == [other] and not made.registry.facts('state')
   assert ('checkpoint 0 1', first.sha256) in withdrawn(made) and len(withdrawn(made)) == 2
-  assert 'is replaced by what was made again here' in caplog.text
+  assert 'is replaced by what was made again here: ' in caplog.text
   lose(made, other)
   withdrawals.complete(made, done_again(made, other), [first])
   assert ('checkpoint 0 2', other.sha256) in withdrawn(made), 'each withdrawal is a fact of its own'
+  assert any('withdrawn checkpoint 0 0, by all: ' in line for line in status_table.lines(made.registry))
 
 
 def done_again(of: island.Island, fact: Fact) -> registry.Task:
@@ -92,6 +106,16 @@ def test_another_process_forgets_the_fact_when_it_next_hears_of_a_task(made):
     assert them.facts('checkpoint', ['0'], 0) == [first], 'it has not heard of it'
     assert them.claim('x', ['outer'])
     assert them.facts('checkpoint', ['0'], 0) == [other]
+
+
+def test_a_replay_sends_again_what_the_next_version_needs_and_storage_lacks(made):
+  fact = contribution(made, 1.0)
+  made.registry.put([fact])
+  sent = {level: messages.Sent(made.read_object(*named), 0.0, {}) for level, named in fact.meta['objects'].items()}
+  lose(made, fact)
+  worker.send_again(made, 0, pieces.Part(0, 0), sent)
+  for level in made.layout.levels:
+    made.read_contribution(fact, level)
 
 
 def test_only_a_fact_that_is_still_there_is_withdrawn(made):
