@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.storage import lock_waits
 
 HOLD_ATTEMPTS = 10
+SAY_S, PATIENCE_S = 10.0, 3600.0  # who waits for a lock in order logs for whom, and gives up: a download takes minutes
 
 
 @contextlib.contextmanager
@@ -53,18 +55,18 @@ def held_as(copy: Path, holder: Mapping[str, Any]) -> Iterator[None]:
 def locked(directory: Path, wait: bool = True) -> Iterator[bool]:
   """Lets one process of this machine at a time into the block; the lock ends with its process and leaves no file.
 
-  Without `wait` others come in too, told False.
+  Raises Held after PATIENCE_S. Without `wait` others come in too, told False.
   """
-  handle = os.open(directory, os.O_RDONLY)
-  try:
-    locks = True
+  with contextlib.ExitStack() as stack:
     try:
-      fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
+      patience_s, say_s = (PATIENCE_S, SAY_S) if wait else (0.0, None)
+      stack.enter_context(lock_waits.locked(directory, os.O_RDONLY, patience_s, say_s))
+      locks = True
+    except lock_waits.Held:
+      if wait:
+        raise
       locks = False
     yield locks
-  finally:
-    os.close(handle)
 
 
 def owner(workdir: Path) -> dict[str, Any] | None:
