@@ -82,6 +82,8 @@ def test_a_registry_that_is_lost_is_that_of_the_backup_again(how, begun, url, pl
   with pytest.raises(InputError, match=r'the registry .* (is missing|is damaged .*|has no tables .*): stop all roles'):
     command.check(url, place)
   assert 'start the roles again' in command.rebuild(url, place)
+  if (file := database.sqlite_file(url)) and how != 'all':
+    assert file.with_name('registry.db.damaged').exists(), 'it is kept for whoever wants to look'
   after = content(url)
   assert after['dipaco_facts'] == before['dipaco_facts'] and len(after['dipaco_tasks']) == 6
   again = Registry(url)
