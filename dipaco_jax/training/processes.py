@@ -13,11 +13,13 @@ from typing import NoReturn
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import time_use
-from dipaco_jax.training import peers, stopping
+from dipaco_jax.training import job_watch, stopping
 
 BARRIER_MS = 7 * 24 * 3_600_000
-HEARTBEAT_S = 60  # of silence, after which JAX ends the others; peers.py notices sooner, but not a process that hangs
-PEERS_KEY = 'dipaco_jax/peers'
+HEARTBEAT_S = (
+  60  # of silence, after which JAX ends the others; job_watch.py notices sooner, but not a process that hangs
+)
+WATCH_KEY = 'dipaco_jax/job_watch'
 OPTIONS = '--coordinator=HOST:PORT, --num_processes=N and --process_id=K'
 GONE = 69  # exit status where another process is gone; JAX's own is 134
 GONE_WORDS = re.compile('gloo|coordination|heartbeat', re.IGNORECASE)  # in errors of libraries when another is gone
@@ -44,33 +46,33 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
     if coordinator:
       raise
     raise InputError(f'--distributed: nothing here says who the others are: give {OPTIONS}') from e
-  _watch_others()
+  _watch_job()
 
 
-_peers: peers.Peers | None = None  # where this process watches the others
+_watch: job_watch.JobWatch | None = None  # where this process watches the others
 _leaving = threading.Lock()  # held by the first thread that notices that another process is gone
 
 
-def _watch_others():
+def _watch_job():
   """Has this process end with one line and status GONE as soon as another one is gone.
 
   Where the first process cannot be reached on a port of its choice, JAX's heartbeats are what is left.
   """
-  global _peers
+  global _watch
   from jax._src import distributed  # what it was given, or Cloud TPU has provided, is nowhere public before devices are
 
   state = distributed.global_state
   if state.num_processes == 1:
     return
   if state.process_id == 0:
-    _peers, port, token = peers.listen(_end_without)
-    say(PEERS_KEY, f'{port} {token}')
+    _watch, port, token = job_watch.listen(_end_without)
+    say(WATCH_KEY, f'{port} {token}')
   else:
-    port, token = hear(PEERS_KEY).split()
+    port, token = hear(WATCH_KEY).split()
     with contextlib.suppress(OSError):
       host = (state.coordinator_address or '').rpartition(':')[0].strip('[]')
-      _peers = peers.connect(host, int(port), token, state.process_id, _end_without)
-  stopping.add_last_words(lambda status: _peers.say_bye() if _peers and status != GONE else None)
+      _watch = job_watch.connect(host, int(port), token, state.process_id, _end_without)
+  stopping.add_last_words(lambda status: _watch.say_bye() if _watch and status != GONE else None)
 
 
 def _end_without(index: int):
@@ -116,9 +118,11 @@ def ending() -> Iterator[None]:
   try:
     yield
     if joined():
-      if _peers:
-        _peers.stop()
+      if _watch:
+        _watch.is_ending = True
       sys.modules['jax'].distributed.shutdown()  # together with the others
+      if _watch:
+        _watch.stop()
   except BaseException as e:
     code = status(e)
     tell(e)

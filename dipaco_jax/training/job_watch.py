@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 BYE = b'bye\n'  # of a process that ends with a status of its own, as others may be about to do
 BYE_S = 10.0  # for the others to end so
-BYE_OF_FIRST_S = 0.4  # the same where the first process ends: after a second JAX ends the others
+BYE_OF_FIRST_S = 0.4  # the same where the first process ends: JAX ends the others when it is gone
+FIRST_WAITS_S = 0.8  # for the others to end before the first one does
 CONNECT_S = 10.0
 PROBES = {'TCP_KEEPIDLE': 10, 'TCP_KEEPINTVL': 5, 'TCP_KEEPCNT': 6}  # 40 s without an answer
 TOKEN_BYTES, INDEX_DIGITS = 16, 8
@@ -23,66 +24,71 @@ TOKEN_BYTES, INDEX_DIGITS = 16, 8
 Gone = Callable[[int], object]  # is called with the process that is gone
 
 
-class Peers:
+class JobWatch:
   """The connections of one process: to the first one, or the first one's to all others."""
 
-  def __init__(self, gone: Gone, is_first: bool):
-    self.gone, self.is_first = gone, is_first
+  def __init__(self, gone: Gone, server: socket.socket | None = None):
+    self.gone = gone
+    self.server = server  # of the first process
+    self.is_ending = False  # whether all processes are about to end, and JAX ends nobody
     self.ended = threading.Event()  # this process does not watch any more
     self.connections: dict[int, socket.socket] = {}
 
   def stop(self) -> None:
     """Stops watching: from now on processes end as agreed."""
     self.ended.set()
+    if self.server:
+      with contextlib.suppress(OSError):
+        self.server.shutdown(socket.SHUT_RDWR)  # which ends `_accept`
 
   def say_bye(self) -> None:
     """Says that this process ends; the first one then waits for the others, for a moment."""
+    self.ended.set()
     self._send(BYE)
-    until = time.monotonic() + BYE_OF_FIRST_S
-    while self.is_first and self.connections and time.monotonic() < until:
+    until = time.monotonic() + FIRST_WAITS_S
+    while self.server and self.connections and time.monotonic() < until:
       time.sleep(0.02)
 
   def _send(self, message: bytes) -> None:
     for connection in [*self.connections.values()]:
       with contextlib.suppress(OSError):
-        connection.settimeout(1)
-        connection.sendall(message)
+        connection.send(message, socket.MSG_DONTWAIT)
 
   def _follow(self, index: int, connection: socket.socket) -> None:
-    """Waits until a process closes its connection, and reports who is gone: that process, or the one that it names."""
-    words = b''
-    with contextlib.suppress(OSError):
-      while data := connection.recv(64):
-        words += data
+    """Waits for a process to end or to say a line, and reports who is gone: that process, or the one that it names."""
+    line = b''
+    with connection, contextlib.suppress(OSError):
+      while not line.endswith(b'\n') and (data := connection.recv(64)):
+        line += data
     self.connections.pop(index, None)
-    if BYE in words:
-      self.ended.wait(BYE_S if index else BYE_OF_FIRST_S)
+    if line == BYE:
+      self.ended.wait(BYE_S if index or self.is_ending else BYE_OF_FIRST_S)
     if not self.ended.is_set():
-      named = words.replace(BYE, b'').split()
-      culprit = int(named[0]) if named and named[0].isdigit() else index
+      culprit = int(line) if line.strip().isdigit() else index
       self._send(b'%d\n' % culprit)
       self.gone(culprit)
 
 
-def listen(gone: Gone) -> tuple[Peers, int, str]:
+def listen(gone: Gone) -> tuple[JobWatch, int, str]:
   """Listens for the other processes; returns the port and the token that they need."""
   dual = socket.has_dualstack_ipv6()
   family = socket.AF_INET6 if dual else socket.AF_INET
   server = socket.create_server(('', 0), family=family, dualstack_ipv6=dual, backlog=1024)
-  peers, token = Peers(gone, is_first=True), secrets.token_hex(TOKEN_BYTES)
-  _start(_accept, server, peers, token)
-  return peers, server.getsockname()[1], token
+  watch, token = JobWatch(gone, server), secrets.token_hex(TOKEN_BYTES)
+  _start(_accept, server, watch, token)
+  return watch, server.getsockname()[1], token
 
 
-def _accept(server: socket.socket, peers: Peers, token: str) -> None:
-  while not peers.ended.is_set():
-    try:
-      _start(_welcome, server.accept()[0], peers, token)
-    except OSError:  # too many open files
-      time.sleep(1)
+def _accept(server: socket.socket, watch: JobWatch, token: str) -> None:
+  with server:
+    while not watch.ended.is_set():
+      try:
+        _start(_welcome, server.accept()[0], watch, token)
+      except OSError:  # too many open files; or the end
+        watch.ended.wait(1)
 
 
-def _welcome(connection: socket.socket, peers: Peers, token: str) -> None:
+def _welcome(connection: socket.socket, watch: JobWatch, token: str) -> None:
   """Follows a process that has the token; closes the connection of anybody else."""
   with connection, contextlib.suppress(OSError, ValueError):
     connection.settimeout(CONNECT_S)
@@ -94,19 +100,19 @@ def _welcome(connection: socket.socket, peers: Peers, token: str) -> None:
       return
     index = int(hello[2 * TOKEN_BYTES :])
     _probe(connection)
-    peers.connections[index] = connection
-    peers._follow(index, connection)
+    watch.connections[index] = connection
+    watch._follow(index, connection)
 
 
-def connect(host: str, port: int, token: str, index: int, gone: Gone) -> Peers:
+def connect(host: str, port: int, token: str, index: int, gone: Gone) -> JobWatch:
   """Connects process `index` to the first one; raises OSError where that cannot be reached."""
   connection = socket.create_connection((host, port), CONNECT_S)
   connection.sendall(f'{token}{index:0{INDEX_DIGITS}}'.encode())
   _probe(connection)
-  peers = Peers(gone, is_first=False)
-  peers.connections[0] = connection
-  _start(peers._follow, 0, connection)
-  return peers
+  watch = JobWatch(gone)
+  watch.connections[0] = connection
+  _start(watch._follow, 0, connection)
+  return watch
 
 
 def _probe(connection: socket.socket) -> None:

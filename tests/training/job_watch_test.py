@@ -1,12 +1,13 @@
 """Processes of a job learn at once who is gone; those that end by themselves are not taken for gone."""
 
+import contextlib
 import queue
 import socket
 import time
 
 import pytest
 
-from dipaco_jax.training import peers
+from dipaco_jax.training import job_watch
 
 
 class Job:
@@ -14,15 +15,15 @@ class Job:
 
   def __init__(self):
     self.said = queue.Queue[tuple[int, int]]()
-    first, self.port, self.token = peers.listen(lambda gone: self.said.put((0, gone)))
+    first, self.port, self.token = job_watch.listen(lambda gone: self.said.put((0, gone)))
     self.processes = [first, *(self.connect(index) for index in (1, 2))]
     until = time.monotonic() + 10
     while len(first.connections) < 2:
       assert time.monotonic() < until
       time.sleep(0.005)
 
-  def connect(self, index: int) -> peers.Peers:
-    return peers.connect('localhost', self.port, self.token, index, lambda gone: self.said.put((index, gone)))
+  def connect(self, index: int) -> job_watch.JobWatch:
+    return job_watch.connect('localhost', self.port, self.token, index, lambda gone: self.said.put((index, gone)))
 
   def end(self, index: int):
     """As the kernel does when a process ends."""
@@ -37,8 +38,10 @@ class Job:
 def job():
   made = Job()
   yield made
-  for process in made.processes:
+  for index, process in enumerate(made.processes):
     process.stop()
+    with contextlib.suppress(OSError):
+      made.end(index)
 
 
 def test_one_that_is_killed_is_named_to_all(job):
@@ -63,7 +66,7 @@ def test_those_that_end_as_agreed_are_not_gone(job):
 
 
 def test_who_says_bye_is_gone_only_for_those_that_do_not_end_too(job, monkeypatch):
-  monkeypatch.setattr(peers, 'BYE_S', 0.3)
+  monkeypatch.setattr(job_watch, 'BYE_S', 0.3)
   job.processes[2].stop()
   job.processes[2].say_bye()
   began = time.monotonic()
