@@ -49,11 +49,12 @@ def guarding(name: str) -> Iterator[None]:
     raise Malformed(name, printable.text(f'{name} is malformed: {retry.first_line(e)}')) from e
 
 
-def objects_of(made: Fact) -> dict[str, list[str]]:
-  """Returns the objects that a checkpoint or piece names, [name, sha256] by level; leaves out what is malformed."""
+def objects_of(made: Fact) -> dict[str, tuple[str, str]]:
+  """Returns the objects that a checkpoint or piece names, (name, sha256) by level; leaves out what is malformed."""
   named = made.meta.get('objects')
 
   def is_name(found: Any) -> bool:
     return isinstance(found, list) and len(found) == 2 and all(isinstance(x, str) for x in found)
 
-  return {level: found for level, found in named.items() if is_name(found)} if isinstance(named, dict) else {}
+  found = named if isinstance(named, dict) else {}
+  return {level: (name[0], name[1]) for level, name in found.items() if is_name(name)}

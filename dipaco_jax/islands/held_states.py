@@ -166,12 +166,13 @@ class HeldStates:
     with self.lock:
       for key in [key for key in self.memory if is_older(key)]:
         del self.memory[key]
+      self.newest = {key: phase for key, phase in self.newest.items() if not is_older(key)}
     self._remove(is_older)
-    self.newest = {key: phase for key, phase in self.newest.items() if not is_older(key)}
 
   def note_newest(self, key: Key, phase: int) -> int:
     """Notes the newest phase of a state's path, at the first call for this state; returns what is noted."""
-    return self.newest.setdefault(key, phase)
+    with self.lock:
+      return self.newest.setdefault(key, phase)
 
   def names(self) -> list[Key]:
     """Returns the names of all states on disk."""

@@ -181,7 +181,7 @@ class Collector:
         self.replayed_from[int(fact.key)] = phase + 1
         if keeps:
           self._forget_states_before(int(fact.key), phase)
-        self.published[int(fact.key)] = '' if begins_anew else state[0]
+        self.published[int(fact.key)] = '' if begins_anew or not state else state[0]
 
   def _note_states(self, end: int):
     """Notes the states that were published since for phases below `end`, and deletes those before them."""

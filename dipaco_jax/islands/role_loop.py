@@ -107,10 +107,10 @@ class Role:
     """Commits a task's facts, and schedules what they make possible."""
     with self.failing(lease):
       facts = self.costs.note(publish())
-      facts = withdrawals.complete(self.island, lease.task, facts)
+      standing = withdrawals.complete(self.island, lease.task, facts)
       self.costs.settle()
       self.claims.drop(lease)
-      schedule.schedule(self.island, facts)
+      schedule.schedule(self.island, standing)
       self.failures, self.done = 0, self.done + 1
       measured = {name: lease.about[name] for name in ('loss', 'tokens_per_s') if lease.about.get(name) is not None}
       self.progress.update(self.done, last=lease.task.words, **measured)

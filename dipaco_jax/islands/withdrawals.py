@@ -138,8 +138,8 @@ def _read(island: Island, fact: Fact):
     if WHOLE in fact.meta:
       island.read_whole(fact.key, *fact.meta[WHOLE])
   elif fact.kind == 'state':
-    [made] = island.registry.facts(pieces.CHECKPOINT, [fact.key], fact.number) or [None]
-    if not made or made.sha256 != fact.meta.get('checkpoint'):
+    made = island.registry.facts(pieces.CHECKPOINT, [fact.key], fact.number)
+    if not made or made[0].sha256 != fact.meta.get('checkpoint'):
       raise Gone(fact.key, 'its checkpoint was withdrawn')
     for each in fact.meta['objects']:
       island.read_object(*each)

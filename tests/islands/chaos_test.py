@@ -29,7 +29,7 @@ import tiny_run
 from cluster import LONGEST_S, Cluster, More
 
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import held_states, island, registry, schedule
+from dipaco_jax.islands import held_states, island, registry, schedule, withdrawals
 from dipaco_jax.islands.registry_schema import FACTS, TASKS
 from dipaco_jax.storage import object_store
 
@@ -105,6 +105,8 @@ class Chaos:
     if not facts or self.cluster.finished():
       return False
     fact = self.draw.choice(facts[-4:])
+    if self.cluster.registry.times_withdrawn(fact) + 1 >= withdrawals.MOST:
+      return False  # the path would be left out
     level, named = self.draw.choice(sorted(fact.meta['objects'])), dict(fact.meta['objects'])
     del named[level]
     if self.draw.random() < 0.5:
