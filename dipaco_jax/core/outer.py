@@ -26,7 +26,7 @@ between outer gradients are then those of moves times s.
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,7 @@ class OuterState(NamedTuple):
   usual: jax.Array  # h of screening.py, float32
 
 
+X = TypeVar('X', jax.Array, np.ndarray)
 OuterOpt: TypeAlias = optax.GradientTransformation
 States = dict[str, OuterState]  # by level
 
@@ -128,7 +129,7 @@ def row_weights(
   return {name: jnp.sqrt(mean / corrected) + config.epsilon for name, mean in means.items()}
 
 
-def broadcast_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
+def broadcast_rows(weights: X, x: X) -> X:
   """Reshapes row weights [..., rows] to be multiplied with a parameter [..., rows, ...]."""
   return weights.reshape((*weights.shape, *(1,) * (x.ndim - weights.ndim)))
 

@@ -80,7 +80,7 @@ class Partial:
     """Adds a path's contribution, or leaves it out, with the reason, where it is not finite or not plausible."""
     [level] = self.bounds.usual
     try:
-      rows: tuple[Arrays, ...] = ()
+      rows: list[Arrays] = []
       if self.by_row:
         sent, *rows = messages.split_rows(sent)
       old, new = messages.read_delta(self.kind, sent, self.old)

@@ -68,10 +68,10 @@ def _watch_job():
     _watch, port, token = job_watch.listen(_end_without)
     say(WATCH_KEY, f'{port} {token}')
   else:
-    port, token = hear(WATCH_KEY).split()
+    named_port, token = hear(WATCH_KEY).split()
     with contextlib.suppress(OSError):
       host = (state.coordinator_address or '').rpartition(':')[0].strip('[]')
-      _watch = job_watch.connect(host, int(port), token, state.process_id, _end_without)
+      _watch = job_watch.connect(host, int(named_port), token, state.process_id, _end_without)
   stopping.add_last_words(lambda status: _watch.say_bye() if _watch and status != GONE else None)
 
 

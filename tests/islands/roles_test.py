@@ -54,9 +54,7 @@ def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
   machine = Machine(config, {})
   close(machine.island(tmp_path))
   other = f'sqlite:///{tmp_path}/new.db'
-  with pytest.raises(
-    ValueError, match='another --registry knows: name that one, or set DIPACO_REGISTRY'
-  ):
+  with pytest.raises(ValueError, match='another --registry knows: name that one, or set DIPACO_REGISTRY'):
     machine.island(tmp_path, url=other)
   facts = Registry(other)
   assert not facts.facts('config'), 'it knows no run either'
