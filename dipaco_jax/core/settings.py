@@ -216,7 +216,7 @@ class Outer:
   )
   stream: str = field('auto', 'levels exchange at different steps of a phase', choices='auto on off', added=True)
   closed_every: int = field(
-    16, 'with streaming: number of phases of which the last ends with an exchange of all levels', added=True
+    16, 'n: with streaming, all levels exchange together at the end of every n-th phase', added=True
   )
   overlap_steps: int = field(
     -1, 'd: after so many more steps a new module is taken over', least=-1, zero=True, added=True
@@ -301,7 +301,7 @@ class Checkpoint:
   state_every_phases: int = field(
     16,
     'phases after which islands publish the AdamW state of a path, which otherwise only its worker has; results do not '
-    'depend on this number. With streaming, it is published after the next phase that outer.closed_every ends',
+    'depend on this number. With streaming: after the next phase in which all levels exchange, see outer.closed_every',
     added=True,
   )
 
