@@ -24,6 +24,8 @@ HOMES = {  # of what is public; the rest are files of `core`
 IS_MODULE = sys.argv[:1] == ['-m'] and any(arg.split('.')[0] == __name__ for arg in sys.orig_argv)
 if IS_MODULE or os.path.basename(sys.argv[0] if sys.argv else '') == 'dipaco':
   signal.signal(signal.SIGINT, signal.SIG_DFL)
+if IS_MODULE and not sys.flags.safe_path:
+  sys.path.append(sys.path.pop(0))  # the current folder, whose files must not take the place of libraries
 
 
 def __getattr__(name: str) -> Any:

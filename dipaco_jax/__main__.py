@@ -16,7 +16,7 @@ def main():
   if name in usage.MODULES:
     sys.argv[1:2] = []
     if not {'', os.getcwd()} & set(sys.path):
-      sys.path.insert(0, os.getcwd())  # where modules of the user's are, as for `python -m`
+      sys.path.append(os.getcwd())  # where modules of the user's are, as for `python -m`
     runpy.run_module(f'dipaco_jax.{usage.MODULES[name]}', run_name='__main__', alter_sys=True)
     return
   with processes.ending():

@@ -188,7 +188,7 @@ def check(options: argparse.Namespace, rest: list[str]) -> str:
 
 def main() -> int:
   """Runs all roles; returns the exit status. Prints one line where the user can mend what is wrong, or wait."""
-  sys.path.insert(0, os.getcwd())  # where the roles, which `python -m` starts, find modules of the user's
+  sys.path.append(os.getcwd())  # where the roles, which `python -m` starts, find modules of the user's
   try:
     options, rest = parse_options()
     options.workers, devices = worker_devices.assign(

@@ -50,7 +50,7 @@ class Dipaco(TemplateLM):
     Ignores the harness' `device` and the like. Raises InputError where there is no run, path, or needed router."""
     super().__init__()
     del others
-    names = trust_modules.split('+') if isinstance(trust_modules, str) else trust_modules
+    names = trust_modules.replace('+', ',') if isinstance(trust_modules, str) else trust_modules
     self.batch_size = int(batch_size)
     if self.batch_size < 1:
       raise InputError(f'batch_size={batch_size} should be 1 or more')

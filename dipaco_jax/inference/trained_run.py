@@ -39,14 +39,15 @@ T = TypeVar('T')
 
 
 def load(
-  workdir: str, path: int | Sequence[int] = 0, version: int | None = None, *, trust_modules: Sequence[str] = ()
+  workdir: str, path: int | Sequence[int] = 0, version: int | None = None, *, trust_modules: str | Sequence[str] = ()
 ) -> 'Path':
   """Loads one path of a run.
 
   Args:
     path: its number or its coordinates.
     version: of its modules; None: the version that early stopping chose [2.7].
-    trust_modules: Python modules that the run's config may name for parts of its own, and that are imported then.
+    trust_modules: Python modules that configs of runs may name for parts of their own. Their code is executed when it
+      is needed, in this and all later calls of this process.
 
   Raises:
     InputError: there is no such run, path or version; the message names those that exist. Or the run's config names a
@@ -56,7 +57,7 @@ def load(
   return TrainedRun(workdir, trust_modules).path(path, version)
 
 
-def load_router(workdir: str, *, trust_modules: Sequence[str] = ()) -> TextRouter:
+def load_router(workdir: str, *, trust_modules: str | Sequence[str] = ()) -> TextRouter:
   """Loads the router, which chooses a path by a text's beginning. Raises as `load`, or where there is no router."""
   return TrainedRun(workdir, trust_modules).router
 
@@ -118,7 +119,7 @@ def lowest_block(name: str, num_layers: int) -> int:
 class TrainedRun:
   """A run's settings, tokenizer, router and paths, read when they are first asked for."""
 
-  def __init__(self, workdir: str, trust_modules: Sequence[str] = (), needs_modules: bool = True):
+  def __init__(self, workdir: str, trust_modules: str | Sequence[str] = (), needs_modules: bool = True):
     """Reads the settings; imports nothing.
 
     Args:
@@ -129,7 +130,7 @@ class TrainedRun:
     """
     self.workdir, self.files = workdir, RunFiles(workdir)
     self.settings = _read_settings(self.files)
-    user_modules.trust(trust_modules)
+    user_modules.trust(trust_modules or ())
     if needs_modules:
       user_modules.check_run(self.settings, self.files.storage.url)
     for module in user_modules.find_changed(self.settings):

@@ -25,7 +25,7 @@ def given(option: str | None) -> str:
 
   Raises InputError where there is no such file, or it contains anything but a URL.
   """
-  url = option or os.environ.get(VARIABLE, '')
+  url = option or os.environ.get(VARIABLE, '').strip()
   if option and printable.redacted(option) != option:
     words = 'whoever lists the processes of this machine can read the password in --registry: set'
     logging.warning('%s %s, or name a file, --registry=file:PATH', words, VARIABLE)

@@ -15,6 +15,7 @@ import pathlib
 import pkgutil
 import re
 import sys
+import threading
 from collections.abc import Collection, Iterable
 from types import ModuleType
 from typing import Any
@@ -23,12 +24,19 @@ from dipaco_jax.core import extension
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import object_store
 
+_importing = threading.RLock()  # or another thread would get a module whose source still runs
 READERS = ('model.block', 'tokenizer.kind', 'routing.method')  # fields whose parts are needed to use a trained run
 
 
-def trust(modules: Iterable[str]) -> None:
-  """Admits modules by name, as --trust_modules lists them. Raises InputError where one is no name of a module."""
-  for module in modules:
+def trust(modules: str | Iterable[str]) -> None:
+  """Admits modules by name, as --trust_modules lists them, for the rest of this process.
+
+  Args:
+    modules: names, or one string of names with commas between them.
+
+  Raises InputError where one is no name of a module.
+  """
+  for module in modules.split(',') if isinstance(modules, str) else modules:
     if not extension.is_reference(f'{module}:make'):
       raise InputError(f'--trust_modules={module} should be names of Python modules, as my_block,package.module')
     extension.admit(module, functools.partial(import_checked, module))
@@ -92,8 +100,11 @@ def import_checked(module: str, sha256: str = '') -> ModuleType:
 
   Raises ImportError where the source is not the one that was checked, and whatever the module raises.
   """
-  if module in sys.modules:
-    return sys.modules[module]
+  with _importing:
+    return sys.modules[module] if module in sys.modules else _import(module, sha256)
+
+
+def _import(module: str, sha256: str) -> ModuleType:
   package, _, last = module.rpartition('.')
   inside = importlib.import_module(package) if package else None
   spec = importlib.util.find_spec(module)
@@ -155,8 +166,9 @@ def _check_place(name: str, reference: str, workdir: str):
   spec = find_spec(extension.module_of(reference))
   if not workdir or ('://' in workdir and not workdir.startswith('file://')) or not spec or not spec.origin:
     return
-  folder = object_store.open_storage(workdir).local_path('config.json')
-  if folder and pathlib.Path(spec.origin).resolve().is_relative_to(folder.parent):
+  config, file = object_store.open_storage(workdir).local_path('config.json'), pathlib.Path(spec.origin)
+  places = file.resolve(), file.parent.resolve()  # the file may be a link that leads out of the run
+  if config and any(place.is_relative_to(config.parent) for place in places):
     raise InputError(
       f'config.{name}={reference!r} would execute {spec.origin}, a file inside the run itself: read that code, and '
       'move it to a folder of your own, where Python finds it'

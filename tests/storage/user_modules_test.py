@@ -1,9 +1,12 @@
 """Whose code a run may execute: that of the command's own config and of modules that the user trusts."""
 
 import ast
+import concurrent.futures
 import importlib.util
 import json
+import os
 import py_compile
+import subprocess
 import sys
 
 import own_modules
@@ -64,6 +67,35 @@ def test_a_module_in_the_run_is_not_imported_even_if_it_is_trusted(hostile, url)
   with pytest.raises(InputError, match='a file inside the run itself'):
     user_modules.admit_own(settings.from_dict({'model': {'block': 'strange.inside.evil:make'}}), str(hostile))
   assert not ran(hostile)
+
+
+def test_a_link_in_the_run_is_a_module_in_the_run(hostile, monkeypatch):
+  (hostile.parent / 'elsewhere').write_text(SOURCE)
+  (hostile / 'beside.py').symlink_to(hostile.parent / 'elsewhere')
+  monkeypatch.syspath_prepend(hostile)
+  write_run(hostile, 'beside:make')
+  with pytest.raises(InputError, match='a file inside the run itself'):
+    dipaco_jax.load(str(hostile), trust_modules='beside')
+
+
+def test_threads_get_a_module_when_all_of_it_is_there(hostile):
+  (hostile.parent / 'beside.py').write_text('import time\ntime.sleep(0.1)\nmake = len\n')
+  user_modules.trust('other,beside')
+  with concurrent.futures.ThreadPoolExecutor(4) as pool:
+    modules = [*pool.map(lambda _: user_modules.import_checked('beside').make, range(4))]
+  assert modules == [len] * 4 and extension.is_admitted('other')
+
+
+@pytest.mark.parametrize('program', [
+  ['-m', 'dipaco_jax.status', '--help'],
+  ['-P', '-c', 'import sys; sys.argv = ["dipaco", "status", "--help"]; from dipaco_jax.__main__ import main; main()'],
+], ids=['python', 'dipaco'])  # fmt: skip
+def test_files_of_the_current_folder_do_not_take_the_place_of_libraries(program, tmp_path):
+  for name in ('absl', 'json', 'numpy', 'logging', 'ml_collections'):
+    (tmp_path / f'{name}.py').write_text(f'raise SystemExit("{name}.py of this folder was imported")\n')
+  env = os.environ | {'PYTHONPATH': str(repository.ROOT)}
+  done = subprocess.run([sys.executable, *program], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 0 and '--workdir' in done.stdout, done.stderr
 
 
 def test_a_trusted_module_beside_the_run_is_imported(hostile):
