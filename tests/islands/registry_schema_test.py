@@ -55,4 +55,6 @@ def test_every_query_finds_its_rows_by_an_index(plans):
   assert any('dipaco_tasks_held (kind=? AND holder=?)' in line for _, line in searched)
   for statement, line in searched:
     whole = re.search(r'rowid=\?|\(kind=\? AND key=\?( AND number=\?)?\)', line)
-    assert line.startswith('SEARCH') and (whole or any(name in line for name in PARTIAL)), json.dumps([statement, line])
+    of_few = ' AS withdrawn' in statement and line.endswith('dipaco_facts_by_number (kind=?)')  # which are rare
+    is_short = whole or of_few or any(name in line for name in PARTIAL)
+    assert line.startswith('SEARCH') and is_short, json.dumps([statement, line])
