@@ -207,6 +207,7 @@ def prepare(missing: Sequence[Run]):
     link.parent.mkdir(parents=True, exist_ok=True)
     link.unlink(missing_ok=True)
     os.symlink(model, link)
+  os.environ.setdefault('PJRT_NPROC', str(os.cpu_count()))  # one run at a time: it computes and compiles on all cores
 
 
 if __name__ == '__main__':
