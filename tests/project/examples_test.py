@@ -49,7 +49,7 @@ def test_train_and_route(execute, tmp_path):
   scores = [float(word.rstrip('*')) for line in scored[0].text.splitlines() for word in line.split()[1:]]
   assert len(scores) == 12 and all(1 < score < math.log(512) for score in scores) and scored[0].text.count('*') == 3
   perplexity = ast.literal_eval(report[0].data['text/plain'])['perplexity']
-  found = ast.literal_eval(compared[0].data['text/plain'])
+  found = ast.literal_eval(compared[-1].data['text/plain'])
   assert found['averages'] == perplexity and 1 < found['lion'] < 512 and found['lion'] != perplexity
   assert (tmp_path / 'runs' / 'lion' / 'report.html').exists()
 
