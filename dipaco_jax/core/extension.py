@@ -93,7 +93,7 @@ def untrusted(name: str, reference: str, where: str = '') -> InputError:
   """Returns the error of a module that nobody trusts; `where` says which file it is."""
   module = module_of(reference)
   return InputError(
-    f'config.{name}={reference!r} of this run would execute code{where or f" of the module {module}"}, which this '
+    f'config.{name}={reference!r} of this run would execute the code of {where or f"the module {module}"}, which this '
     f'command does not name: read that code, and add --trust_modules={module} (in Python, trust_modules) to allow it'
   )
 

@@ -176,9 +176,9 @@ def _check_place(name: str, reference: str, workdir: str):
 
 
 def _describe_file(module: str) -> str:
-  """Returns ' FILE (sha256 ...)' of a module; '' where it is not found."""
+  """Returns 'FILE (sha256 ...)' of a module; '' where it is not found."""
   spec, source = find_spec(module), read_source(module)
-  return f' {spec.origin} (sha256 {digest(source)})' if spec and source is not None else ''
+  return f'{spec.origin} (sha256 {digest(source)})' if spec and source is not None else ''
 
 
 def _modules(settings: Any) -> dict[str, tuple[str, str]]:
