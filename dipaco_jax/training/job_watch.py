@@ -57,12 +57,13 @@ class JobWatch:
   def _follow(self, index: int, connection: socket.socket) -> None:
     """Waits for a process to end or to say a line, and reports who is gone: that process, or the one that it names."""
     line = b''
-    with connection, contextlib.suppress(OSError):
-      while not line.endswith(b'\n') and (data := connection.recv(64)):
-        line += data
-    self.connections.pop(index, None)
-    if line == BYE:
-      self.ended.wait(BYE_S if index or self.is_ending else BYE_OF_FIRST_S)
+    with connection:  # open until this process ends too: the first one waits for that
+      with contextlib.suppress(OSError):
+        while not line.endswith(b'\n') and (data := connection.recv(64)):
+          line += data
+      self.connections.pop(index, None)
+      if line == BYE:
+        self.ended.wait(BYE_S if index or self.is_ending else BYE_OF_FIRST_S)
     if not self.ended.is_set():
       culprit = int(line) if line.strip().isdigit() else index
       self._send(b'%d\n' % culprit)

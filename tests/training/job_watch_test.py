@@ -74,6 +74,14 @@ def test_who_says_bye_is_gone_only_for_those_that_do_not_end_too(job, monkeypatc
   assert job.noticed(2) == {(0, 2), (1, 2)} and time.monotonic() - began > 0.25
 
 
+def test_the_first_one_waits_until_the_others_have_ended(job, monkeypatch):
+  monkeypatch.setattr(job_watch, 'BYE_OF_FIRST_S', 0.2)
+  began = time.monotonic()
+  job.processes[0].say_bye()
+  assert 0.15 < time.monotonic() - began < job_watch.FIRST_WAITS_S
+  assert job.noticed(2) == {(1, 0), (2, 0)}
+
+
 def test_strangers_are_not_heard(job):
   with socket.create_connection(('localhost', job.port)) as stranger:
     stranger.sendall(b'0' * 32 + b'00000001')
