@@ -64,8 +64,12 @@ def one(engine) -> dict:
 )
 def test_what_is_wrong_is_named_with_the_fix(content, words):
   with pytest.raises(InputError) as found:
-    parse(content, BAD='a key\n')
+    parse(content, BAD='a\nkey')
   assert words in str(found.value) and str(found.value).startswith('--engines=e.json')
+
+
+def test_the_newline_of_a_file_is_no_part_of_a_key():
+  assert parse(one({'url': URL, 'api_key_env': 'KEY'}), KEY='a key\r\n').all[0].api_key == 'a key'
 
 
 def test_every_path_has_an_engine_or_a_fallback():
