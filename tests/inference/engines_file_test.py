@@ -51,7 +51,7 @@ def one(engine) -> dict:
     (one({'url': URL, 'model': ''}), 'which are strings'),
     (one({'url': URL, 'key': 'x'}), "there is no 'key'; it may have url, model, api_key_env"),
     (one({'url': URL, 'api_key_env': 'NONE'}), 'there is no NONE in the environment: set it'),
-    (one({'url': URL, 'api_key_env': 'BAD'}), 'its value has a character that no header can have'),
+    (one({'url': URL, 'api_key_env': 'BAD'}), 'or has a character that no header can have'),
     (one('ftp://a/v1'), "'ftp://a/v1' should be a URL"),
     (one('http:///v1'), 'should be a URL'),
     (one('http://a:99999/v1'), 'should be a URL'),
