@@ -91,8 +91,12 @@ def test_every_command_and_option_is_there():
     'xla_force_host_platform_device_count',
     'xla_tpu_scoped_vmem_limit_kib',
     'seeds',
+    'minutes',
     'gcloud',
-  }  # of XLA, experiments/, launch/
+    'build',
+    'no',
+    'target',
+  }  # of XLA, experiments/, launch/, Docker (--build-arg) and pip (--no-deps)
   assert not [name for name in options - elsewhere if f"'{name}'" not in source]
 
 
