@@ -9,6 +9,8 @@ import own_modules
 import pytest
 import tiny_run
 
+pytestmark = pytest.mark.slow  # its fixture is a whole run, or several
+
 OPTIONS = {  # of the examples, by file
   'my_outer.py': '--config.outer.optimizer=my_outer:make',
   'my_inner.py': '--config.inner.optimizer=my_inner:make',
@@ -51,7 +53,6 @@ def test_every_example_is_tried():
   assert own_modules.examples().keys() == OPTIONS.keys() | ELSEWHERE
 
 
-@pytest.mark.slow
 def test_a_run_of_all_examples_has_a_report_and_generates(workdir):
   assert (workdir / 'report.html').exists()
   done = command('generate', workdir, '--prompt=aeiou', '--max_tokens=5', '--trust_modules=my_block,my_router')
@@ -64,7 +65,6 @@ def test_a_command_does_not_execute_what_only_the_run_names(workdir):
   assert 'my_router.py (sha256 ' in done.stderr and 'add --trust_modules=my_router' in done.stderr
 
 
-@pytest.mark.slow
 def test_what_has_no_counterpart_elsewhere_is_not_exported(workdir, tmp_path):
   done = command('export', workdir, '--all', f'--out={tmp_path / "out"}')
   assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
@@ -79,7 +79,6 @@ def test_a_command_that_cannot_import_a_part_says_so(workdir, tmp_path, monkeypa
   assert done.returncode == 2 and done.stderr.strip().splitlines()[-1].count("'my_block:make' cannot be imported") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('file', OPTIONS)
 def test_each_goes_on_after_sigkill_to_the_same_modules(folder, file, tmp_path):
   config, option = folder / 'config.py', OPTIONS[file]

@@ -194,6 +194,7 @@ def ask(*options: str) -> subprocess.CompletedProcess:
   return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
   from dipaco_jax.islands import registry
 

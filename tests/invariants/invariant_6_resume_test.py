@@ -79,7 +79,8 @@ def exists(path: pathlib.Path):
   return path.exists
 
 
-def test_killed_in_every_stage(workdir, undisturbed, request, tmp_path, monkeypatch):
+@pytest.mark.slow
+def test_killed_in_every_stage(workdir, undisturbed, tmp_path, monkeypatch):
   (tmp_path / 'own_sink.py').write_text(SINK)
   monkeypatch.setenv('PYTHONPATH', str(tmp_path))
   sink = '--config.metrics.sinks=tensorboard,own_sink:Sink'
@@ -97,7 +98,7 @@ def test_killed_in_every_stage(workdir, undisturbed, request, tmp_path, monkeypa
     lambda: tiny_run.updates(workdir, 'control') >= 10,
   ]
   began = time.monotonic()
-  for moment in moments if request.config.getoption('--slow') else moments[4:5]:
+  for moment in moments:
     said = tiny_run.stop_when(start(undisturbed.parent / 'config.py', workdir, sink), moment, signal.SIGKILL)
     assert 'corrupt' not in said  # to begin anew would give the same bits too
   half = files.beside(workdir / 'stages' / 'evaluate.json')  # as one leaves it who is killed while writing

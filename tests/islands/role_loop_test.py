@@ -102,7 +102,8 @@ def test_a_role_tells_what_it_did_last(island, capsys):
     return lambda: [made, *[made._replace(kind='finished', key='')] * (task.key == '3')]
 
   role_loop.Role(Claims(island, 'worker', ['train']), perform).serve()
-  first, *_, last = capsys.readouterr().err.splitlines()
+  words, first, *_, last = capsys.readouterr().err.splitlines()
+  assert words.startswith('tasks: train PATH PHASE')
   assert first == 'worker 1 tasks done  last train 0 0  loss 3.250  12,346 tokens/s'
   assert last == first.replace('1 tasks', '4 tasks').replace('train 0 0', 'train 3 0')
 

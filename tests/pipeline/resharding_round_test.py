@@ -17,6 +17,8 @@ from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import resharding_round, run as run_lib, stage_records
 from dipaco_jax.storage import module_store
 
+pytestmark = pytest.mark.slow  # its fixture is a whole run, or several
+
 OPTIONS = [
   '--config.routing.method=discriminative', '--config.routing.router_fraction=0.2', '--config.routing.rounds=2',
   '--config.routing.phases_per_round=1', '--config.data.holdout_fraction=0.1', '--config.evaluate.mixture=2',
@@ -43,7 +45,6 @@ def rows_of(workdir, name, path):
   return np.concatenate([np.stack(loader.read_rows(str(file), 0, 10**6, 64), 1) for file in files])
 
 
-@pytest.mark.slow
 def test_router_data_is_in_no_shard(rerouted):
   sequences, kept = Sequences(rerouted / 'sequences', 'train'), router_data(rerouted)
   assert 0.1 < kept.mean() < 0.3
@@ -71,7 +72,6 @@ def check_scores(workdir, number, version):
       assert scores[i] == pytest.approx(-nll.sum(), rel=1e-4)
 
 
-@pytest.mark.slow
 def test_what_a_round_reports(rerouted):
   made = tiny_run.record(rerouted, 'train')['result']['rounds']
   assert len(made) == 2
@@ -108,7 +108,6 @@ def test_the_report_shows_text_by_the_choosers_paths(rerouted):
     assert chunk['nats'] == pytest.approx(nll[chunk['path']][n, 31:47].mean(), rel=1e-6)
 
 
-@pytest.mark.slow
 def test_the_chooser_that_is_kept_is_the_one_that_was_evaluated_last(rerouted, tmp_path):
   workdir, config = tmp_path / 'run', rerouted.parent / 'config.py'
   shutil.copytree(rerouted, workdir)
@@ -162,7 +161,6 @@ def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path,
   run.metrics.close()
 
 
-@pytest.mark.slow
 def test_killed_while_scoring_fitting_and_sharding(rerouted, tmp_path):
   config, workdir = rerouted.parent / 'config.py', tmp_path / 'run'
   scores, routing = workdir / 'routing' / '1-scores', workdir / 'routing'
@@ -182,7 +180,6 @@ def test_killed_while_scoring_fitting_and_sharding(rerouted, tmp_path):
       np.testing.assert_array_equal(*(np.load(w / 'routing' / number / f'{split}.npy') for w in (workdir, rerouted)))
 
 
-@pytest.mark.slow
 def test_eight_devices_agree_with_one(rerouted, tmp_path):
   config, workdir = rerouted.parent / 'config.py', tmp_path / 'run'
   tiny_run.run_until('evaluate', config, workdir, *OPTIONS, devices=8)
@@ -193,7 +190,6 @@ def test_eight_devices_agree_with_one(rerouted, tmp_path):
   assert ours == pytest.approx(theirs, rel=0.02)  # a few labels may tip
 
 
-@pytest.mark.slow
 def test_labels_by_coordinate_ascent_score_fewer_pairs_and_agree(rerouted, tmp_path):
   """Up to the first round both runs are the same."""
   workdir = tmp_path / 'run'

@@ -25,6 +25,8 @@ import tiny_run
 from dipaco_jax.storage import seals
 from dipaco_jax.training import processes as processes_lib
 
+pytestmark = pytest.mark.slow  # its fixture is a whole run, or several
+
 PATHS_OF = ({0, 1}, {2, 3})  # of each process: the mesh has one position of axis a in each
 
 
@@ -110,7 +112,6 @@ def assert_same_modules(workdir, undisturbed):
     small.assert_close(ours, theirs, 36 * small.EPS * (2 + 0.01 * 4 * 64) * 100)
 
 
-@pytest.mark.slow
 def test_same_modules(joined, undisturbed):
   workdir, _ = joined
   for name in ('train', 'validation'):
@@ -172,7 +173,6 @@ def test_every_row_of_metrics_is_there_once(joined):
   assert_rows_are_there_once(joined[0])
 
 
-@pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_both_pass_over_a_corrupt_checkpoint(joined, undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
   with ended(start(config, workdir)) as processes:
@@ -188,7 +188,6 @@ def test_a_signal_to_one_stops_both_and_both_pass_over_a_corrupt_checkpoint(join
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
 
 
-@pytest.mark.slow
 def test_killed_on_one_host_the_run_ends_and_goes_on(joined, undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
   for victim, at in ((1, 20), (0, 60)):
@@ -201,7 +200,6 @@ def test_killed_on_one_host_the_run_ends_and_goes_on(joined, undisturbed, tmp_pa
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
 
 
-@pytest.mark.slow
 def test_other_numbers_of_processes_go_on(joined, undisturbed, tmp_path):
   """From the end of a phase, in which a mesh with other positions has the same state."""
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
@@ -215,7 +213,6 @@ def test_other_numbers_of_processes_go_on(joined, undisturbed, tmp_path):
   assert_rows_are_there_once(workdir)
 
 
-@pytest.mark.slow
 def test_one_process_with_as_many_devices_goes_on_with_the_same_bits(joined, undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
   with ended(start(config, workdir)) as processes:
@@ -224,7 +221,6 @@ def test_one_process_with_as_many_devices_goes_on_with_the_same_bits(joined, und
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
 
 
-@pytest.mark.slow
 def test_two_devices_each_do_not_wait_for_each_other_for_ever(undisturbed, tmp_path):
   """With two cores and so two threads the runtime stood still after such a resume, each of four times."""
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
