@@ -68,8 +68,8 @@ def test_those_that_end_as_agreed_are_not_gone(job):
 def test_who_says_bye_is_gone_only_for_those_that_do_not_end_too(job, monkeypatch):
   monkeypatch.setattr(job_watch, 'BYE_S', 0.3)
   job.processes[2].stop()
-  job.processes[2].say_bye()
   began = time.monotonic()
+  job.processes[2].say_bye()
   job.end(2)
   assert job.noticed(2) == {(0, 2), (1, 2)} and time.monotonic() - began > 0.25
 
