@@ -145,6 +145,7 @@ def test_what_transformers_has_written_is_not_ours(exported, tmp_path):
       export.check_out(tmp_path / 'tuned')
 
 
+@pytest.mark.slow
 def test_neighbours_and_links_stay(undisturbed, tmp_path):
   (tmp_path / 'real').mkdir()
   (tmp_path / 'link').symlink_to(tmp_path / 'real')

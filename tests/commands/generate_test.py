@@ -49,6 +49,7 @@ def test_a_prompt_is_continued(undisturbed):
   assert err.startswith('20 tokens in ') and err.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_several_prompts_and_samples_and_standard_input(undisturbed):
   out, err = run(
     f'--workdir={undisturbed}', '--prompt=aeiou oua', '--prompt=-', '--samples=2', '--max_tokens=9', '--ignore_eos',

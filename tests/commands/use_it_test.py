@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import quick_xla
+import slow
 from repository import ROOT
 
 PAGES = [(ROOT / 'docs' / f'{name}.md').read_text() for name in ('trained_runs', 'serving')]
@@ -36,7 +37,10 @@ def folder(undisturbed, tmp_path_factory):
   return folder
 
 
-@pytest.mark.parametrize('command', [c for c in COMMANDS if module_of(c) not in {*ELSEWHERE, 'curl'}])
+RUN = [c for c in COMMANDS if module_of(c) not in {*ELSEWHERE, 'curl'}]
+
+
+@pytest.mark.parametrize('command', slow.but(RUN, *RUN[1:]))
 def test_every_command_of_the_readme_runs(folder, command):
   words = shlex.split(command)
   assert words[:2] == ['python', '-m'], f'{command}: add it to this test'

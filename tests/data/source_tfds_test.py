@@ -34,6 +34,7 @@ def pairs(documents):
   return [{'text': d.text, 'domain': d.domain} for d in documents]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', slow.but(FORMATS, *FORMATS[1:]))
 def test_documents_are_those_that_were_put_in(folders, form):
   corpus.check_readable(data(folders / form))
@@ -43,6 +44,7 @@ def test_documents_are_those_that_were_put_in(folders, form):
   assert len(list((folders / form).rglob(f'*train.{form}*'))) == 3  # and this is their order
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', slow.but(FORMATS, *FORMATS[1:]))
 def test_limits_of_documents_hold(folders, form):
   few = data(folders / form, max_documents=7, max_validation_documents=3)
@@ -119,6 +121,7 @@ def test_documents_without_the_domain_key_have_none(folders):
   assert {d.domain for d in corpus.documents(data(folders / 'tfrecord', domain_key='url'), 'train')} == {''}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('form', slow.but(FORMATS, *FORMATS[1:]))
 def test_a_damaged_file_is_named(tmp_path, form):
   prepared.prepare(tmp_path, {'train': TRAIN}, form)

@@ -104,6 +104,7 @@ def test_changes_of_path_happen_and_read_only_what_differs(run):
   assert len(set(text.paths)) > 1 and 0 < engine.recomputed < engine.recomputed_without_cache
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'levels',
   [

@@ -54,6 +54,7 @@ def engine(workdir, server):
   return Engine(trained_run.TrainedRun(str(workdir)), max_batch=4)
 
 
+@pytest.mark.slow
 def test_the_command_that_it_prints_works(server):
   first, curl = server.said.splitlines()
   assert 'run/path-0 to path-3' in first and f'127.0.0.1:{server.port}/v1' in first

@@ -145,6 +145,7 @@ def test_a_client_that_hangs_up_ends_the_engines_work(running):
   serving.wait_for(lambda: active() == 0, 10)
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_killed_is_left_out_and_taken_back(running):
   assert json.loads(running.router.get('/health')[1]) == {'status': 'ready', 'paths_without_engine': []}
   first = running.engines[0]

@@ -83,6 +83,7 @@ def test_a_lost_path_that_is_poisoned_does_not_go_on_from_its_own_parameters(tmp
   assert_is(found, by_twin(job, lambda t: [path] * (t == phase)), job)
 
 
+@pytest.mark.slow
 def test_a_module_of_one_path_rests_while_that_is_left_out(tmp_path):
   job = make_job([PATH], 1, levels=FLAT, train=dict(phases=1))
   small.train(job, tmp_path)
@@ -107,6 +108,7 @@ def test_without_paths_for_a_module_the_run_ends_and_goes_on_from_the_last_good_
   assert same[0] == same[1]
 
 
+@pytest.mark.slow
 def test_a_path_that_is_left_out_too_often_in_a_row_ends_the_run(tmp_path):
   job = make_job([], 0, outer=dict(max_excluded=1))
   steps = job.programs.steps
@@ -117,6 +119,7 @@ def test_a_path_that_is_left_out_too_often_in_a_row_ends_the_run(tmp_path):
     small.train(job, tmp_path)
 
 
+@pytest.mark.slow
 def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp_path, monkeypatch):
   job = make_job([], 0)
   monkeypatch.setattr(outer, 'make_optimizer', lambda config: optax.sgd(1e30, 0.9))

@@ -95,6 +95,7 @@ def scene(request, tmp_path, monkeypatch):
 # -- a worker
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('scene', slow.but(['lan', 'thin'], 'lan'), indirect=True)
 def test_a_worker_that_is_killed_and_started_again_reads_only_what_is_new(scene):
   executor, of = outer_executor.Executor(scene.folder / 'sums'), scene.there

@@ -178,6 +178,7 @@ def test_both_tasks_are_given_back_at_once(island, tmp_path):
   assert [role['about'].get('stopped') for role in island.registry.roles()] == [True]
 
 
+@pytest.mark.slow
 def test_tasks_of_a_killed_process_run_elsewhere_within_two_leases(tmp_path):
   island, began = make(tmp_path, 'worker-1', lease_s=4), []
   with another_role(tmp_path, lease_s=4) as process:

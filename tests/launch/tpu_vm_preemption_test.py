@@ -24,6 +24,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 def test_preempted_it_is_created_installed_and_run_again(cloud):
   cloud.installed('--spot')
   cloud.put('ends', 'never')

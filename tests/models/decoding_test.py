@@ -9,6 +9,7 @@ import numpy as np
 import own_modules
 import pytest
 import shapes_of_families
+import slow
 import small
 from hypothesis import given, settings, strategies as st
 
@@ -26,9 +27,11 @@ def made():
   return transformer.make_model(CONFIG, small.VOCAB)
 
 
-@pytest.fixture(scope='module', params=shapes_of_families.FAMILIES | shapes_of_families.MORE)
+@pytest.fixture(
+  scope='module', params=slow.all_but(shapes_of_families.FAMILIES | shapes_of_families.MORE, 'llama3', 'gemma3')
+)
 def of_a_family(request):
-  changes = (shapes_of_families.FAMILIES | shapes_of_families.MORE)[request.param]
+  changes = ALL[request.param]
   return transformer.make_model(dataclasses.replace(CONFIG, **changes), small.VOCAB)
 
 

@@ -107,6 +107,7 @@ def test_its_hold_out_is_that_of_all_text(undisturbed, unattended):
   assert (few.load(0, 0, 3)[0] == [tokens[0] for tokens, _ in everything]).all()
 
 
+@pytest.mark.slow
 def test_more_phases_lengthen_it(undisturbed, unattended, tmp_path):
   names = ('stages', 'control', 'base', 'shards', 'sequences')
   for name in names:

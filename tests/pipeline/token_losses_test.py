@@ -91,6 +91,7 @@ def test_files_are_those_that_are_said(folder):
   assert set(contents(folder)) == {'counts.npy', 'meta.json', *(f'nll-{path}.npy' for path in range(4))}
 
 
+@pytest.mark.slow
 def test_token_losses_are_the_models(made, rows, folder):
   found = token_losses.read(folder, 4)
   tokens, segments = packing.pad([x.tokens for x in rows.sequences.read(rows.indices)], LENGTH)

@@ -114,6 +114,7 @@ def test_collectives_cross_what_lies_between_their_devices():
   assert f'{found["slices_bytes_per_phase"] / 1e6:,.1f} MB a phase' in cost_text.to_text(found)
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_answered_with_what_would():
   needed = dry_run.estimate(small.on_2x2(), here())['hbm_bytes_per_chip']
   found = dry_run.estimate(small.on_2x2(), here(chip=CHIP._replace(hbm_bytes=int(needed / 0.97))))

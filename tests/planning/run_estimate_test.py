@@ -65,6 +65,7 @@ def test_the_bound_of_a_small_run_is_above_its_estimate():
     assert run_estimate.bound_bytes(s) > sum(memory.device.values()) + memory.host['checkpoint']
 
 
+@pytest.mark.slow
 def test_what_fits_is_said_and_what_cannot_fit_is_rejected_with_what_helps(caplog):
   s, lines = small.on_2x2(model=WIDE, train=dict(batch_size=8)), []
   cost_check.check(s, lines.append, host(100 * GB))

@@ -107,6 +107,7 @@ def test_runs_made_again_are_compared_as_they_are_printed(tmp_path, capsys):
   assert '| Dense | 1 | 12.00 |' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_pages_hold_the_results_as_they_are():
   assert [table for tables in readme.PAGES.values() for table in tables] == readme.TABLES
   for name, tables in readme.PAGES.items():

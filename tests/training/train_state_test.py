@@ -32,6 +32,7 @@ def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
   jax.tree.map(np.testing.assert_array_equal, small.fetched(resumed.modules), small.fetched(undisturbed.modules))
 
 
+@pytest.mark.slow
 def test_parameters_of_paths_whose_outer_gradient_was_lost_are_kept(tmp_path):
   s = small.settings({'a': 3}, (('all', '.*', ('a',)),), outer=dict(lost=0.6))
   job = small.make_job(small.make_programs(s, 1))
