@@ -27,9 +27,10 @@ def made():
   return transformer.make_model(CONFIG, small.VOCAB)
 
 
-@pytest.fixture(
-  scope='module', params=slow.all_but(shapes_of_families.FAMILIES | shapes_of_families.MORE, 'llama3', 'gemma3')
-)
+ALL = shapes_of_families.FAMILIES | shapes_of_families.MORE
+
+
+@pytest.fixture(scope='module', params=slow.all_but(ALL, 'llama3', 'gemma3'))
 def of_a_family(request):
   changes = ALL[request.param]
   return transformer.make_model(dataclasses.replace(CONFIG, **changes), small.VOCAB)
