@@ -213,7 +213,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
   local = roles.make_local_place(options.workdir)
   logs = local / 'logs'
   logs.mkdir(parents=True, exist_ok=True)
-  url = url or roles.default_registry(local)
+  url = url or registry_url.in_folder(local)
   os.environ[registry_url.VARIABLE] = url  # of the roles, too: others may read their command lines
   words = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
   words += [f'--lease_s={options.lease_s}', *rest]

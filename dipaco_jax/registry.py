@@ -32,7 +32,7 @@ def find_url(workdir: str, option: str | None) -> str:
     return url
   if '://' in workdir:
     raise InputError(f'--workdir={workdir} is in a bucket: name its --registry, or set {registry_url.VARIABLE}')
-  return f'sqlite:///{(pathlib.Path(workdir) / registry_url.OF_FOLDER).absolute()}'
+  return registry_url.in_folder(pathlib.Path(workdir))
 
 
 def check(url: str, storage: object_store.Storage) -> str:

@@ -30,8 +30,7 @@ START = 'the run in the bucket'  # the occasion
 
 def scratch_parent(scratch: str | os.PathLike | None) -> pathlib.Path:
   """Returns the folder of scratch folders: what --scratch says, or the user's cache."""
-  cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
-  return pathlib.Path(scratch or os.path.join(cache, 'dipaco_jax', 'runs')).absolute()
+  return pathlib.Path(scratch or files.user_cache() / 'runs').absolute()
 
 
 def folder_here(workdir: str, scratch: str | os.PathLike | None) -> pathlib.Path:

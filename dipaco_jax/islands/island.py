@@ -271,14 +271,14 @@ class Island:
     shapes = self.level_shapes(level)
     state = jax.eval_shape(outer.make_optimizer(self.run.settings.outer).init, dict(shapes))
     master = {} if self.kind(level) == 'none' else {MASTER + name: x for name, x in shapes.items()}
-    return by_place(state) | master
+    return jobs.by_place(state) | master
 
   @functools.cached_property
   def inner_shapes(self) -> messages.Shapes:
     """The shapes of a path's inner state, by place."""
     s = self.run.settings
     optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
-    return by_place(jax.eval_shape(optimizer.init, self.shapes))
+    return jobs.by_place(jax.eval_shape(optimizer.init, self.shapes))
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
   def active_paths(self, phase: int) -> np.ndarray:
@@ -304,11 +304,6 @@ class Island:
     facts = [f for f in self.registry.facts('module', number=version) if self.is_chosen(f, best_version)]
     modules = ((*self.parse_module(fact.key), self.read_weights(fact)) for fact in facts)
     module_publishing.publish_module_files(self.run.workdir, version, modules)
-
-
-def by_place(tree: Any) -> dict[str, Any]:
-  """Returns a pytree's leaves by their place in it."""
-  return {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def maker(name: str, island: Island | None = None) -> tuple[str, str, int]:

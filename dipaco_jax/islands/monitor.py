@@ -13,7 +13,6 @@ Paths proceed at different speeds: a phase that is not complete shows the paths 
 import contextlib
 import logging
 import os
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -91,9 +90,7 @@ def saying_stopped(island: Island) -> Iterator[None]:
 
   def say(number: int = 0) -> bool:
     if number:
-      late = threading.Timer(role_loop.GIVE_BACK_S, os._exit, (128 + number,))
-      late.daemon = True
-      late.start()
+      stopping.call_later(role_loop.GIVE_BACK_S, os._exit, 128 + number)
     island.registry.beat(island.name, 'monitor', {'task': '', STOPPED: True})
     return False
 

@@ -130,8 +130,9 @@ def zeros(job: Job, has_inner: bool) -> PathState:
   """Returns a state of zeros, shaped like a path's."""
   shapes = job.programs.shapes
   inner = {INNER: jax.eval_shape(job.programs.specs.inner.init, shapes)} if has_inner else {}
-  by_place = {jax.tree_util.keystr(at): x for at, x in jax.tree_util.tree_leaves_with_path(inner)}
-  params, state = ({name: np.zeros(x.shape, x.dtype) for name, x in found.items()} for found in (shapes, by_place))
+  params, state = (
+    {name: np.zeros(x.shape, x.dtype) for name, x in found.items()} for found in (shapes, jobs.by_place(inner))
+  )
   return PathState(params, state)
 
 

@@ -12,6 +12,11 @@ FILE = 'file:'
 OF_FOLDER = 'registry.db'  # of a run that names none
 
 
+def in_folder(folder: pathlib.Path) -> str:
+  """Returns the URL of the registry of a run that names none."""
+  return f'sqlite:///{(folder / OF_FOLDER).absolute()}'
+
+
 def explain_unknown(place: str) -> str:
   """Says what to do where a place has a run of islands that the registry at hand does not know."""
   return (

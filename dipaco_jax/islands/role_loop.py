@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
@@ -222,9 +221,7 @@ class Role:
     """Gives back, at SIGTERM, SIGINT or an error, every task that is held, and ends the process."""
 
     def give_back(number: int) -> bool:
-      late = threading.Timer(GIVE_BACK_S, os._exit, (128 + number,))
-      late.daemon = True
-      late.start()
+      stopping.call_later(GIVE_BACK_S, os._exit, 128 + number)
       with self.claims.claiming:  # not between a claim and its lease
         self.claims.release_all()
       self.say_stopped()

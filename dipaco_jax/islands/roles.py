@@ -93,7 +93,7 @@ def run_role(
   storage, local = open_storage(workdir), make_local_place(workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data, profiler)
-  url = url or default_registry(local)
+  url = url or registry_url.in_folder(local)
   check_place(storage, local, url)
   registry = Registry(url, lease_s)
   run_id = settle(registry, storage, settings, local)
@@ -212,11 +212,6 @@ def make_local_place(workdir: str) -> pathlib.Path:
   else:
     files.make_private_folder(place, 'TMPDIR')
   return place
-
-
-def default_registry(local: pathlib.Path) -> str:
-  """Returns the URL of the registry of a run that names none."""
-  return f'sqlite:///{(local / registry_url.OF_FOLDER).absolute()}'
 
 
 def check_place(storage: Storage, local: pathlib.Path, url: str):

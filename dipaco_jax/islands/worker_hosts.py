@@ -17,6 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from dipaco_jax.training import stopping
+
 BARRIER_MS = 10 * 24 * 3600 * 1000  # a phase may last for days; if the first host dies, jax.distributed ends the others
 LEAVE_S = 10  # after a signal, for the first host to end this one
 MESSAGES, LEAVING = 'dipaco/messages', 'dipaco/leaving'
@@ -78,9 +80,7 @@ class Hosts:
 def pass_on_sigterm(number: int) -> bool:
   """Tells the first host of a SIGTERM and waits for it to end this one; returns whether the signal was a SIGTERM."""
   if number == signal.SIGTERM:
-    late = threading.Timer(LEAVE_S, os._exit, (128 + number,))
-    late.daemon = True
-    late.start()
+    stopping.call_later(LEAVE_S, os._exit, 128 + number)
     with contextlib.suppress(Exception):  # another host has told it
       _client().key_value_set(LEAVING, 'yes')
   return number == signal.SIGTERM

@@ -136,7 +136,12 @@ def streams(run: run_lib.Run, shard: str, batch_size: int) -> Callable[[int, int
 
 def named_leaves(tree) -> dict[str, np.ndarray]:
   """Returns a pytree's arrays on the host, by their place in it; `from_leaves` is the inverse."""
-  return {jax.tree_util.keystr(path): mesh.fetch(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+  return {place: mesh.fetch(x) for place, x in by_place(tree).items()}
+
+
+def by_place(tree: Any) -> dict[str, Any]:
+  """Returns a pytree's leaves by their place in it, as `jax.tree_util.keystr` writes it."""
+  return {jax.tree_util.keystr(place): x for place, x in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:

@@ -129,6 +129,12 @@ def state(file: Path) -> tuple[int, ...]:
   return found.st_ino, found.st_size, found.st_mtime_ns
 
 
+def user_cache() -> Path:
+  """Returns the folder of this program in the user's cache: in XDG_CACHE_HOME, or ~/.cache."""
+  cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
+  return Path(cache).absolute() / 'dipaco_jax'
+
+
 def make_private_folder(folder: Path, option: str):
   """Makes a folder of this user alone. Raises InputError where another may have written into it, or can.
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
+from dipaco_jax.storage import files
+
 FOLDER, LEAST_S, OTHERS = OPTIONS = (
   'jax_compilation_cache_dir',
   'jax_persistent_cache_min_compile_time_secs',
@@ -41,13 +43,12 @@ def keep(least_s: float = 0.0):
 
 def user_folder() -> pathlib.Path:
   """Returns the folder of this user's compiled programs for this kind of CPU; a home may be shared by machines."""
-  cache = os.environ.get('XDG_CACHE_HOME') or os.path.join(os.path.expanduser('~'), '.cache')
   try:
     lines = {line for line in pathlib.Path('/proc/cpuinfo').read_text().splitlines() if line.startswith(OF_CPU)}
   except OSError:
     lines = set()
   kind = hashlib.sha256('\n'.join(sorted({platform.machine(), *lines})).encode()).hexdigest()
-  return pathlib.Path(cache).absolute() / 'dipaco_jax' / f'xla-{kind[:12]}'
+  return files.user_cache() / f'xla-{kind[:12]}'
 
 
 def make_private(folder: pathlib.Path) -> str:

@@ -57,7 +57,7 @@ def add_last_words(write: Callable[[int], object]):
 def leave(status: int, words: str = '') -> NoReturn:
   """Ends the process at once, without waiting for threads or running exit handlers."""
   with contextlib.suppress(RuntimeError):  # no thread can be started any more
-    _timer(LAST_WORDS_S, os._exit, status)
+    call_later(LAST_WORDS_S, os._exit, status)
   for write in _last_words:
     write(status)
   if words:
@@ -85,11 +85,12 @@ def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
     try:
       yield opened
     except Exception as e:
-      after.callback(_timer(limit_s, overdue, e).cancel)
+      after.callback(call_later(limit_s, overdue, e).cancel)
       raise
 
 
-def _timer(seconds: float, function: Callable, *args) -> threading.Timer:
+def call_later(seconds: float, function: Callable, *args: Any) -> threading.Timer:
+  """Calls a function after some seconds, in a thread that keeps no process from ending."""
   timer = threading.Timer(seconds, function, args)
   timer.daemon = True
   timer.start()

@@ -14,7 +14,7 @@ import pytest
 from one_process import Machine, changed, close
 
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import roles
+from dipaco_jax.islands import registry_url, roles
 from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import lock, object_store
@@ -67,14 +67,14 @@ def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
 
 def test_no_second_registry_is_made_for_a_run_and_a_lost_one_is_told(config, tmp_path):
   place, storage = tmp_path / 'run', object_store.open_storage(str(tmp_path / 'run'))
-  roles.check_place(storage, place, roles.default_registry(place))  # a new run
+  roles.check_place(storage, place, registry_url.in_folder(place))  # a new run
   close(Machine(config, {}).island(place))
-  roles.check_place(storage, place, roles.default_registry(place))
+  roles.check_place(storage, place, registry_url.in_folder(place))
   roles.check_place(storage, place, 'postgresql://host/runs')
   for file in place.glob('registry.db*'):
     file.unlink()
   with pytest.raises(ValueError, match=r'no registry .*registry.db, but .* if that registry is lost, run .* rebuild'):
-    roles.check_place(storage, place, roles.default_registry(place))
+    roles.check_place(storage, place, registry_url.in_folder(place))
   assert not [*place.glob('registry.db*')]
 
 
@@ -82,7 +82,7 @@ def test_roles_do_not_join_a_run_at_which_main_is_at_work(config, tmp_path):
   storage = object_store.open_storage(str(tmp_path))
   with lock.hold(tmp_path):
     with pytest.raises(ValueError, match=r'is in use by `main`, process \d+ on .*: stop that first'):
-      roles.check_place(storage, tmp_path, roles.default_registry(tmp_path))
+      roles.check_place(storage, tmp_path, registry_url.in_folder(tmp_path))
     storage.write('registry.id', b'a1')  # a worker prepares the run
     roles.check_place(storage, tmp_path, 'postgresql://host/runs')
 
