@@ -88,9 +88,10 @@ def kill_at_points(machine, backend, prepared, undisturbed, tmp_path, request):
     check_clean(machine, place)
     hit += faults.hit
     shutil.rmtree(place)
-  missed = sorted({point for points in chosen for point in points}.difference(hit))
-  print(f'{backend.name}: killed at {len(hit)} of {sum(map(len, chosen))} points; not at {missed}')
-  assert len(hit) > 0.8 * sum(map(len, chosen))  # heartbeats come when they come
+  drawn = {point for points in chosen for point in points}
+  print(f'{backend.name}: killed at {len(hit)} of {len(drawn)} points; not at {sorted(drawn.difference(hit))}')
+  sure = {point for point in drawn if ' heartbeat ' not in point}  # a heartbeat comes when its time has come
+  assert len(sure.intersection(hit)) > 0.8 * len(sure)
 
 
 def check_clean(machine: Machine, place: pathlib.Path):
