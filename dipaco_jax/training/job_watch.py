@@ -32,6 +32,7 @@ class JobWatch:
     self.server = server  # of the first process
     self.is_ending = False  # whether all processes are about to end, and JAX ends nobody
     self.ended = threading.Event()  # this process does not watch any more
+    self.first_report = threading.Lock()  # held for good by the thread that reports: later ends are consequences
     self.connections: dict[int, socket.socket] = {}
 
   def stop(self) -> None:
@@ -64,7 +65,7 @@ class JobWatch:
       self.connections.pop(index, None)
       if line == BYE:
         self.ended.wait(BYE_S if index or self.is_ending else BYE_OF_FIRST_S)
-    if not self.ended.is_set():
+    if not self.ended.is_set() and self.first_report.acquire(blocking=False):
       culprit = int(line) if line.strip().isdigit() else index
       self._send(b'%d\n' % culprit)
       self.gone(culprit)

@@ -28,7 +28,8 @@ class Job:
   def end(self, index: int):
     """As the kernel does when a process ends."""
     for connection in [*self.processes[index].connections.values()]:
-      connection.shutdown(socket.SHUT_RDWR)
+      with contextlib.suppress(OSError):  # the other side has ended before
+        connection.shutdown(socket.SHUT_RDWR)
 
   def noticed(self, count: int) -> set[tuple[int, int]]:
     return {self.said.get(timeout=10) for _ in range(count)}
@@ -40,12 +41,25 @@ def job():
   yield made
   for index, process in enumerate(made.processes):
     process.stop()
-    with contextlib.suppress(OSError):
-      made.end(index)
+    made.end(index)
 
 
 def test_one_that_is_killed_is_named_to_all(job):
   job.processes[2].stop()  # what it would say itself does not count
+  job.end(2)
+  assert job.noticed(2) == {(0, 2), (1, 2)}
+
+
+def test_an_end_that_another_end_caused_is_not_reported(job, monkeypatch):
+  send, delays = job_watch.JobWatch._send, [0.3]
+
+  def send_slowly(watch, message):
+    send(watch, message)
+    if watch is job.processes[0] and delays:
+      time.sleep(delays.pop())  # meanwhile the second process hears of the third one's end, and closes its connection
+
+  monkeypatch.setattr(job_watch.JobWatch, '_send', send_slowly)
+  job.processes[2].stop()
   job.end(2)
   assert job.noticed(2) == {(0, 2), (1, 2)}
 
