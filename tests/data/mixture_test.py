@@ -6,7 +6,6 @@ import random
 import corpora
 import numpy as np
 import pytest
-import slow
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus, holdouts, mixture
@@ -66,7 +65,8 @@ def shares(documents) -> dict[str, float]:
   return {name: size / sum(sizes.values()) for name, size in sizes.items()}
 
 
-@pytest.mark.parametrize('parts', slow.all_but([1, 2, 7], 2))
+@pytest.mark.slow
+@pytest.mark.parametrize('parts', [1, 2, 7])
 def test_each_source_has_its_share_of_the_text_in_every_part(of_three, parts):
   expected = {name: weight / sum(WEIGHTS.values()) for name, weight in WEIGHTS.items()}
   found = []
@@ -109,6 +109,7 @@ def test_validation_text_of_its_own(of_three, tmp_path):
   assert corpus.plan_held_back(settings.from_dict(values)).how == 'given'
 
 
+@pytest.mark.slow
 def test_limits_are_divided_by_the_weights(of_three):
   values = of_three.to_dict()
   values['data'] |= {'max_documents': 90, 'max_validation_documents': 9}

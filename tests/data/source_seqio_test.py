@@ -115,6 +115,7 @@ def test_parts_are_the_whole(folder, name, parts):
     assert len({d.id for d in found}) == len(whole)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_task_is_whole_files(folder):
   for k in range(3):
     found = sorted(d.text for d in corpus.documents(data(folder, 'kept'), 'train', (k, 3)))

@@ -148,6 +148,7 @@ def test_bad_models_are_named(tmp_path, texts):
     tokenizer_files.open_file(tmp_path / 'no_eos.model')
 
 
+@pytest.mark.slow
 def test_a_model_of_another_shape_counts_bytes_too(tmp_path, texts):
   """T5's kind: unigram, a dummy space in front, unknown pieces, pad 0 and end 1."""
   model = str(tmp_path / 't5')

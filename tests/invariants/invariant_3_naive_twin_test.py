@@ -61,7 +61,7 @@ def base_state(params):
 
 
 ALL = [*((case, 1) for case in CASES), ('row weights', 4), ('three axes', 4), ('sampled', 4), ('lost', 4)]
-QUICK = [('mixed levels', 1), ('three axes', 1), ('row weights', 4), ('sampled', 4)]
+QUICK = [('mixed levels', 1), ('sampled', 4)]
 
 
 @pytest.mark.parametrize('case, devices', slow.all_but(ALL, *QUICK))

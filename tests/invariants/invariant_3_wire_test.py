@@ -41,7 +41,7 @@ def make(case, devices):
   return small.make_programs(small.settings(grid, levels, **sections), devices)
 
 
-@pytest.mark.parametrize('case, devices', slow.all_but(ALL, ('thin', 1)))
+@pytest.mark.parametrize('case, devices', slow.all_but(ALL))
 def test_twin(case, devices, tmp_path):
   made = make(case, devices)
   s, layout = made.settings, made.layout

@@ -127,6 +127,7 @@ def test_processes_of_a_machine_share_what_one_has_read(scene):
 # -- an executor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('memory_bytes', slow.but([kept_arrays.MEMORY_BYTES, 0], kept_arrays.MEMORY_BYTES))
 @pytest.mark.parametrize('scene', ['thin'], indirect=True)
 def test_an_executor_reads_contributions_alone_and_each_once(memory_bytes, scene):

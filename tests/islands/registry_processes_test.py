@@ -41,9 +41,9 @@ def what_they_did(made: list[subprocess.Popen]) -> list[list[str]]:
   return done
 
 
-def test_8_processes_claim_200_tasks_each_once(url, db):
+def test_4_processes_claim_200_tasks_each_once(url, db):
   db.add_tasks(train(*((str(i), 0) for i in range(200))))
-  done = what_they_did(claimants(url, 8))
+  done = what_they_did(claimants(url, 4))
   counts = collections.Counter(key for keys in done for key in keys)
   assert len(counts) == 200 and set(counts.values()) == {1}
   assert all(done)  # nobody starves

@@ -51,7 +51,7 @@ def draw_points(passed: list[str], everything: bool) -> list[list[str]]:
   random.Random(8).shuffle(points)
   if everything:
     return [points[i::8] for i in range(8)]
-  return [sorted({*points[:12], 'before replace stages/evaluate.json'})]
+  return [sorted({*points[:7], 'before replace stages/evaluate.json'})]
 
 
 @pytest.mark.on('postgresql,s3')  # --islands_on=all: on others

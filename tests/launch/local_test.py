@@ -158,6 +158,7 @@ def test_what_cannot_be_read_before_the_start_is_told_in_one_line(fault, status,
   assert re.fullmatch(f'local.py: {words}.*\n', capsys.readouterr().err)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number', slow.but([signal.SIGINT, signal.SIGTERM], signal.SIGTERM))
 def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
   command = [sys.executable, '-c', WAITS, f'postgresql://me@/x?host={tmp_path}', str(tmp_path)]

@@ -49,6 +49,7 @@ def loss_and_gradient(made, params):
   return jax.jit(jax.value_and_grad(lambda p: loss.path_loss(made, 8, p, tokens, segments)[0]))(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('changes', slow.but([
   {}, {'layers': 'scanned', 'window': 8, 'full_every': 2}, {'remat': 'dots', 'num_kv_heads': 1, 'qk_norm': 'head'},
 ], {}, {'layers': 'scanned', 'window': 8, 'full_every': 2}))  # fmt: skip
@@ -85,7 +86,9 @@ def test_blocks_repeat_after_their_period(write):
 KEEP = [(s, t) for s in (own_modules.RECURRENT, own_modules.examples()['my_block.py']) for t in ('float32', 'bfloat16')]
 
 
-@pytest.mark.parametrize('source, dtype', slow.but(KEEP, KEEP[1], KEEP[2]), ids=['0-32', '0-16', '1-32', '1-16'])
+@pytest.mark.parametrize(
+  'source, dtype', slow.but(KEEP, KEEP[1], KEEP[2], KEEP[3]), ids=['0-32', '0-16', '1-32', '1-16']
+)
 def test_what_keeps_to_the_rules_is_taken(write, source, dtype):
   made = made_of(write(source), dtype=dtype)
   block_check.check(made)
@@ -93,6 +96,7 @@ def test_what_keeps_to_the_rules_is_taken(write, source, dtype):
   assert all(np.abs(x).max() > 0 for x in gradient.values())
 
 
+@pytest.mark.slow
 def test_scanned_is_as_unrolled(write):
   name = write(own_modules.examples()['my_block.py'])
   one, other = (made_of(name, layers=layers) for layers in ('unrolled', 'scanned'))

@@ -82,6 +82,7 @@ def test_logits_by_parts_may_be_of_any_size(order):
   assert np.isfinite(dx_ND).all()
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_head_is_not_rounded():
   made = small.make_programs(small.settings(model={'dtype': 'bfloat16', 'tied': False})).model
   params, (tokens, segments) = small.base(made), small.batch(0, 0)

@@ -53,6 +53,7 @@ def test_parameters_of_a_path_and_of_all_modules_are_printed():
   assert cost_text.parameters_to_text(counts) == f'parameters     {of_path:,} of a path, {of_all:,} of all modules'
 
 
+@pytest.mark.slow
 def test_memory_counts_what_compression_and_streaming_keep():
   found = {}
   for name, outer in {'lan': {}, 'int4': dict(compress='int4'), 'thin': dict(wire='thin', overlap='keep')}.items():

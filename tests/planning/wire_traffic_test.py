@@ -19,6 +19,7 @@ def made(**outer_fields):
   return s, shapes, modules.make_layout(s.grid, s.levels, shapes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', slow.all_but(compression.KINDS, 'int8'))
 def test_bytes_are_those_of_arrays(kind):
   s, shapes, layout = made(compress=kind, stream='on')

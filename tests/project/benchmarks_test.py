@@ -52,7 +52,7 @@ def bare_families() -> dict[str, dict]:
   }
 
 
-@pytest.mark.parametrize('family', slow.all_but(bare_families(), 'gemma3'))
+@pytest.mark.parametrize('family', slow.all_but(bare_families(), 'llama3'))
 def test_the_bare_loop_is_of_the_same_architecture(family, monkeypatch):
   monkeypatch.syspath_prepend(str(FOLDER))
   import bare

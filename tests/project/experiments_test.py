@@ -46,7 +46,7 @@ def flops(s: settings.Settings) -> float:
   return tokens * performance.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len)
 
 
-@pytest.mark.parametrize('size', slow.but(config.SIZES, 'medium', 'micro'))
+@pytest.mark.parametrize('size', slow.all_but(config.SIZES, 'test'))
 def test_every_row_is_a_valid_run_whose_levels_catch_all_parameters(size):
   for _, table, row in (planned for planned in PLANNED if planned[0] == size):
     s = runs.make(size, row, 0).settings
@@ -55,6 +55,7 @@ def test_every_row_is_a_valid_run_whose_levels_catch_all_parameters(size):
     assert s.decay_steps == s.pretrain.steps + s.train.phases * s.train.steps_per_phase, (table.name, row.name)
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_are_different_runs():
   for size in config.SIZES:
     for table in readme.TABLES:

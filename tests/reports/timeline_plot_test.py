@@ -77,6 +77,7 @@ def test_phases_at_once_are_those_of_one_moment():
   assert timeline_plot.phases_at_once([*barrier, Task('b', 'train', 2, 5, 8), Task('c', 'outer', 3, 1, 2)]) == 2
 
 
+@pytest.mark.slow
 def test_a_report_of_islands_has_their_pictures(tmp_path):
   synthetic.make(tmp_path, phases=2)
   file = tmp_path / 'stages' / 'train.json'

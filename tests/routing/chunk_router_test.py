@@ -59,6 +59,7 @@ def test_a_path_that_has_diverged_is_no_label(horizon):
   np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_what_has_no_label_has_no_loss():
   made = make()
   tokens, segments, nll = draw(0)

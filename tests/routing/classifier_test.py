@@ -195,6 +195,7 @@ def losses(num: int, num_paths: int, seed=0) -> tuple[np.ndarray, np.ndarray, np
   return z_ND, nll_NP, rng.uniform(0.5, 1.5, num), rng.random(num) < 0.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('l2', slow.but([0.03, 1e-3], 0.03))
 def test_what_is_fitted_to_losses_is_a_minimum_of_what_routes_cost(l2):
   z_ND, nll_NP, weight_N, _ = losses(400, 3)

@@ -161,6 +161,7 @@ def test_a_loaded_router_sees_the_length_of_what_there_is(module, tmp_path):
   assert router.path([5] * 3, length=80) == 3 and f'{module}:by_length to 4 paths' in repr(router)
 
 
+@pytest.mark.slow
 def test_a_loaded_router_sees_features_as_ours_does(module, tmp_path):
   s = routed_by(module, 'by_features')
   state = {'directions': np.random.default_rng(0).normal(size=(4, s.model.width)).astype('f')}

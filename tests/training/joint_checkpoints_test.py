@@ -99,6 +99,7 @@ def test_each_process_writes_and_seals_its_shards(saved):
   assert json.loads(bytes(storage.fetch('checkpoints/train/8.index.json'))).keys() == first | other
 
 
+@pytest.mark.slow
 def test_one_process_restores_it_on_other_devices(saved, tmp_path):
   one = mirror.Mirror(object_store.open_storage(saved[0]), tmp_path)
   one.fetch_files(names := one.names())

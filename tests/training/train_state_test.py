@@ -10,6 +10,7 @@ from dipaco_jax.storage import files
 from dipaco_jax.training import metrics_log, run_checkpoints, train_state, training_loop
 
 
+@pytest.mark.slow
 def test_states_of_waiting_paths_are_restored_to_host_memory(tmp_path):
   s = small.settings({'a': 3}, (('all', '.*', ('a',)),), train=dict(offload=True))
   made = small.make_programs(s, 1)

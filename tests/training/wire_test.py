@@ -76,6 +76,7 @@ def test_other_positions_after_a_closed_phase(undisturbed, tmp_path, caplog):
       assert np.quantile(errors, 0.95) < 1e-4 and errors.max() < 0.05, (level, name)
 
 
+@pytest.mark.slow
 def test_blocks_do_not_depend_on_how_a_slice_shares_a_path():
   """Equal moves give equal messages and residuals, whole on one device or in parts on two."""
   rng, shapes, found = np.random.default_rng(0), make_job().programs.shapes, []
