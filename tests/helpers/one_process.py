@@ -207,12 +207,14 @@ class Machine:
     copy(prepared, place, 'sequences', 'base', 'features', 'routing', 'shards', 'stages', tokenizer_files.MODEL)
     return self.other(s)
 
-  def island(self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '') -> island.Island:
+  def island(
+    self, place: pathlib.Path, workdir: pathlib.Path | None = None, url: str = '', storage: str = ''
+  ) -> island.Island:
     """As a process that has just begun; its workdir is the place itself, unless it is a machine far away."""
     workdir = workdir or place
     workdir.mkdir(parents=True, exist_ok=True)
     facts = registry.Registry(url or self.backend.registry(place), LEASE_S)
-    place_of = object_store.open_storage(self.backend.storage(place))
+    place_of = object_store.open_storage(storage or self.backend.storage(place))
     roles.settle(facts, place_of, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)

@@ -187,7 +187,8 @@ class Chaos:
         continue
       task = registry.Task(row['id'], row['kind'], row['key'], row['number'], row['fence'] - 1, 'twin', 0, None)
       self.cluster.registry.complete(task, [fact])
-    made = one_process.Machine(self.cluster.settings, {}).island(self.cluster.folder / 'chaos', url=self.cluster.url)
+    machine, folder = one_process.Machine(self.cluster.settings, {}), self.cluster.folder / 'chaos'
+    made = machine.island(folder, url=self.cluster.url, storage=self.cluster.place)
     schedule.schedule(made, [fact])
     one_process.close(made)
     return True
