@@ -35,6 +35,7 @@ from dipaco_jax.islands.registry_schema import FACTS, ROLES, TASKS
 from dipaco_jax.storage import retry
 
 T = TypeVar('T')
+FINISHED = 'finished'  # kind of a run's last fact
 RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
 SILENT_S = 60  # a role that gives no sign of life for longer counts as gone
 STOPPED = 'stopped'  # in what a role tells of itself when it ends
@@ -197,12 +198,16 @@ class Registry:
   def complete(self, task: Task, facts: Sequence[Fact], withdrawal: Withdrawal | None = None):
     """Inserts the facts and marks the task as done, in one transaction, which begins with the withdrawal, if any.
 
+    With the fact that the run is finished, all other tasks are done too.
+
     Where the task is another's by now, identical facts in the registry will do: another owner has done it, or an
     earlier attempt of this call. Else raises Lost, or, for other facts under these names, Conflict, and writes nothing.
     """
 
     def work(connection: sa.Connection) -> bool:
       if connection.execute(schema.COMPLETE, _claimed(task)).rowcount:
+        if any(fact.kind == FINISHED for fact in facts):
+          connection.execute(schema.CLOSE)
         return self._replace(connection, facts, withdrawal)
       if facts:
         if not all(fact_rows.is_same(fact_rows.read_stored(connection, fact), fact) for fact in facts):

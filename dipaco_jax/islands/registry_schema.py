@@ -148,7 +148,9 @@ HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE).returning(*NEWS)
 PROGRESS = HEARTBEAT.values(progress=sa.bindparam('noted'))
 RELEASE = sa.update(TASKS).where(RUNNING).values(error=sa.bindparam('why'), **READY)
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
-COMPLETE = sa.update(TASKS).where(RUNNING).values(state='done', lease=None, progress=None, ended=Now())
+DONE: dict[str, Any] = {'state': 'done', 'lease': None, 'progress': None, 'ended': Now()}
+COMPLETE = sa.update(TASKS).where(RUNNING).values(**DONE)
+CLOSE = sa.update(TASKS).where(UNDONE).values(**DONE)  # when a run is finished
 IS_RUNNING = sa.select(*NEWS).where(RUNNING).select_from(TASKS)
 IS_DONE = sa.select(TASKS.c.id).where(OURS, TASKS.c.state == 'done')
 FACT = [FACTS.c[name] for name in 'kind key number uri sha256 meta'.split()]

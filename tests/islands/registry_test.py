@@ -169,6 +169,18 @@ def test_who_misses_something_has_it_made_again_but_no_zombie(connect):
   assert db.ready_kinds() == {'evaluate'}
 
 
+def test_no_task_is_open_when_the_run_is_finished(db):
+  """One that was opened again, because something was missing, would stay open for ever."""
+  db.add_tasks([*train(('0', 0), ('1', 0)), NewTask('evaluate', '0', 1), NewTask('finish', '', 0)])
+  db.complete(db.claim('a', ['train']), [fact()])
+  db.reopen(db.claim('b', ['evaluate']), 'train', '0', 0)
+  late = db.claim('a', ['train'])
+  db.complete(db.claim('b', ['finish']), [fact('', kind='finished')])
+  assert {state for states in db.counts().values() for state in states} == {'done'}
+  with pytest.raises(Lost):
+    db.heartbeat(late)
+
+
 def test_completing_again_is_the_same(db):
   db.add_tasks(train(('0', 0), ('1', 0)))
   task, other = db.claim('a', ['train']), db.claim('a', ['train'])
