@@ -4,6 +4,7 @@ import json
 
 import corpora
 import pytest
+import slow
 
 from dipaco_jax.core import settings
 from dipaco_jax.data import corpus
@@ -85,7 +86,7 @@ def test_validation_globs_and_limits_hold(tmp_path):
   assert len(corpora.both(shared)[1]) == 4 < len(corpora.both(shared)[0])
 
 
-@pytest.mark.parametrize('parts', [3, 5])  # of 4 files
+@pytest.mark.parametrize('parts', slow.but([3, 5], 5))  # of 4 files
 @pytest.mark.parametrize('source', ['files', 'stdlib'])
 def test_parts_are_the_whole(tmp_path, source, parts):
   """Each document is in one of them, on the same side of the split."""

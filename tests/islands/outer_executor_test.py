@@ -13,6 +13,7 @@ import numpy as np
 import one_process
 import optax
 import pytest
+import slow
 import small
 import tiny_run
 from one_process import with_settings
@@ -325,7 +326,7 @@ def test_a_sum_that_another_executor_has_finished_goes_with_the_next(is_in_memor
 BY_ROW = settings_lib.Outer(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True)
 
 
-@pytest.mark.parametrize('kind', ['none', 'int4'])
+@pytest.mark.parametrize('kind', slow.but(['none', 'int4'], 'int4'))
 def test_row_weights_give_the_outer_step_of_one_job(kind, made):
   """Against `outer.update`, from what two paths send: their messages have row weights beside what they have learned."""
   rng, level = np.random.default_rng(0), made.layout.levels[2]

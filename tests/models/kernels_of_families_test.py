@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import shapes_of_families
+import slow
 
 from dipaco_jax.core import settings
 from dipaco_jax.models import attention, flash, layers
@@ -33,7 +34,7 @@ SEGMENTS = jnp.asarray(np.repeat([[1, 2]], LENGTH // 2, axis=1))
 
 
 @pytest.mark.parametrize('kernel', NAMES)
-@pytest.mark.parametrize('family', shapes_of_families.FAMILIES)
+@pytest.mark.parametrize('family', slow.all_but(shapes_of_families.FAMILIES, 'llama3', 'gemma3'))
 def test_a_family_trains_by_the_kernel(family, kernel):
   model, kinds = blocks(family)
 
@@ -49,7 +50,7 @@ def test_a_family_trains_by_the_kernel(family, kernel):
   assert f'{LENGTH}x{LENGTH}xbf16' not in text and f'{LENGTH}x{LENGTH}xf32' not in text  # no scores in memory
 
 
-@pytest.mark.parametrize('family', ['smollm2', 'gemma3'])
+@pytest.mark.parametrize('family', slow.but(['smollm2', 'gemma3'], 'smollm2'))
 def test_interpreted_they_agree(family):
   """Heads that queries share, windows and a scale; each alone is in attention_test.py and flash_test.py."""
   model, kinds = blocks(family)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import repository
+import slow
 import small
 import whole
 
@@ -123,7 +124,10 @@ def test_sums_are_those_that_perplexity_is_made_of(made, rows, folder):
     np.testing.assert_array_equal(found.counts.sum(1), losses.targets[path])
 
 
-@pytest.mark.parametrize('devices, mesh', [(2, {}), (8, {}), (8, {'shard_states': True})], ids=str)
+PLACEMENTS = [(2, {}), (8, {}), (8, {'shard_states': True})]
+
+
+@pytest.mark.parametrize('devices, mesh', slow.all_but(PLACEMENTS, PLACEMENTS[2]), ids=str)
 def test_other_placements_agree(rows, folder, devices, mesh, tmp_path):
   made = make_programs(devices, **mesh)
   found = token_losses.write(made, Asked(made), SOURCES, rows, tmp_path)

@@ -1,6 +1,7 @@
 """Sizes that are suggested for a text, a machine and a time."""
 
 import pytest
+import slow
 
 from dipaco_jax.core import modules, settings
 from dipaco_jax.models import transformer
@@ -18,7 +19,7 @@ def settings_of(plan: sizing.Plan) -> settings.Settings:
 
 
 @pytest.mark.parametrize('size', sizing.SIZES, ids=lambda size: f'width {size.width}')
-@pytest.mark.parametrize('num_paths', [4, 16])
+@pytest.mark.parametrize('num_paths', slow.but([4, 16], 16))
 def test_a_plan_counts_the_parameters_of_its_config(size, num_paths):
   plan = sizing.Plan(size, num_paths, 100, 10)
   s = settings_of(plan)

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import slow
 
 from dipaco_jax.core import settings
 from dipaco_jax.models import transformer
@@ -20,7 +21,7 @@ def made(wire: str, grid: dict[str, int], **outer) -> settings.Settings:
 
 
 @pytest.mark.parametrize('wire', ['lan', 'wan', 'thin'])
-@pytest.mark.parametrize('paths_per_worker', [1, 2, 4])
+@pytest.mark.parametrize('paths_per_worker', slow.all_but([1, 2, 4], 2))
 def test_one_worker_tells_what_all_would(wire, paths_per_worker):
   traffic = wire_needs.make_traffic(made(wire, {'a': 4, 'b': 4}))
   conditions = Conditions((0.5,), paths_per_worker=paths_per_worker)

@@ -179,6 +179,7 @@ def test_rates_and_outer_steps_of_other_tables_are_the_best_too():
       assert len(of_kind) < 3 or min(of_kind, key=lambda at: of_kind[at]) == (rate, nesterov), (table, kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('table', readme.TABLES, ids=lambda table: table.name)
 def test_every_table_can_be_drawn_and_written(table, tmp_path):
   """Of made-up figures, one seed at first: a picture that fails would end the script after its first run."""

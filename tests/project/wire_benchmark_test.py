@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import repository
+import slow
 
 from dipaco_jax.core import modules, settings
 from dipaco_jax.core.errors import InputError
@@ -26,7 +27,7 @@ def run(*options: str, status: int = 0) -> subprocess.CompletedProcess:
   return done
 
 
-@pytest.mark.parametrize('parameters', [150e6, 1e9, 10e9])
+@pytest.mark.parametrize('parameters', slow.all_but([150e6, 1e9, 10e9], 150e6))
 def test_models_have_the_size_asked_for(parameters):
   sizes = wire.model_of(parameters, 32_000)
   made = transformer.make_model(settings.from_dict({'model': sizes}).model, 32_000)

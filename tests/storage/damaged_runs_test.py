@@ -8,6 +8,7 @@ import bits
 import made_run
 import numpy as np
 import pytest
+import slow
 
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import preflight, reuse, run as run_lib, stage_records
@@ -96,7 +97,10 @@ def test_seconds_and_the_environment_are_not_worth_an_end(undisturbed, tmp_path,
   run.metrics.close()
 
 
-@pytest.mark.parametrize('name', ['base/params.safetensors', 'routing/0/router.safetensors', 'tokenizer.model'])
+SERVED = ['base/params.safetensors', 'routing/0/router.safetensors', 'tokenizer.model']
+
+
+@pytest.mark.parametrize('name', slow.all_but(SERVED, SERVED[1]))
 def test_what_serves_checks_what_it_reads(name, tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   trained_run.TrainedRun(workdir).router.path('The fox')
