@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax.core import outer
+from dipaco_jax.algorithm import outer
 from dipaco_jax.models import transformer
 from dipaco_jax.training import programs
 

@@ -16,9 +16,10 @@ of a transformer of so many parameters, with `outer.wire` as named. Further rows
     facts by level    a message counts from a fact of its own, not from that of its piece
     every 64 phases   states are published so often
 
-Bytes are those of the arrays that a run exchanges, and pieces those of core/streaming.py. For comparison, data-parallel
-training and plain DiLoCo exchange bfloat16 by way of the same storage, which keeps no states, without any overlap; the
-paper's send one way what goes up and then down here, and overlap with backward passes. The last line is JSON.
+Bytes are those of the arrays that a run exchanges, and pieces those of algorithm/streaming.py. For comparison,
+data-parallel training and plain DiLoCo exchange bfloat16 by way of the same storage, which keeps no states, without any
+overlap; the paper's send one way what goes up and then down here, and overlap with backward passes. The last line is
+JSON.
 """
 
 import itertools

@@ -27,7 +27,7 @@ from typing import Any
 from absl import flags
 
 from dipaco_jax.command_line import command, config_file
-from dipaco_jax.core import extension, settings, streaming
+from dipaco_jax.core import extension, settings, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.reports import recipe_outcomes
 from dipaco_jax.reports.recipe_outcomes import Comparison, Outcome
@@ -184,7 +184,7 @@ def advice(s: settings.Settings, best: Outcome) -> dict[str, Any]:
   times = tau // best.tau
   every = {'evaluate.every_phases': s.evaluate.every_phases}
   every |= {'checkpoint.state_every_phases': s.checkpoint.state_every_phases}
-  if streaming.make_wire(s.outer, s.train).stream:
+  if wires.make_wire(s.outer, s.train).stream:
     every |= {'outer.closed_every': s.outer.closed_every}
   counted = {name: phases * times for name, phases in every.items() if phases}
   if s.routing.method == 'discriminative':

@@ -10,8 +10,9 @@ from typing import Any
 
 from absl import flags
 
+from dipaco_jax.algorithm import averaging_gap
 from dipaco_jax.command_line import bucket_copy, command
-from dipaco_jax.core import averaging_gap, settings
+from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import plan, stage as stage_lib, time_account

@@ -2,8 +2,8 @@
 
     python docs/tour_lines.py [--check]
 
-A link is a name and a file, as in [`update`](../dipaco_jax/core/outer.py#L117); the number is the line of that name's
-definition. With --check nothing is written: the exit status is 1 where a number is wrong or a name is not there.
+A link is a name and a file, as in [`update`](../dipaco_jax/algorithm/outer.py#L117); the number is the line of that
+name's definition. With --check nothing is written: the exit status is 1 where a number is wrong or a name is not there.
 """
 
 import ast

@@ -23,7 +23,8 @@ import jax
 import scores
 
 from dipaco_jax import recipe
-from dipaco_jax.core import compression, fields, inner, modules, outer, settings, streaming
+from dipaco_jax.algorithm import compression, modules, outer
+from dipaco_jax.core import choices, fields, settings, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.huggingface import pretrained
 from dipaco_jax.models import transformer
@@ -265,7 +266,7 @@ def wire_bytes(s: settings.Settings) -> float:
 def state_bytes(s: settings.Settings) -> float:
   """What a worker of islands publishes of a path's own state, AdamW's and residuals, likewise: a mean over phases."""
   layout, shapes = layout_and_shapes(s)
-  adamw = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  adamw = choices.make_inner_of_run(s)
   state = [jax.eval_shape(adamw.init, shapes)]
   if compress(s) != 'none':
     shared = {n: shapes[n] for n, level in layout.owner.items() if layout.grid.paths_through(level) > 1}
@@ -280,7 +281,7 @@ def layout_and_shapes(s: settings.Settings) -> tuple[modules.Layout, dict[str, j
 
 
 def compress(s: settings.Settings) -> str:
-  return streaming.make_wire(s.outer, s.train).compress
+  return wires.make_wire(s.outer, s.train).compress
 
 
 # -- how long it takes

@@ -1,8 +1,8 @@
 """(9) Over a thin line: what compression, streaming and overlap cost in quality, each alone and together.
 
-The rows of a method differ in config.outer alone, and in `wire` (core/compression.py, core/streaming.py). tau is long
-enough for levels to leave at different steps, and all train for 40 phases. DiLoCo's one level is cut in three, so that
-streaming has places for it.
+The rows of a method differ in config.outer alone, and in `wire` (algorithm/compression.py, algorithm/streaming.py). tau is
+long enough for levels to leave at different steps, and all train for 40 phases. DiLoCo's one level is cut in three, so
+that streaming has places for it.
 """
 
 import common
@@ -12,7 +12,7 @@ import runs
 from common import Column
 from runs import Row
 
-from dipaco_jax.core import streaming
+from dipaco_jax.core import wires
 
 STEPS = {'test': 15, 'smoke': 40, 'micro': 1000, 'medium': 4000}
 TAU = {'test': 5, 'smoke': 10, 'micro': 25, 'medium': 100}
@@ -56,7 +56,7 @@ def usual(size: str) -> dict[str, int]:
 def overlap_steps(size: str, lasting: dict[str, int]) -> int:
   """What `thin` takes."""
   s = runs.make_settings(f'{size},dipaco', lasting | {'outer.wire': 'thin'})
-  return streaming.make_wire(s.outer, s.train).overlap_steps
+  return wires.make_wire(s.outer, s.train).overlap_steps
 
 
 LESS = Column('nats minus lan, by seed (90%)', 'loss', '+.4f', '*_lan', interval=True)

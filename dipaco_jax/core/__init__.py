@@ -1,10 +1,9 @@
-"""The papers' mathematics apart from the network, and what every room needs: settings, errors, text from outside.
+"""What every room needs: settings, errors, text from outside, and what the settings choose of the algorithm.
 
-`settings` holds every field and default (`fields` describes and parses them, `settings_checks` refuses bad ones);
-`errors` ends commands. Then read `grid` (axes, levels, paths), `modules` (what paths share), and `inner` and `outer`,
-the two optimizations of Algorithm 1. `exact_sum`, `screening` and `averaging_gap` belong to the outer one. `bootstrap`,
-`paired` (which needs it), `seeded_hash` and `printable` stand alone. Everything here but `ExactSum`, an accumulator, is
-pure: arguments in, results out.
+`settings` holds every field and default (`fields` describes and parses them, `settings_checks` rejects bad ones);
+`choices` and `wires` turn them into optimizers, sampled paths and timetables of `algorithm`; `extension` loads parts
+that users write; `errors` ends commands. `bootstrap`, `paired` (which needs it), `seeded_hash` and `printable` stand
+alone.
 
-Imports nothing from other rooms.
+Imports from `algorithm` only.
 """

@@ -3,15 +3,9 @@
 import errno
 import os
 
+from dipaco_jax.algorithm.errors import Diverged as Diverged, InputError as InputError
+
 NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
-
-
-class InputError(ValueError):
-  """A mistake that the user can fix: the message names the option, field or file, and the fix; status 2."""
-
-
-class Diverged(Exception):
-  """Divergence: training cannot continue from its current state; earlier checkpoints remain."""
 
 
 class Unavailable(Exception):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dipaco_jax.core import extension, fields, settings_checks, streaming, text_settings
+from dipaco_jax.core import extension, fields, settings_checks, text_settings, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import Source, field
 
@@ -204,11 +204,11 @@ class Outer:
   epsilon: float = field(0.1, "of 'adam'")
   rescale: bool = field(True, "times sqrt(number of the module's paths that take part) [2.7]")
   reweigh: bool = field(True, "paths are weighted by their shards' tokens (loss reweighing) [2.7]")
-  row_weights: bool = field(False, 'and, row by row, by the size of their gradients there (core/outer.py)')
+  row_weights: bool = field(False, 'and, row by row, by the size of their gradients there (algorithm/outer.py)')
   exclude_above: float = field(10.0, 'times the usual length: longer outer gradients take no part; 0: none', zero=True)
   max_excluded: int = field(3, 'phases in a row that a path may be left out for that; more stop the run', zero=True)
   lost: float = field(0.0, 'probability that an outer gradient is lost in transit [DiLoCo]', zero=True, below=1)
-  # What follows is in core/compression.py and core/streaming.py; 'auto', and -1, is what `wire` says.
+  # What follows is in algorithm/compression.py and algorithm/streaming.py; 'auto', and -1, is what `wire` says.
   wire: str = field('lan', "network: 'wan' is int8, streaming; 'thin' int4, overlap too", 'lan wan thin', added=True)
   compress: str = field('auto', 'what is exchanged', choices='auto none int8 int4 e3m0', added=True)
   whole_every: int = field(
@@ -437,7 +437,7 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
 
 def closed_every_of_before(settings: Settings) -> int:
   """Returns `outer.closed_every` as of versions without that field: there publishing states closed phases."""
-  is_streaming = streaming.make_wire(settings.outer, settings.train).stream
+  is_streaming = wires.make_wire(settings.outer, settings.train).stream
   return settings.checkpoint.state_every_phases if is_streaming else Outer().closed_every
 
 

@@ -3,7 +3,7 @@
 import math
 from typing import Any
 
-from dipaco_jax.core import streaming, text_settings
+from dipaco_jax.core import text_settings, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
 from dipaco_jax.core.fields import Field, fields, flatten
@@ -168,7 +168,7 @@ def _check_evaluate(s: Any, num_paths: int) -> None:
 
 
 def _check_streaming(s: Any) -> None:
-  wire, tau = streaming.make_wire(s.outer, s.train), s.train.steps_per_phase
+  wire, tau = wires.make_wire(s.outer, s.train), s.train.steps_per_phase
   if -1 < s.outer.mix < 0:
     raise InputError(f'config.outer.mix={s.outer.mix} should be 0 or more, or -1 for what config.outer.overlap says')
   if not wire.stream and s.outer.overlap_steps > 0:

@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core import modules, settings as settings_lib
+from dipaco_jax.algorithm import modules
+from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer

@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import inner, modules as modules_lib, outer, streaming
+from dipaco_jax.algorithm import modules as modules_lib, streaming
+from dipaco_jax.algorithm.grid import Coordinates, Level
+from dipaco_jax.core import choices, wires
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.grid import Coordinates, Level
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import messages
 from dipaco_jax.islands.guard import Gone, Later, guarding, objects_of, raising_gone
@@ -201,12 +202,12 @@ class Island:
   @functools.cached_property
   def wire(self) -> streaming.Wire:
     """Compression, streaming and overlap of what is exchanged."""
-    return streaming.make_wire(self.run.settings.outer, self.run.settings.train)
+    return wires.make_wire(self.run.settings.outer, self.run.settings.train)
 
   @functools.cached_property
   def timetable(self) -> streaming.Timetable:
     """When levels exchange."""
-    return streaming.make_timetable(self.run.settings, self.layout.shared_sizes(self.shapes))
+    return choices.make_timetable(self.run.settings, self.layout.shared_sizes(self.shapes))
 
   @property
   def own(self) -> frozenset[str]:
@@ -269,7 +270,7 @@ class Island:
   def outer_shapes(self, level: Level) -> messages.Shapes:
     """Returns the shapes of the state of a level's outer optimizer, with M where modules are compressed."""
     shapes = self.level_shapes(level)
-    state = jax.eval_shape(outer.make_optimizer(self.run.settings.outer).init, dict(shapes))
+    state = jax.eval_shape(choices.make_outer_optimizer(self.run.settings.outer).init, dict(shapes))
     master = {} if self.kind(level) == 'none' else {MASTER + name: x for name, x in shapes.items()}
     return jobs.by_place(state) | master
 
@@ -277,14 +278,14 @@ class Island:
   def inner_shapes(self) -> messages.Shapes:
     """The shapes of a path's inner state, by place."""
     s = self.run.settings
-    optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+    optimizer = choices.make_inner_of_run(s)
     return jobs.by_place(jax.eval_shape(optimizer.init, self.shapes))
 
   @functools.lru_cache(4)  # noqa: B019 - a process has one of these
   def active_paths(self, phase: int) -> np.ndarray:
     """Returns which paths train in a phase, bool [P]."""
     s = self.run.settings
-    return outer.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
+    return choices.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
 
   def round_of(self, phase: int) -> int:
     """Returns the round of re-sharding whose shards a phase trains on."""

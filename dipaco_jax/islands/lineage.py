@@ -2,7 +2,7 @@
 
 A path's state (of AdamW; with compression its residuals; modules that it has alone) stays with the worker that trains
 it, its *holder* (held_states.py), and is published only after every k-th phase, k = `checkpoint.state_every_phases`,
-behind all messages (state_facts.py); with streaming, after the first closed phase (core/streaming.py) from then on.
+behind all messages (state_facts.py); with streaming, after the next closed phase (algorithm/streaming.py).
 Who lacks the state of a path goes back to the last phase after which it is held or published, or to the base model, or
 to a phase from which the path was excluded, after which it begins with a fresh state, but with its own modules; and
 repeats the phases since: a *replay*. Modules of those versions are facts, shards and order of the rows follow from the

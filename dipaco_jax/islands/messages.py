@@ -1,4 +1,4 @@
-"""What paths and modules exchange as objects in storage, whole or compressed [2.5; core/compression.py].
+"""What paths and modules exchange as objects in storage, whole or compressed [2.5; algorithm/compression.py].
 
     of a path's level    whole: its parameters after the phase; compressed: Q(Delta + e)
     of a module          whole: its weights; compressed: Q(M(v) - m(v-1)), its difference to the version before
@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
-from dipaco_jax.core import compression
-from dipaco_jax.core.row_sum import ROWS
+from dipaco_jax.algorithm import compression
+from dipaco_jax.algorithm.row_sum import ROWS
 
 Arrays = dict[str, np.ndarray]
 CODES, SCALES = ':codes', ':scales'

@@ -24,9 +24,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import outer, screening, settings
-from dipaco_jax.core.exact_sum import ExactSum
-from dipaco_jax.core.row_sum import RowSum
+from dipaco_jax.algorithm import outer, screening
+from dipaco_jax.algorithm.exact_sum import ExactSum
+from dipaco_jax.algorithm.row_sum import RowSum
+from dipaco_jax.core import choices, settings
 from dipaco_jax.data import prefetching
 from dipaco_jax.islands import messages, pieces, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Later, Malformed
@@ -287,7 +288,7 @@ def step(config: settings.Outer, params: Arrays, state: Arrays, mean: Arrays, fa
 
   A state is by place in Optax's tree, {} for a new one. Returns (parameters, state, |Delta|, whether all is sound).
   """
-  init = outer.make_optimizer(config).init
+  init = choices.make_outer_optimizer(config).init
   there = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
   new, moved, norm, is_sound = _compiled(config)(params, there, mean, factor)
   return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm), bool(is_sound)
@@ -296,11 +297,11 @@ def step(config: settings.Outer, params: Arrays, state: Arrays, mean: Arrays, fa
 @functools.cache
 def _compiled(config: settings.Outer):
   """Returns the outer step of one module, compiled once for all modules of a level."""
-  transformation = outer.make_optimizer(config)
+  transformation = choices.make_outer_optimizer(config)
 
   def update(params, state, mean, factor):
     delta = jax.tree.map(lambda m: m * factor, mean)
-    *new, norm = outer.step(transformation, params, state, delta)
+    *new, norm = outer.module_step(transformation, params, state, delta)
     return *new, norm, screening.is_sound(new)
 
   return jax.jit(update, donate_argnums=(0, 1))  # which are copies on the device

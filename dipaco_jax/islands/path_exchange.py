@@ -9,7 +9,8 @@ from collections.abc import Collection
 import jax
 import numpy as np
 
-from dipaco_jax.core import outer, settings, streaming
+from dipaco_jax.algorithm import outer, streaming
+from dipaco_jax.core import settings
 from dipaco_jax.islands import messages, own_levels, path_state, pieces
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.messages import Sent
@@ -103,4 +104,4 @@ def row_weights(island: Island, inner: Arrays, names: Collection[str]) -> Arrays
 
 @functools.partial(jax.jit, static_argnums=0)
 def _row_weights(config: settings.Inner, moments: dict[str, jax.Array], count: jax.Array) -> dict[str, jax.Array]:
-  return outer.row_weights(moments, count, config)
+  return outer.row_weights(moments, count, config.b2, config.epsilon)

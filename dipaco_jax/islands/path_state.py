@@ -52,7 +52,7 @@ class PathState(NamedTuple):
   inner: Arrays
   residuals: Arrays = {}  # by parameter; {} for zeros, or where nothing is compressed
   excluded: bool = False  # in this phase, from which on nothing that it sends counts
-  left: Arrays = {}  # theta_o of core/streaming.py, by parameter, of what is on its way
+  left: Arrays = {}  # theta_o of algorithm/streaming.py, by parameter, of what is on its way
   own: Own | None = None  # None where levels of one path alone do not stay with it
 
   def to_arrays(self) -> Arrays:

@@ -1,4 +1,4 @@
-"""Pieces of a path's phases as tasks and facts, and what each waits for [core/streaming.py].
+"""Pieces of a path's phases as tasks and facts, and what each waits for [algorithm/streaming.py].
 
 Without streaming a phase is one piece: task `train (path, phase)`, fact `checkpoint (path, phase)`. With it, that is
 the last piece of a phase. The earlier ones are `piece (path, n)`, task and fact, n = phase * most + nth, where `most`
@@ -12,7 +12,7 @@ begins the next one with all modules too.
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dipaco_jax.core import streaming
+from dipaco_jax.algorithm import streaming
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact, NewTask, Task
 

@@ -1,4 +1,4 @@
-"""Reading, beside a path's inner steps, of the modules that it takes over before its next piece [core/streaming.py].
+"""Reads modules beside a path's inner steps, which it takes over before its next piece [algorithm/streaming.py].
 
 The task of that piece comes when the piece before is trained. Without this the download would begin then; with it, what
 was there at one of the looks is in memory by then, or on its way. A look is one statement to the database.

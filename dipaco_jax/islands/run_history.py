@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax.core import averaging_gap, outer
+from dipaco_jax.algorithm import averaging_gap, outer
 from dipaco_jax.islands import pieces, run_costs, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.registry import Fact

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple, NoReturn
 import jax
 import numpy as np
 
-from dipaco_jax.core import inner, screening
+from dipaco_jax.algorithm import screening
+from dipaco_jax.core import choices
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import pieces
 from dipaco_jax.islands.guard import objects_of
@@ -95,7 +96,7 @@ def rates(island: Island, level: str, phase: int) -> float:
 
 @functools.lru_cache(8)  # a new function would compile anew in every phase
 def _sum_of_rates(*schedule: Any) -> Callable[[np.int32, int], jax.Array]:
-  rate = inner.make_optimizer(*schedule).learning_rate
+  rate = choices.make_inner(*schedule).learning_rate
   return jax.jit(functools.partial(screening.sum_of_rates, rate), static_argnums=1)
 
 

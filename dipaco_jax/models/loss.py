@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from dipaco_jax.core.grid import largest_divisor
+from dipaco_jax.algorithm.grid import largest_divisor
 from dipaco_jax.models import transformer
 from dipaco_jax.models.products import into_float32, transposed_product
 from dipaco_jax.models.transformer import Params, Transformer

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.core import outer, settings as settings_lib
+from dipaco_jax.core import choices, settings as settings_lib
 from dipaco_jax.pipeline import jobs, run as run_lib
 from dipaco_jax.storage import seals
 
@@ -63,7 +63,7 @@ def _of_paths(s: settings_lib.Settings, rows_of_rounds: Sequence[Sequence[int]])
     end = jobs.round_end(s, number)
     phases_P = np.zeros(s.num_paths, int)
     for phase in range(begin, end):
-      phases_P += outer.active_paths(s.train, s.num_paths, s.seed, phase)
+      phases_P += choices.active_paths(s.train, s.num_paths, s.seed, phase)
     rows_P = np.maximum(1, np.array(shard_rows))
     epochs_P += phases_P * s.train.steps_per_phase * s.train.batch_size / rows_P
     begin = end

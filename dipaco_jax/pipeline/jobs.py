@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import dense_control, grid as grid_lib, outer, settings as settings_lib
+from dipaco_jax.algorithm import grid as grid_lib, outer
+from dipaco_jax.core import choices, dense_control, settings as settings_lib
 from dipaco_jax.data import loader
 from dipaco_jax.pipeline import plan, run as run_lib, samples, stage, validate_stage
 from dipaco_jax.storage import tensors, time_use
@@ -94,7 +95,7 @@ def weights(run: run_lib.Run, number: int) -> Callable[[int], np.ndarray]:
 
   @functools.lru_cache(2)  # asked at every dispatch, of all paths
   def of_phase(phase: int) -> np.ndarray:
-    active = outer.active_paths(s.train, grid.num_paths, s.seed, phase)
+    active = choices.active_paths(s.train, grid.num_paths, s.seed, phase)
     return outer.path_weights(active, tokens, s.outer.reweigh, grid.shape)
 
   return of_phase

@@ -11,16 +11,8 @@ import shutil
 import jax
 import jax.numpy as jnp
 
-from dipaco_jax.core import (
-  errors,
-  extension,
-  grid as grid_lib,
-  inner,
-  modules,
-  outer,
-  settings as settings_lib,
-  streaming,
-)
+from dipaco_jax.algorithm import grid as grid_lib, inner, modules
+from dipaco_jax.core import choices, errors, extension, settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, source, tokenizer_files
 from dipaco_jax.huggingface import model_folder
@@ -132,8 +124,8 @@ def _check_optimizers(s: settings_lib.Settings, shapes: dict[str, jax.ShapeDtype
   """Raises InputError where an optimizer or a schedule of the user's does not return what is asked of it."""
   named = extension.references(s)
   for name, make in {
-    'inner.optimizer': lambda: inner.make_transformation(s.inner),
-    'outer.optimizer': lambda: outer.make_optimizer(s.outer),
+    'inner.optimizer': lambda: choices.make_transformation(s.inner),
+    'outer.optimizer': lambda: choices.make_outer_optimizer(s.outer),
   }.items():
     if name in named:
       with extension.blaming(name, named[name]):
@@ -143,7 +135,7 @@ def _check_optimizers(s: settings_lib.Settings, shapes: dict[str, jax.ShapeDtype
         raise InputError(f'config.{name}={named[name]!r}: its updates should have the shapes of the parameters')
   if (name := 'inner.schedule') in named:
     with extension.blaming(name, named[name]):
-      schedule = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).learning_rate
+      schedule = choices.make_inner_of_run(s).learning_rate
       rate = jax.eval_shape(schedule, jax.ShapeDtypeStruct((), jnp.int32))
     if _shape(rate) != ((), jnp.float32):
       raise InputError(f'config.{name}={named[name]!r} should return a rate for a step, float32 []')
@@ -175,7 +167,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
 
 def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.Settings):
   """Raises InputError where a phase that is trained or at work would be of another kind, as the last of a run is."""
-  before, now = (streaming.make_timetable(s, {}) for s in (old, new))
+  before, now = (choices.make_timetable(s, {}) for s in (old, new))
   steps = (row for row in metrics_log.read_rows(workdir) if (row['stage'], row['kind']) == ('train', 'step'))
   begun = max((row['phase'] + 2 for row in steps), default=0)  # the one at work, and the next: rows come a little late
   if any(before.is_closed(phase) != now.is_closed(phase) for phase in range(min(begun, old.train.phases))):

@@ -3,7 +3,8 @@
 import dataclasses
 import logging
 
-from dipaco_jax.core import extension, inner, settings as settings_lib
+from dipaco_jax.algorithm import inner
+from dipaco_jax.core import choices, extension, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import processes
 
@@ -27,7 +28,7 @@ def find_highest(s: settings_lib.Settings, first: int = 0) -> float:
 
 
 def _schedule(s: settings_lib.Settings):
-  return inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).learning_rate
+  return choices.make_inner_of_run(s).learning_rate
 
 
 def _with_inner(s: settings_lib.Settings, **changes) -> settings_lib.Settings:

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import dense_control, modules, settings as settings_lib
+from dipaco_jax.algorithm import modules
+from dipaco_jax.core import dense_control, settings as settings_lib
 from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_lib, tokenizer_files
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core.grid import Coordinates
+from dipaco_jax.algorithm.grid import Coordinates
 from dipaco_jax.data.tokenizer import Transcript
 from dipaco_jax.models import decoding, transformer
 from dipaco_jax.pipeline import run as run_lib, validate_stage

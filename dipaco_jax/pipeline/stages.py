@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import outer
+from dipaco_jax.algorithm import outer
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.huggingface import model_folder
 from dipaco_jax.models import transformer

@@ -26,9 +26,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax.core import modules
-from dipaco_jax.core.grid import Coordinates
-from dipaco_jax.core.inner import gather
+from dipaco_jax.algorithm import modules
+from dipaco_jax.algorithm.grid import Coordinates
+from dipaco_jax.algorithm.inner import gather
 from dipaco_jax.data import packing, prefetching
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss

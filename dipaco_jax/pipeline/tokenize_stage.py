@@ -17,10 +17,10 @@ from typing import Any
 
 import jax
 
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
-from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, equality, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
 from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import input_records, inputs, run as run_lib

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import jax
 
-from dipaco_jax.core import grid as grid_lib, settings as settings_lib
+from dipaco_jax.algorithm import grid as grid_lib
+from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import dry_run, machine as machine_lib, run_estimate

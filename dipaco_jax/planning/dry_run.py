@@ -16,7 +16,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from dipaco_jax.core import grid as grid_lib, modules, settings as settings_lib
+from dipaco_jax.algorithm import grid as grid_lib, modules
+from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import hlo, roofline, wire_needs

@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import inner, outer, settings as settings_lib
+from dipaco_jax.algorithm import inner
+from dipaco_jax.core import choices, settings as settings_lib
 from dipaco_jax.models import attention, layers, loss, transformer
 from dipaco_jax.planning import hlo
 from dipaco_jax.planning.topology import DCN_BYTES_PER_S, Topology
@@ -28,7 +29,7 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   plain = dataclasses.replace(s.model, loss_chunk=rows, vocab_chunk=0, layers='unrolled', attention='xla')
   made = transformer.make_model(plain, s.tokenizer.vocab_size)
   compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, made, s.routing.prefix_tokens), 0)
-  optimizer = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  optimizer = choices.make_inner_of_run(s)
   params = transformer.shapes(made)
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)
   step = functools.partial(inner.step, optimizer, compute)
@@ -100,6 +101,6 @@ def phases_s(made: programs.Programs, step_s: float, outer_s: float) -> float:
   """Returns the seconds of all phases: paths in turn, and the outer step; nothing else."""
   s = made.settings
   turns = [made.placement.paths(turn) for turn in made.placement.turns()]
-  active = [outer.active_paths(s.train, made.placement.grid.num_paths, s.seed, n) for n in range(s.train.phases)]
+  active = [choices.active_paths(s.train, made.placement.grid.num_paths, s.seed, n) for n in range(s.train.phases)]
   num_turns = sum(bool(of_phase[paths].any()) for of_phase in active for paths in turns)
   return num_turns * s.train.steps_per_phase * step_s + s.train.phases * outer_s

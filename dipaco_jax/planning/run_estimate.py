@@ -19,8 +19,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.core import grid as grid_lib, inner, modules, outer, settings as settings_lib
-from dipaco_jax.core.grid import largest_divisor
+from dipaco_jax.algorithm import grid as grid_lib, inner, modules
+from dipaco_jax.algorithm.grid import largest_divisor
+from dipaco_jax.core import choices, settings as settings_lib
 from dipaco_jax.models import loss, transformer
 from dipaco_jax.planning import dry_run
 from dipaco_jax.training import mesh, performance, programs
@@ -106,7 +107,7 @@ def count_flops(s: settings_lib.Settings) -> dict[str, float]:
   per_token = performance.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len)
   num_paths = grid_lib.Grid(s.grid).num_paths
   steps = s.train.steps_per_phase * sum(
-    int(outer.active_paths(s.train, num_paths, s.seed, phase).sum()) for phase in range(s.train.phases)
+    int(choices.active_paths(s.train, num_paths, s.seed, phase).sum()) for phase in range(s.train.phases)
   )
   tokens = s.train.batch_size * s.model.seq_len  # of a step
   found = {

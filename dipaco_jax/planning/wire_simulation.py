@@ -1,7 +1,7 @@
 """How busy the workers of islands are behind lines of a given bandwidth: a simulation, event by event. Pure.
 
-Each worker trains its paths, one at a time, piece by piece (core/streaming.py), and has a line to the storage, as fast
-up as down, both at once. What it follows:
+Each worker trains its paths, one at a time, piece by piece (algorithm/streaming.py), and has a line to the storage, as
+fast up as down, both at once. What it follows:
 
     a piece       begins when the versions that it takes over are on the worker's machine, and the worker is free;
                   of several paths the one that has been ready longest is first
@@ -24,7 +24,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax.core import streaming
+from dipaco_jax.algorithm import streaming
 from dipaco_jax.planning.wire_link import Link
 from dipaco_jax.planning.wire_traffic import Traffic
 

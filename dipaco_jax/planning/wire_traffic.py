@@ -2,14 +2,14 @@
 
 For a path with the parameters n, of which several paths share the levels l:
 
-    message       of a path to the outer step of a module     parameters of l, or Q(Delta + e), see core/compression.py,
+    message       of a path to the outer step of a module     parameters of l, or Q(Delta + e) [compression.py],
                                                               and with `outer.row_weights` a float32 for each row
     version       of a module, as paths read it               parameters of l, or Q(M(v) - m(v-1))
     state         of a path, about every k-th phase           AdamW state; residuals e; levels that are the path's own,
                                                               and of the version that early stopping points at
 
 with k = `checkpoint.state_every_phases`, or with streaming the next closed phase. The bytes are those of the arrays
-that these functions make, without the names and shapes that objects contain too. core/streaming.py says when they
+that these functions make, without the names and shapes that objects contain too. algorithm/streaming.py says when they
 travel.
 """
 
@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dipaco_jax.core import compression, inner, modules, outer, settings as settings_lib, streaming
-from dipaco_jax.core.grid import Level
+from dipaco_jax.algorithm import compression, modules, streaming
+from dipaco_jax.algorithm.grid import Level
+from dipaco_jax.core import choices, settings as settings_lib, wires
 
 
 class Traffic(NamedTuple):
@@ -49,7 +50,7 @@ class Traffic(NamedTuple):
 
 def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> Traffic:
   """Returns the traffic of a run, from the shapes of one path's parameters (`transformer.shapes`)."""
-  layout, kind = modules.make_layout(s.grid, s.levels, shapes), streaming.make_wire(s.outer, s.train).compress
+  layout, kind = modules.make_layout(s.grid, s.levels, shapes), wires.make_wire(s.outer, s.train).compress
   of_level = {level: {name: shapes[name] for name in layout.names(level)} for level in layout.levels}
   shared = {level: there for level, there in of_level.items() if layout.grid.paths_through(level) > 1}
   own = [there for level, there in of_level.items() if level not in shared]
@@ -59,7 +60,7 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
   rows = {level.name: _row_bytes(s, there) for level, there in shared.items()}
   outer_bytes = {l.name: _outer_bytes(s, there, kind, layout.grid.paths_through(l)) for l, there in shared.items()}
   return Traffic(
-    table=streaming.make_timetable(s, layout.shared_sizes(shapes)),
+    table=choices.make_timetable(s, layout.shared_sizes(shapes)),
     num_paths=layout.grid.num_paths,
     groups={level.name: _groups(layout, level) for level in shared},
     message={level: size + rows[level] for level, size in version.items()},
@@ -74,10 +75,10 @@ def _state_bytes(
   s: settings_lib.Settings, shapes: Mapping[str, Any], shared: Iterable[Any], own: Sequence[Any], kind: str
 ) -> int:
   """Returns the bytes of a path's state; `shared` and `own` are the shapes of levels."""
-  adamw = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  adamw = choices.make_inner_of_run(s)
   kept = [jax.eval_shape(adamw.init, dict(shapes))] if s.inner.keep_state else []
   kept += [jax.eval_shape(compression.first_residual, level) for level in shared if kind != 'none']
-  kept += [(level, jax.eval_shape(outer.make_optimizer(s.outer).init, level)) for level in own]
+  kept += [(level, jax.eval_shape(choices.make_outer_optimizer(s.outer).init, level)) for level in own]
   kept += list(own) if s.train.early_stopping else []  # of the version that it points at
   return num_bytes(kept)
 
@@ -87,7 +88,7 @@ def _outer_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str, 
 
   Without compression m is M.
   """
-  state = jax.eval_shape(outer.make_optimizer(s.outer).init, dict(level))
+  state = jax.eval_shape(choices.make_outer_optimizer(s.outer).init, dict(level))
   there = num_bytes((level, state)) + (num_bytes(level) if kind != 'none' else 0)
   sent = sum(compression.sent_bytes(x.shape, kind) for x in level.values())
   return num_paths * (sent + _row_bytes(s, level)) + 2 * there + (sent if kind != 'none' else 0)

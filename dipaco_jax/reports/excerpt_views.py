@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.core import printable
-from dipaco_jax.core.grid import Grid
 from dipaco_jax.reports import pages, palette
 from dipaco_jax.routing.chunk_losses import Chunk, Excerpt, Excerpts
 

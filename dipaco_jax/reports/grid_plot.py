@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dipaco_jax.core.grid import Grid, Level
+from dipaco_jax.algorithm.grid import Grid, Level
 from dipaco_jax.reports import plot_style
 from dipaco_jax.reports.module_drift import Storey
 from dipaco_jax.reports.palette import PALE, RULE, shade

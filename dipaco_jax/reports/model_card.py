@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax.core import extension, fields, outer, settings
+from dipaco_jax.core import choices, extension, fields, settings
 from dipaco_jax.huggingface import families, origin
 from dipaco_jax.reports import headline, pages
 from dipaco_jax.storage import remote_files
@@ -69,7 +69,7 @@ def _heading(f: Facts) -> dict[str, str]:
 
 def _training(f: Facts) -> dict[str, str]:
   s, t = f.settings, f.settings.train
-  trained = [bool(outer.active_paths(t, s.num_paths, s.seed, phase)[f.number]) for phase in range(f.version)]
+  trained = [bool(choices.active_paths(t, s.num_paths, s.seed, phase)[f.number]) for phase in range(f.version)]
   steps = t.steps_per_phase * sum(trained)
   base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text' if s.pretrain.steps else 'no steps'
   base += f', from `{f.base_name}`' if f.base_name else ''

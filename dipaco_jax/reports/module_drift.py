@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import safetensors
 
-from dipaco_jax.core import grid as grids
-from dipaco_jax.core.grid import Grid, Level
+from dipaco_jax.algorithm import grid as grids
+from dipaco_jax.algorithm.grid import Grid, Level
 from dipaco_jax.storage import seals
 
 

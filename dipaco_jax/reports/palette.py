@@ -6,7 +6,7 @@ Text has a contrast of at least 4.5 with its background, in both, as WCAG AA ask
 
 import re
 
-from dipaco_jax.core.grid import Grid
+from dipaco_jax.algorithm.grid import Grid
 
 INK, GREY, FAINT, RULE = '#243b53', '#566b80', '#cbd6e2', '#e6ecf2'  # text, lesser text, stems, lines behind pictures
 PAPER = '#ffffff'  # what pictures and boxes stand on

@@ -5,7 +5,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax.core import averaging_gap, paired
+from dipaco_jax.algorithm import averaging_gap
+from dipaco_jax.core import paired
 from dipaco_jax.core.errors import InputError
 
 

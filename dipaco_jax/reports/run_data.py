@@ -5,8 +5,9 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax.core import grid as grids, settings
-from dipaco_jax.core.grid import Grid, Level
+from dipaco_jax.algorithm import grid as grids
+from dipaco_jax.algorithm.grid import Grid, Level
+from dipaco_jax.core import settings
 from dipaco_jax.pipeline import stage, stage_records
 from dipaco_jax.reports import amounts, history, module_drift, timeline_plot
 from dipaco_jax.reports.history import History

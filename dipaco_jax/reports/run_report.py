@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax.core import grid as grids, settings
+from dipaco_jax.algorithm import grid as grids
+from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import remedies, seals, time_use
 

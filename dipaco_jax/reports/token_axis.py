@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dipaco_jax.core import outer
+from dipaco_jax.core import choices
 from dipaco_jax.core.settings import Settings
 from dipaco_jax.reports.plot_style import Curve
 
@@ -14,7 +14,7 @@ def of_paths(s: Settings, curve: Curve) -> Curve:
   """Returns the curve over the tokens that the base and all paths together have read, instead of steps."""
   after = np.maximum(np.asarray(curve.steps) - s.pretrain.steps, 0)
   ends = np.arange(s.train.phases + 1) * s.train.steps_per_phase
-  trained = [outer.active_paths(s.train, s.num_paths, s.seed, phase).sum() for phase in range(s.train.phases)]
+  trained = [choices.active_paths(s.train, s.num_paths, s.seed, phase).sum() for phase in range(s.train.phases)]
   path_steps = np.concatenate([[0], np.cumsum(trained)]) * s.train.steps_per_phase
   return _over_tokens(s, curve, np.interp(after, ends, path_steps))
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dipaco_jax.core import averaging_gap
+from dipaco_jax.algorithm import averaging_gap
 from dipaco_jax.reports import category_plots, curve_plots, headline, path_figures, time_table, token_axis
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History

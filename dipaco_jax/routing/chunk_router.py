@@ -23,7 +23,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core import inner, settings
+from dipaco_jax.algorithm import inner
+from dipaco_jax.core import choices, settings
 from dipaco_jax.models import loss as loss_lib
 from dipaco_jax.models.transformer import Params, Transformer as Model, variables
 from dipaco_jax.routing import chunk_policies
@@ -112,7 +113,7 @@ def train(
   Returns:
     The parameters, and the mean loss before each step in nats, [num_steps].
   """
-  optimizer = inner.make_optimizer(of_chooser(config), num_steps, 0, 0.0)
+  optimizer = choices.make_inner(of_chooser(config), num_steps, 0, 0.0)
   compute = functools.partial(inner.gradient, functools.partial(loss, model), 0)
 
   @functools.partial(jax.jit, donate_argnums=(0, 1))

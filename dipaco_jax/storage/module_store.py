@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dipaco_jax.core.grid import Coordinates, Level
-from dipaco_jax.core.modules import Layout
+from dipaco_jax.algorithm.grid import Coordinates, Level
+from dipaco_jax.algorithm.modules import Layout
 from dipaco_jax.storage import seals, tensors
 
 

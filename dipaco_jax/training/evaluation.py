@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dipaco_jax.algorithm.grid import Coordinates
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.training import mesh as mesh_lib
 from dipaco_jax.training.programs import Programs
 

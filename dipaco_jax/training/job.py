@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.core import outer, streaming
-from dipaco_jax.core.grid import Coordinates, largest_divisor
+from dipaco_jax.algorithm import streaming
+from dipaco_jax.algorithm.grid import Coordinates, largest_divisor
+from dipaco_jax.core import choices
 from dipaco_jax.training.evaluation import Rows
 from dipaco_jax.training.programs import Programs
 
@@ -101,7 +102,7 @@ class Job:
   def rows_for_gap(self) -> Rows | None:
     """The rows to evaluate paths on before the outer step too; None where it changes nothing, as with one path."""
     programs = self.programs
-    return None if outer.takes_over(programs.layout, programs.settings.outer) else self.evaluation.holdout
+    return None if choices.takes_over(programs.layout, programs.settings.outer) else self.evaluation.holdout
 
   def updates(self, phase: int, turn: int, step: int, piece: int = 0) -> int:
     """Returns `count_updates` on this job's devices: a checkpoint's name."""

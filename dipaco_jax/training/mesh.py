@@ -18,9 +18,9 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from dipaco_jax.algorithm.grid import Coordinates, Grid
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.grid import Coordinates, Grid
 
 Load = Callable[[Coordinates], np.ndarray]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from dipaco_jax.core.grid import Coordinates, Level
-from dipaco_jax.core.modules import Layout, Modules
+from dipaco_jax.algorithm.grid import Coordinates, Level
+from dipaco_jax.algorithm.modules import Layout, Modules
 from dipaco_jax.storage import files, module_store, seals, tensors
 from dipaco_jax.storage.run_objects import index_name
 from dipaco_jax.training import disks, processes

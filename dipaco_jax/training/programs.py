@@ -23,22 +23,22 @@ each step, gradients scattered.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax.core import (
+from dipaco_jax.algorithm import (
   compression,
   inner as inner_lib,
   modules as modules_lib,
   outer as outer_lib,
   screening,
-  settings as settings_lib,
   streaming,
 )
+from dipaco_jax.core import choices, settings as settings_lib
 from dipaco_jax.models import loss as loss_lib, transformer as model_lib
 from dipaco_jax.training import specs as specs_lib
 from dipaco_jax.training.mesh import Placement
@@ -48,6 +48,20 @@ NAMES = (
   'start', 'gather_path', 'fresh_state', 'fresh_residuals', 'steps', 'mix', 'leave', 'accumulate', 'outer', 'zero_sums',
   'evaluate', 'unshard',
 )  # fmt: skip
+
+
+class Sender(NamedTuple):
+  """A path at the end of its steps, and what decides whether its outer gradient counts; arguments of `accumulate`."""
+
+  modules: modules_lib.Modules  # from which it began
+  usual: dict[str, Any]  # h of screening.py by level, shaped like its modules
+  params: dict[str, Any]  # in flight, as is `state`
+  state: Any
+  weights: Any  # w_i of all paths, shaped like the grid
+  limits: Any  # f of screening.py of all paths
+  last: Any  # global step
+  num_steps: dict[str, Any]  # by level, since its last exchange
+  turn: Any  # [n]
 
 
 def in_flight(inputs: Callable[[specs_lib.Specs], tuple], outputs: Callable[[specs_lib.Specs], Any], **options):
@@ -86,7 +100,7 @@ class Programs:
   @functools.cached_property
   def timetable(self) -> streaming.Timetable:
     """When the paths' levels exchange."""
-    return streaming.make_timetable(self.settings, self.layout.shared_sizes(self.shapes))
+    return choices.make_timetable(self.settings, self.layout.shared_sizes(self.shapes))
 
   @property
   def levels(self) -> tuple[str, ...]:
@@ -196,55 +210,69 @@ class Programs:
     0 excludes only what is not finite; the gradients are of {level: `num_steps`} steps up to the global step `last`.
     """
 
-    def accumulate(gathered, residuals, *rest):
-      return self._accumulate(levels, gathered, residuals, *rest)
+    def accumulate(gathered, residuals, *sender):
+      return self._accumulate(levels, gathered, residuals, Sender(*sender))
 
     s, host = self.specs, P()
     steps = dict.fromkeys(levels, host)
-    paths = (s.modules, s.usual, s.params, s.state, s.weights, s.weights)
-    specs = (s.gathered, s.residuals, *paths, host, steps, host)
+    sender = Sender(s.modules, s.usual, s.params, s.state, s.weights, s.weights, host, steps, host)
+    specs = (s.gathered, s.residuals, *sender)
     return self.shard_map(accumulate, specs, (s.gathered, s.residuals), donate_argnums=(0, 1))
 
-  def _accumulate(
-    self, levels, gathered, residuals, modules, usual, params, state, weights, limits, last, num_steps, turn
-  ):
-    turn = tuple(turn)
-    rows = self._row_weights(self.squeeze(state)) if self.settings.outer.row_weights else {}
-    old, new, residuals = modules_lib.take(self.layout, modules, turn), self.squeeze(params), self.squeeze(residuals)
+  def _accumulate(self, levels: tuple[str, ...], gathered: specs_lib.Gathered, residuals, sender: Sender):
+    turn = tuple(sender.turn)
     module = {level.name: self.layout.grid.module(level, turn) for level in self.layout.levels if level.name in levels}
-    names = {level.name: self.layout.names(level) for level in self.layout.levels}
-    delta, kept = self._message({name: old[name] - new[name] for level in module for name in names[level]}, residuals)
-    square = {level: self._square({name: delta[name] for name in names[level]}) for level in module}
-    rate, count = self.specs.inner.learning_rate, num_steps
-    moved = {l: jnp.sqrt(s) / screening.sum_of_rates(rate, last - count[l], count[l]) for l, s in square.items()}
-    plausible = [screening.is_plausible(moved[level], usual[level][at], limits[turn]) for level, at in module.items()]
+    residuals = self.squeeze(residuals)
+    deltas, kept = self._message(self._outer_gradients(levels, sender), residuals)
+    squares = {level: self._square(delta) for level, delta in deltas.items()}
+    moved = self._moved(squares, sender)
+    plausible = [
+      screening.is_plausible(moved[level], sender.usual[level][at], sender.limits[turn]) for level, at in module.items()
+    ]
     ok = jnp.all(jnp.stack(plausible)) & ~gathered.excluded[turn]
-    w, counts = weights[turn], ok & (weights[turn] > 0)
-    sums, squares, masses, of_path = dict(gathered.sums), dict(gathered.squares), dict(gathered.masses), gathered.moved
+    weight, counts = sender.weights[turn], ok & (sender.weights[turn] > 0)
+    rows = self._row_weights(self.squeeze(sender.state)) if self.settings.outer.row_weights else {}
+    sums, squares_of_sums, masses = dict(gathered.sums), dict(gathered.squares), dict(gathered.masses)
     for level, at in module.items():
-      moves = {n: delta[n] * outer_lib.broadcast_rows(rows[n], delta[n]) if rows else delta[n] for n in names[level]}
-      part = {name: jnp.where(counts, w * d, 0) for name, d in moves.items()}
-      sums[level] = {name: gathered.sums[level][name].at[0, *at].add(d) for name, d in part.items()}
-      of_part = self._square(moves) if rows else square[level]
-      squares[level] = gathered.squares[level].at[0, *at].add(jnp.where(counts, w * w * of_part, 0))
+      term = outer_lib.term(deltas[level], weight, counts, rows)
+      square = self._square(term.moves) if rows else squares[level]
+      add = functools.partial(jax.tree.map, lambda total, x, at=at: total.at[0, *at].add(x))
+      sums[level] = add(gathered.sums[level], term.delta)
+      squares_of_sums[level] = add(gathered.squares[level], jnp.where(counts, weight * weight * square, 0))
       if rows:
-        mass = {name: jnp.where(counts, w * rows[name], 0) for name in moves}
-        masses[level] = {name: gathered.masses[level][name].at[0, *at].add(m) for name, m in mass.items()}
-    of_path = of_path | {level: of_path[level].at[turn].set(r) for level, r in moved.items()}
+        masses[level] = add(gathered.masses[level], term.mass)
+    of_path = gathered.moved | {level: gathered.moved[level].at[turn].set(r) for level, r in moved.items()}
     excluded = gathered.excluded.at[turn].set(~ok)
     # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins anew, with
     # what levels that left earlier in the phase have kept too.
     residuals = {n: jnp.where(ok, e, 0) for n, e in residuals.items()}
     residuals |= {n: jnp.where(counts, e, residuals[n]) for n, e in kept.items()}
-    return specs_lib.Gathered(sums, squares, of_path, excluded, masses), self.expand(residuals)
+    return specs_lib.Gathered(sums, squares_of_sums, of_path, excluded, masses), self.expand(residuals)
 
-  def _message(self, delta: dict[str, jax.Array], residuals: dict[str, jax.Array]) -> tuple[dict, dict]:
+  def _outer_gradients(self, levels: tuple[str, ...], sender: Sender) -> modules_lib.Modules:
+    """Returns old - new of the path in flight, by level and parameter."""
+    old, new = modules_lib.take(self.layout, sender.modules, tuple(sender.turn)), self.squeeze(sender.params)
+    return {
+      level.name: {name: old[name] - new[name] for name in self.layout.names(level)}
+      for level in self.layout.levels
+      if level.name in levels
+    }
+
+  def _moved(self, squares: dict[str, jax.Array], sender: Sender) -> dict[str, jax.Array]:
+    """Returns r of screening.py by level, from the squares of the outer gradients' norms."""
+    rate, last, count = self.specs.inner.learning_rate, sender.last, sender.num_steps
+    rates = {level: screening.sum_of_rates(rate, last - count[level], count[level]) for level in squares}
+    return {level: jnp.sqrt(square) / rates[level] for level, square in squares.items()}
+
+  def _message(self, deltas: modules_lib.Modules, residuals: dict[str, jax.Array]) -> tuple[modules_lib.Modules, dict]:
     """Returns what is sent of outer gradients, and the new residuals of those that are compressed."""
+    delta = {name: d for of_level in deltas.values() for name, d in of_level.items()}
     wanted = {name: compression.total(d, residuals[name]) for name, d in delta.items() if name in residuals}
     whole = inner_lib.gather(wanted, self.specs.dims)  # blocks do not depend on how a path's slice is laid out
     sent = {name: compression.rounded(x, self.specs.compress) for name, x in whole.items()}
     sent = {name: self._own_part(name, x) for name, x in sent.items()}
-    return delta | sent, {name: compression.next_residual(wanted[name], x) for name, x in sent.items()}
+    messages = {level: {name: sent.get(name, d) for name, d in of_level.items()} for level, of_level in deltas.items()}
+    return messages, {name: compression.next_residual(wanted[name], x) for name, x in sent.items()}
 
   def _own_part(self, name: str, x: jax.Array) -> jax.Array:
     """Returns the part of a path's parameter that is on this device of its slice."""
@@ -260,8 +288,9 @@ class Programs:
   def _row_weights(self, state) -> dict[str, jax.Array]:
     """Row weights of one path; for a row that is split over the devices of its slice, their mean."""
     adam, dims = state.optimizer[0], self.specs.dims
+    config = self.settings.inner
     return outer_lib.row_weights(
-      adam.nu, adam.count, self.settings.inner,
+      adam.nu, adam.count, config.b2, config.epsilon,
       lambda name, x: x if dims[name] in (None, 0) else jax.lax.pmean(x, 'data'),
     )  # fmt: skip
 
@@ -307,10 +336,9 @@ class Programs:
       paths = outer_lib.num_active(self.layout, level, weights)
       cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
     before, masses = usual(state), jax.tree.map(lambda x: x.sum(0), gathered.masses)
-    inner, config, compress = self.settings.inner.optimizer, self.settings.outer, self.specs.compress
-    modules, masters, state, norms = outer_lib.update(
-      self.layout, config, modules, state, totals, weights, masses, masters, compress
-    )
+    inner, outer = self.settings.inner.optimizer, choices.make_outer(self.settings.outer, self.specs.compress)
+    sums = outer_lib.Sums(totals, weights, masses)
+    modules, masters, state, norms = outer_lib.update(self.layout, outer, modules, state, sums, masters)
     moved = {level.name: gathered.moved[level.name] for level in levels}
     state = outer_lib.update_usual(self.layout, modules, state, weights, moved, inner)
     sound = {

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding
 
-from dipaco_jax.core.grid import Coordinates
+from dipaco_jax.algorithm.grid import Coordinates
 from dipaco_jax.training.mesh import Placement
 
 

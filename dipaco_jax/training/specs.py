@@ -14,14 +14,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from dipaco_jax.core import (
-  inner as inner_lib,
-  modules as modules_lib,
-  outer as outer_lib,
-  settings as settings_lib,
-  streaming,
-)
-from dipaco_jax.core.grid import Level
+from dipaco_jax.algorithm import inner as inner_lib, modules as modules_lib, outer as outer_lib
+from dipaco_jax.algorithm.grid import Level
+from dipaco_jax.core import choices, settings as settings_lib, wires
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.training.mesh import Placement
 
@@ -48,8 +43,7 @@ class Specs:
   @functools.cached_property
   def inner(self) -> inner_lib.Inner:
     """The optimizer of a path."""
-    s = self.settings
-    return inner_lib.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+    return choices.make_inner_of_run(self.settings)
 
   @functools.cached_property
   def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -105,7 +99,7 @@ class Specs:
   @property
   def compress(self) -> str:
     """The compression of what paths exchange, one of compression.KINDS."""
-    return streaming.make_wire(self.settings.outer, self.settings.train).compress
+    return wires.make_wire(self.settings.outer, self.settings.train).compress
 
   @functools.cached_property
   def compressed(self) -> tuple[str, ...]:
@@ -156,7 +150,8 @@ class Specs:
 
   def first_outer_state(self, modules: modules_lib.Modules) -> Any:
     """Returns the outer state before the first step."""
-    return outer_lib.init(self.layout, self.settings.outer, modules, self.settings.inner.optimizer)
+    optimizer = choices.make_outer_optimizer(self.settings.outer)
+    return outer_lib.init(self.layout, optimizer, modules, self.settings.inner.optimizer)
 
   @functools.cached_property
   def gathered(self) -> Gathered:

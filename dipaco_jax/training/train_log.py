@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.core import averaging_gap, screening
+from dipaco_jax.algorithm import averaging_gap, screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.storage import module_store, time_use
 from dipaco_jax.training import display, mesh, metrics_log

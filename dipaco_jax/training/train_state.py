@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dipaco_jax.algorithm.grid import Coordinates
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.training import resharding, run_checkpoints, specs as specs_lib
 from dipaco_jax.training.programs import Programs
 

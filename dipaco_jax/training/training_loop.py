@@ -14,9 +14,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.core import screening, settings, streaming
+from dipaco_jax.algorithm import screening, streaming
+from dipaco_jax.algorithm.grid import Coordinates
+from dipaco_jax.core import settings
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.core.grid import Coordinates
 from dipaco_jax.data import prefetching
 from dipaco_jax.storage import module_store, publishing, remedies, seals, time_use
 from dipaco_jax.training import (

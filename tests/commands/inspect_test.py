@@ -10,7 +10,7 @@ import quick_xla
 import tiny_run
 from repository import ROOT
 
-from dipaco_jax.core.grid import Grid
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.inference import excerpts, trained_run
 from dipaco_jax.reports import excerpt_views
 

@@ -10,7 +10,8 @@ import optax
 import own_modules
 import pytest
 
-from dipaco_jax.core import extension, inner, outer, settings
+from dipaco_jax.algorithm import outer
+from dipaco_jax.core import choices, extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import user_modules
 
@@ -52,15 +53,15 @@ def test_what_is_a_reference(words, is_one):
 
 
 def test_an_outer_optimizer_is_called_with_its_section(module):
-  opt = outer.make_optimizer(with_outer(f'{module[0]}:make').outer)
-  new, _, norm = outer.step(opt, {'x': jnp.ones(4)}, opt.init({'x': jnp.ones(4)}), {'x': jnp.full(4, 0.25)})
+  opt = choices.make_outer_optimizer(with_outer(f'{module[0]}:make').outer)
+  new, _, norm = outer.module_step(opt, {'x': jnp.ones(4)}, opt.init({'x': jnp.ones(4)}), {'x': jnp.full(4, 0.25)})
   np.testing.assert_allclose(new['x'], 1 - 2 * 0.7 * 0.25)
   assert float(norm) == 0.5
 
 
 def test_a_schedule_knows_how_long_the_run_is(module):
   config = settings.Inner(schedule=f'{module[0]}:schedule', learning_rate=0.5)
-  made = inner.make_optimizer(config, 200, 40, 0.0)
+  made = choices.make_inner(config, 200, 40, 0.0)
   assert float(made.learning_rate(jnp.int32(50))) == pytest.approx(0.5 * 0.75)
 
 
@@ -104,7 +105,7 @@ def test_errors_name_the_field(module, reference, words):
   reference = reference.format(module[0])
   user_modules.trust([extension.module_of(reference)])
   with pytest.raises(InputError, match=rf"config.outer.optimizer='{reference}'.*{words}"):
-    outer.make_optimizer(with_outer(reference).outer)
+    choices.make_outer_optimizer(with_outer(reference).outer)
 
 
 def test_a_module_that_is_gone_or_broken_is_an_error_before_any_work(module):
@@ -112,7 +113,7 @@ def test_a_module_that_is_gone_or_broken_is_an_error_before_any_work(module):
     user_modules.admit_own(with_outer('no_such.thing:make'))
   module[1].write_text('import does_not_exist\n')
   with pytest.raises(InputError, match='No module named'):
-    outer.make_optimizer(with_outer(f'{module[0]}:make').outer)
+    choices.make_outer_optimizer(with_outer(f'{module[0]}:make').outer)
 
 
 @pytest.mark.parametrize('name', ['outer.optimizer', 'inner.optimizer', 'inner.schedule'])
@@ -135,5 +136,5 @@ def test_what_does_not_go_together(changes, words):
 
 def test_of_inner_optimizers_no_first_usual_move_is_known():
   config = dataclasses.replace(settings.Outer(), optimizer='sgd')
-  assert np.isinf(outer.screening.first_usual(100, 'a:b')) and outer.make_optimizer(config)
+  assert np.isinf(outer.screening.first_usual(100, 'a:b')) and choices.make_outer_optimizer(config)
   assert isinstance(jax.eval_shape(optax.identity().init, {}), optax.EmptyState)

@@ -11,8 +11,9 @@ import pytest
 import synthetic
 
 from dipaco_jax import report
+from dipaco_jax.algorithm import grid as grids
 from dipaco_jax.command_line import command
-from dipaco_jax.core import grid as grids, printable, settings
+from dipaco_jax.core import printable, settings
 from dipaco_jax.data import corpus, sentencepiece_tokenizer
 from dipaco_jax.islands import registry, status_table
 from dipaco_jax.reports import curve_plots, grid_plot, module_drift, plot_style, run_report, timeline_plot

@@ -12,7 +12,8 @@ import pytest
 import repository
 from hypothesis import given, strategies as st
 
-from dipaco_jax.core import fields, modules, settings
+from dipaco_jax.algorithm import modules
+from dipaco_jax.core import fields, settings
 from dipaco_jax.core.settings import Settings, from_dict
 from dipaco_jax.models import transformer
 

@@ -1,6 +1,6 @@
 """Texts that the paths of a 2 x 2 grid have read, with what a page or a terminal could mistake for its own."""
 
-from dipaco_jax.core.grid import Grid
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.routing import chunk_losses
 
 FOUR = Grid({'a': 2, 'b': 2})

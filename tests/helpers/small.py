@@ -6,7 +6,8 @@ import functools
 import jax
 import numpy as np
 
-from dipaco_jax.core import modules, outer, settings as settings_lib
+from dipaco_jax.algorithm import modules, outer
+from dipaco_jax.core import choices, settings as settings_lib
 from dipaco_jax.models import loss, transformer
 from dipaco_jax.training import job as job_lib, mesh, metrics_log, programs, training_loop
 
@@ -87,7 +88,7 @@ def make_job(made: programs.Programs, **changes) -> job_lib.Job:
   tokens = [1.0 + path for path in range(grid.num_paths)]
 
   def weights(phase):
-    active = outer.active_paths(s.train, grid.num_paths, s.seed, phase)
+    active = choices.active_paths(s.train, grid.num_paths, s.seed, phase)
     return outer.path_weights(active, tokens, s.outer.reweigh, grid.shape)
 
   t = s.train

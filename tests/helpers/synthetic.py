@@ -8,7 +8,8 @@ import numpy as np
 import tiny_run
 from safetensors import numpy as safetensors
 
-from dipaco_jax.core import grid as grids, settings
+from dipaco_jax.algorithm import grid as grids
+from dipaco_jax.core import settings
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
 

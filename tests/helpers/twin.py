@@ -153,7 +153,7 @@ VALUES = {'int8': range(128), 'int4': range(8), 'e3m0': [0, 1, 2, 4, 8, 16, 32, 
 
 
 def compressed(x, kind):
-  """Q(x) of core/compression.py, element by element, in fractions."""
+  """Q(x) of algorithm/compression.py, element by element, in fractions."""
   values, found = list(VALUES[kind]), []
   flat = np.asarray(x, np.float32).reshape(-1)
   for begin in range(0, flat.size, 64):

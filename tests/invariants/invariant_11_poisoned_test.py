@@ -11,7 +11,8 @@ import small
 import twin
 from poison import poisoned
 
-from dipaco_jax.core import inner as inner_lib, outer
+from dipaco_jax.algorithm import inner as inner_lib, outer
+from dipaco_jax.core import choices
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import metrics_log
@@ -123,7 +124,7 @@ def test_a_path_that_is_left_out_too_often_in_a_row_ends_the_run(tmp_path):
 @pytest.mark.slow
 def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp_path, monkeypatch):
   job = make_job([], 0)
-  monkeypatch.setattr(outer, 'make_optimizer', lambda config: optax.sgd(1e30, 0.9))
+  monkeypatch.setattr(choices, 'make_outer_optimizer', lambda config: optax.sgd(1e30, 0.9))
   with pytest.raises(Diverged, match='phase 1: after the outer step the parameters or the momentum of module'):
     small.train(job, tmp_path)
   assert not module_store.versions(tmp_path)
@@ -143,7 +144,7 @@ def test_one_path_alone_stops_as_soon_as_it_makes_no_step_and_goes_on_from_befor
 
 def test_a_step_that_is_not_finite_is_skipped_up_to_so_many_in_a_row():
   config = dataclasses.replace(small.settings().inner, max_skipped=2)
-  made, params = inner_lib.make_optimizer(config, 10, 0, 0.0), {'w': np.ones((2, 2), 'f')}
+  made, params = choices.make_inner(config, 10, 0, 0.0), {'w': np.ones((2, 2), 'f')}
   state = made.init(params)
   for norm, skipped in ((1.0, 0), (np.nan, 1), (np.inf, 2), (1.0, 0), (np.nan, 1)):
     compute = lambda p, norm=norm: (np.float32(1), {'w': np.full((2, 2), norm, 'f')}, np.float32(norm))  # noqa: E731

@@ -9,7 +9,8 @@ import slow
 import small
 import twin
 
-from dipaco_jax.core import fields, inner as inner_lib, outer, settings
+from dipaco_jax.algorithm import inner as inner_lib, outer
+from dipaco_jax.core import choices, fields, settings
 
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
 FLAT = (('all', '.*', ('a', 'b')),)
@@ -75,7 +76,7 @@ def test_twin(case, devices, tmp_path):
 
   layout, paths = made.layout, made.layout.grid.num_paths
   active = [
-    np.flatnonzero(outer.active_paths(s.train, paths, s.seed, phase)).tolist() for phase in range(s.train.phases)
+    np.flatnonzero(choices.active_paths(s.train, paths, s.seed, phase)).tolist() for phase in range(s.train.phases)
   ]
   modules, _, states, history = twin.train(
     job.base, ours, small.batch, active, [1.0 + path for path in range(paths)], layout.grid, layout.levels,

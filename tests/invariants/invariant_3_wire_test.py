@@ -11,7 +11,7 @@ import small
 import twin
 from invariant_3_naive_twin_test import AB, ABC, CROSSED
 
-from dipaco_jax.core import outer, streaming
+from dipaco_jax.core import choices, wires
 
 REPLICAS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('high', 'block_1', ('a',)))
 PHASES = dict(phases=5, steps_per_phase=8)
@@ -48,9 +48,9 @@ def test_twin(case, devices, tmp_path):
   job = small.make_job(made)
   state = small.train(job, tmp_path)
 
-  paths, wire = layout.grid.num_paths, streaming.make_wire(s.outer, s.train)
+  paths, wire = layout.grid.num_paths, wires.make_wire(s.outer, s.train)
   active = [
-    np.flatnonzero(outer.active_paths(s.train, paths, s.seed, phase)).tolist() for phase in range(s.train.phases)
+    np.flatnonzero(choices.active_paths(s.train, paths, s.seed, phase)).tolist() for phase in range(s.train.phases)
   ]
   closed = {2, 4} if wire.stream else set(range(5))
   modules, masters, _, _, history = twin.train_by_wire(

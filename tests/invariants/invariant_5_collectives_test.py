@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.core import outer
+from dipaco_jax.algorithm import outer
 from dipaco_jax.planning.hlo import collectives
 from dipaco_jax.training import programs
 

@@ -9,7 +9,8 @@ import optax
 import pytest
 import twin
 
-from dipaco_jax.core import fields, grid as grids, settings
+from dipaco_jax.algorithm import grid as grids
+from dipaco_jax.core import fields, settings
 
 LEVELS = (
   grids.Level('ends', 'w', ('a', 'b')),

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import slow
 
-from dipaco_jax.core import compression
+from dipaco_jax.algorithm import compression
 from dipaco_jax.islands import messages
 
 COMPRESSED = [kind for kind in compression.KINDS if kind != 'none']

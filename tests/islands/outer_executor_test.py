@@ -18,7 +18,8 @@ import small
 import tiny_run
 from one_process import with_settings
 
-from dipaco_jax.core import exact_sum, modules, outer, settings as settings_lib
+from dipaco_jax.algorithm import exact_sum, modules, outer
+from dipaco_jax.core import choices, settings as settings_lib
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import island, messages, outer_executor, schedule, screening_facts
 from dipaco_jax.islands.module_weights import ModuleWeights
@@ -142,8 +143,9 @@ def test_its_outer_step_is_that_of_main(scene):
   assert config.rescale and config.reweigh and config.optimizer == 'nesterov'
   weights, rng = jnp.array([[256.0, 1], [3, 0]]), np.random.default_rng(0)
   all_modules = modules.stack(layout, {name: jnp.ones(x.shape) for name, x in scene.made.shapes.items()})
-  state, old = outer.init(layout, config, all_modules, 'adamw'), scene.old
-  update = jax.jit(functools.partial(outer.update, layout, config))
+  made = choices.make_outer(config)
+  state, old = outer.init(layout, made.optimizer, all_modules, 'adamw'), scene.old
+  update = jax.jit(functools.partial(outer.update, layout, made))
   for number in (1, 2):
     by_path = {path: {n: x + rng.normal(0, 0.01, x.shape).astype('f') for n, x in old.items()} for path in (0, 2)}
     for path, new in by_path.items():
@@ -153,7 +155,7 @@ def test_its_outer_step_is_that_of_main(scene):
     scene.made.registry.put([made_module])
     sums = {n: 256 * (x - by_path[0][n]) + 3 * (x - by_path[2][n]) for n, x in old.items()}
     sums = {'high': {n: jnp.stack([x, jnp.zeros_like(x)]) for n, x in sums.items()}}
-    all_modules, _, state, norms = update(all_modules, state, sums, weights)
+    all_modules, _, state, norms = update(all_modules, state, outer.Sums(sums, weights))
     old = scene.made.read_weights(made_module)
     for name, x in old.items():  # values near 1, each of a few roundings
       np.testing.assert_allclose(x, all_modules['high'][name][0], rtol=0, atol=8 * small.EPS)
@@ -242,7 +244,7 @@ def test_a_module_of_which_nothing_is_left_ends_the_run_and_nothing_is_written(s
 
 
 def test_an_outer_step_that_makes_what_no_model_is_ends_the_run(scene, monkeypatch):
-  monkeypatch.setattr(outer, 'make_optimizer', lambda config: optax.sgd(1e30, 0.9))
+  monkeypatch.setattr(choices, 'make_outer_optimizer', lambda config: optax.sgd(1e30, 0.9))
   outer_executor._compiled.cache_clear()
   scene.checkpoint(0, 0.01)
   scene.checkpoint(2, 0.01)
@@ -323,6 +325,7 @@ def test_a_sum_that_another_executor_has_finished_goes_with_the_next(is_in_memor
 
 # -- row weights
 
+INNER = settings_lib.Inner()
 BY_ROW = settings_lib.Outer(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True)
 
 
@@ -336,7 +339,7 @@ def test_row_weights_give_the_outer_step_of_one_job(kind, made):
   for path, weight in (('0', 1.0), ('2', 0.75)):
     new = {name: x + rng.normal(size=x.shape).astype('f') / 100 for name, x in old.items()}
     moments = {name: rng.exponential(1e-6, x.shape).astype('f') for name, x in old.items()}
-    rows = {n: np.asarray(x) for n, x in outer.row_weights(moments, np.int32(9), settings_lib.Inner()).items()}
+    rows = {n: np.asarray(x) for n, x in outer.row_weights(moments, np.int32(9), INNER.b2, INNER.epsilon).items()}
     message = messages.send(kind, old, new, {}, rows)
     partial.add(path, weight, message.arrays)
     assert partial.moved[path] == pytest.approx(math.sqrt(message.square) / 0.5, rel=1e-5), 'r is without row weights'
@@ -349,8 +352,9 @@ def test_row_weights_give_the_outer_step_of_one_job(kind, made):
   whole = {level.name: {name: np.stack([x, x]) for name, x in old.items()}}
   layout = dataclasses.replace(made.layout, levels=(level,))
   stacked = [{level.name: {name: np.stack([x, x]) for name, x in part.items()}} for part in (sums, masses)]
-  state = outer.init(layout, BY_ROW, whole, 'adamw')
-  expected, *_ = outer.update(layout, BY_ROW, whole, state, stacked[0], weights, stacked[1])
+  by_row = choices.make_outer(BY_ROW)
+  state = outer.init(layout, by_row.optimizer, whole, 'adamw')
+  expected, *_ = outer.update(layout, by_row, whole, state, outer.Sums(stacked[0], weights, stacked[1]))
   made = with_settings(made, outer=dataclasses.asdict(BY_ROW))
   found, _, figures = outer_executor.outer_step(made, 'high/0', 1, partial)
   for name, x in found.items():

@@ -6,7 +6,7 @@ import numpy as np
 import one_process
 import pytest
 
-from dipaco_jax.core import screening
+from dipaco_jax.algorithm import screening
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import island, messages, registry, screening_facts
 from dipaco_jax.islands.registry import Fact, NewTask

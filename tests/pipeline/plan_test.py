@@ -2,7 +2,7 @@
 
 import pytest
 
-from dipaco_jax.core import dense_control, outer, settings
+from dipaco_jax.core import choices, dense_control, settings
 from dipaco_jax.pipeline import plan
 
 
@@ -28,7 +28,7 @@ def test_tokens_are_those_of_steps_rows_and_paths():
   drawn = {'phases': 5, 'steps_per_phase': 10, 'batch_size': 8, 'schedule': ((0, (0, 1)), (3, (1, 2, 3)), (7, (0,)))}
   of_schedule = make(train=drawn)
   assert plan.training_tokens(of_schedule)['train'] == paths / (4 * 5) * (3 * 2 + 2 * 3)
-  active = [outer.active_paths(of_schedule.train, 4, 0, phase).sum() for phase in range(5)]
+  active = [choices.active_paths(of_schedule.train, 4, 0, phase).sum() for phase in range(5)]
   assert sum(active) == dense_control.count_path_phases(of_schedule)
   assert plan.later_work(make(pretrain={'steps': 0}), 'pretrain') == 0
 

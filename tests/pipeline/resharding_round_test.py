@@ -10,7 +10,8 @@ import plain_transformer
 import pytest
 import tiny_run
 
-from dipaco_jax.core import errors, modules, settings
+from dipaco_jax.algorithm import modules
+from dipaco_jax.core import errors, settings
 from dipaco_jax.data import holdouts, loader, tokenizer_files
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer

@@ -13,7 +13,7 @@ import slow
 import small
 import whole
 
-from dipaco_jax.core import modules
+from dipaco_jax.algorithm import modules
 from dipaco_jax.data import packing, sequences
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.models import loss

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dipaco_jax.core import streaming
+from dipaco_jax.algorithm import streaming
 from dipaco_jax.planning import wire_simulation as simulation
 from dipaco_jax.planning.wire_simulation import AFTER, BEHIND, WITH, Conditions
 from dipaco_jax.planning.wire_traffic import Traffic

@@ -8,7 +8,8 @@ import pytest
 import slow
 import small
 
-from dipaco_jax.core import compression, inner, modules, outer
+from dipaco_jax.algorithm import compression, modules
+from dipaco_jax.core import choices
 from dipaco_jax.planning import wire_traffic
 
 
@@ -36,10 +37,10 @@ def test_bytes_are_those_of_arrays(kind):
   assert found.message == found.version == sent
   own = {n: x for n, x in base.items() if layout.owner[n].name == 'own'}
   shared = {n: x for n, x in base.items() if n not in own}
-  adamw = inner.make_optimizer(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate).init(base)
+  adamw = choices.make_inner_of_run(s).init(base)
   residual = {} if kind == 'none' else compression.first_residual(shared)
   chosen = own if s.train.early_stopping else {}
-  state = adamw, residual, own, chosen, outer.make_optimizer(s.outer).init(own)
+  state = adamw, residual, own, chosen, choices.make_outer_optimizer(s.outer).init(own)
   assert found.state == sum(np.asarray(x).nbytes for x in jax.tree.leaves(state))
   [low] = (level for level in layout.levels if level.name == 'low')
   there = 4 * sum(base[n].size for n in layout.names(low))  # M; as many of momentum, and of m where it is another

@@ -12,7 +12,8 @@ import pytest
 import repository
 import slow
 
-from dipaco_jax.core import modules, settings
+from dipaco_jax.algorithm import modules
+from dipaco_jax.core import settings
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage

@@ -11,7 +11,7 @@ import repository
 import tiny_run
 from experiment_scripts import finish, start
 
-from dipaco_jax.core import settings, streaming
+from dipaco_jax.core import choices, settings, wires
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 import common
@@ -35,7 +35,7 @@ def test_the_wire_is_all_that_differs_in_its_rows(size):
     same = {'outer': mine['lan'].outer, 'train': mine['lan'].train}
     assert len({dataclasses.replace(s, **same) for s in mine.values()}) == 1 < len(mine)
     assert len({dataclasses.replace(s.train, steps_per_dispatch=1) for s in mine.values()}) == 1
-    wires = {name: streaming.make_wire(s.outer, s.train) for name, s in mine.items()}
+    wires = {name: wires.make_wire(s.outer, s.train) for name, s in mine.items()}
     assert wires['lan'][:3] == ('none', False, 0) and wires['wan'][:3] == ('int8', True, 0)
     assert wires['mixed'] == wires['overlap']._replace(keeps=False, alpha=0.5)
     assert wires['overlap'] == wires['thin']._replace(compress='none') and wires['thin'].overlap_steps > 0
@@ -43,7 +43,7 @@ def test_the_wire_is_all_that_differs_in_its_rows(size):
     assert 0 < wires['short'].overlap_steps <= wires['thin'].overlap_steps
     one = mine['thin']
     layout, _ = runs.layout_and_shapes(one)
-    times = streaming.make_timetable(one, {level.name: 1000 for level in layout.levels})
+    times = choices.make_timetable(one, {level.name: 1000 for level in layout.levels})
     assert len({piece.sent for piece in times.pieces(0)} - {()}) > 1, 'levels leave one after another'
 
 

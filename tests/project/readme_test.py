@@ -10,8 +10,9 @@ import sys
 import pytest
 from repository import ROOT
 
+from dipaco_jax.algorithm import modules
 from dipaco_jax.command_line import config_file
-from dipaco_jax.core import fields, modules, settings
+from dipaco_jax.core import fields, settings
 from dipaco_jax.models import transformer
 from dipaco_jax.reports import run_report
 

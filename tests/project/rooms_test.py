@@ -13,9 +13,9 @@ from repository import ROOT
 PACKAGE = 'dipaco_jax'
 
 ROOMS = (  # each imports from those before it, and from itself
-  'core models routing storage data huggingface training planning pipeline inference reports islands command_line'
+  'algorithm core models routing storage data huggingface training planning pipeline inference reports islands command_line'
 ).split()
-PURE = ('core', 'models', 'routing')
+PURE = ('algorithm', 'core', 'models', 'routing')
 COMMANDS = 'main size recipe local status registry generate serve route export harness inspect report'.split()
 TOP = {'__init__', '__main__', 'inspect.__main__', *COMMANDS} - {'inspect'}
 
@@ -45,7 +45,7 @@ def imports(path: pathlib.Path) -> dict[str, bool]:
 
 
 def name_of(path: pathlib.Path) -> str:
-  """'core.grid' of dipaco_jax/core/grid.py."""
+  """'algorithm.grid' of dipaco_jax/algorithm/grid.py."""
   return '.'.join(path.relative_to(ROOT / PACKAGE).with_suffix('').parts)
 
 

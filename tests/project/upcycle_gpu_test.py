@@ -18,7 +18,7 @@ import repository
 import tiny_run
 from experiment_scripts import finish, start, wait_for
 
-from dipaco_jax.core import modules
+from dipaco_jax.algorithm import modules
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 import runs

@@ -10,7 +10,8 @@ import pytest
 import repository
 import slow
 
-from dipaco_jax.core import modules, settings
+from dipaco_jax.algorithm import modules
+from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dipaco_jax.core import grid as grids
+from dipaco_jax.algorithm import grid as grids
 from dipaco_jax.reports import grid_plot
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 from safetensors.numpy import load_file
 
-from dipaco_jax.core import grid as grids
+from dipaco_jax.algorithm import grid as grids
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import module_drift
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dipaco_jax.core.grid import Grid
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.reports import palette
 
 FOUR = Grid({'a': 2, 'b': 2})

@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 import small
 
-from dipaco_jax.core import modules
+from dipaco_jax.algorithm import modules
 from dipaco_jax.storage import module_store, publishing, seals
 from dipaco_jax.training import module_publishing
 

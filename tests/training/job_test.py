@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.core import outer
+from dipaco_jax.core import choices
 from dipaco_jax.data import loader
 from dipaco_jax.islands import inner_phase
 from dipaco_jax.training import job as job_lib
@@ -45,7 +45,7 @@ def loaded(job: job_lib.Job, dispatches) -> dict[int, list[int]]:
 def test_no_batch_is_passed_over(how):
   job = make(**SAMPLED[how])
   train, tau = job.programs.settings.train, job.schedule.steps_per_phase
-  active = [outer.active_paths(train, 4, 0, phase) for phase in range(train.phases)]
+  active = [choices.active_paths(train, 4, 0, phase) for phase in range(train.phases)]
   assert min(map(sum, active)) > 0 and max(map(sum, active)) < 4
   whole = loaded(job, job_lib.dispatches(job, 0, 0, 0))
   for path in range(4):

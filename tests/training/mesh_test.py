@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.core import settings
-from dipaco_jax.core.grid import Grid
 from dipaco_jax.training import mesh
 
 

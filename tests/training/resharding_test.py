@@ -10,8 +10,8 @@ import pytest
 import small
 from jax.sharding import NamedSharding, PartitionSpec as P
 
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.core import settings
-from dipaco_jax.core.grid import Grid
 from dipaco_jax.training import mesh, metrics_log, resharding, training_loop
 
 GRID = {'a': 4, 'b': 2}

@@ -11,7 +11,8 @@ import slow
 import small
 from holdout_rows import COUNTS, ROWS, load
 
-from dipaco_jax.core import averaging_gap, settings
+from dipaco_jax.algorithm import averaging_gap
+from dipaco_jax.core import settings
 from dipaco_jax.models import loss
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import evaluation, metrics_log, training_loop

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax.core import modules, screening
+from dipaco_jax.algorithm import modules, screening
 from dipaco_jax.core.errors import Diverged
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.core import modules
+from dipaco_jax.algorithm import modules
 from dipaco_jax.models import transformer
 
 AXES = {'a': 2, 'b': 3}.items()

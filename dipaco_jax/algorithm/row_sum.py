@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dipaco_jax.core import exact_sum, outer
-from dipaco_jax.core.exact_sum import ExactSum
+from dipaco_jax.algorithm import exact_sum, outer
+from dipaco_jax.algorithm.exact_sum import ExactSum
 
 Arrays = Mapping[str, np.ndarray]
 LOW, ROWS = ':low', ':rows'  # after a parameter's name: the low part of its sum; its row weights

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from dipaco_jax.core import exact_sum
-from dipaco_jax.core.exact_sum import ExactSum
+from dipaco_jax.algorithm import exact_sum
+from dipaco_jax.algorithm.exact_sum import ExactSum
 
 SHAPES = {'b': (3, 2), 'a': (5,), 'scalar': (), 'none': (0, 4)}
 QUANTUM = Fraction(1, 2**40)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dipaco_jax.core.row_sum import RowSum
+from dipaco_jax.algorithm.row_sum import RowSum
 
 OLD = {'w': np.linspace(-1, 1, 12, dtype='f').reshape(4, 3), 'scale': np.ones(4, 'f'), 'cap': np.ones((), 'f')}
 

@@ -7,8 +7,8 @@ import math
 import pytest
 from hypothesis import given, strategies as st
 
-from dipaco_jax.core import grid as grids
-from dipaco_jax.core.grid import Grid, Level
+from dipaco_jax.algorithm import grid as grids
+from dipaco_jax.algorithm.grid import Grid, Level
 
 AXES = st.dictionaries(st.sampled_from(['a', 'b', 'c', 'd', 'replica']), st.integers(1, 5), max_size=4)
 

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dipaco_jax.core import grid as grid_lib
+from dipaco_jax.algorithm import grid as grid_lib
 
 Modules = dict[str, dict[str, Any]]
 

@@ -11,14 +11,15 @@ import slow
 import small
 from jax.sharding import PartitionSpec as P
 
-from dipaco_jax.core import inner, settings
+from dipaco_jax.algorithm import inner
+from dipaco_jax.core import choices, settings
 from dipaco_jax.models import loss as loss_lib
 
 CONFIG = settings.Inner(learning_rate=0.4, warmup_steps=10, final_fraction=0.05)
 
 
 def rate(step, **changes):
-  return float(inner.learning_rate(dataclasses.replace(CONFIG, **changes), 100, 40, 0.0, jnp.int32(step)))
+  return float(choices.make_schedule(dataclasses.replace(CONFIG, **changes), 100, 40, 0.0)(jnp.int32(step)))
 
 
 @pytest.mark.parametrize('step, expected', [
@@ -45,7 +46,7 @@ def test_learning_rate_warms_up_again_after_pretraining():
 
 
 def test_paths_may_have_a_learning_rate_of_their_own():
-  of_paths = functools.partial(inner.learning_rate, CONFIG, 100, 40, 0.1)
+  of_paths = choices.make_schedule(CONFIG, 100, 40, 0.1)
   steps = jnp.arange(60)
   expected = [rate(step) / (4 if step >= 40 else 1) for step in range(60)]
   np.testing.assert_allclose(of_paths(steps), expected, rtol=1e-6)
@@ -66,7 +67,7 @@ GRADS = {'matrix': jnp.full((2, 2), 3.0), 'scale': jnp.full(2, -4.0)}
 
 
 def one_step(config, grads=GRADS):
-  made = inner.make_optimizer(config, 100, 0, 0.0)
+  made = choices.make_inner(config, 100, 0, 0.0)
   return inner.step(made, gradient_of(grads), PARAMS, made.init(PARAMS), (None, None), jnp.int32(20))
 
 
@@ -110,7 +111,7 @@ def test_gradient_is_of_the_mean_over_targets():
 
 
 def test_steps_are_single_steps_in_a_row():
-  made = inner.make_optimizer(CONFIG, 100, 0, 0.0)
+  made = choices.make_inner(CONFIG, 100, 0, 0.0)
 
   def compute(params, tokens, segments):
     grads = {name: x * tokens.mean() for name, x in params.items()}

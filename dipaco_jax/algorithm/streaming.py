@@ -26,11 +26,8 @@ A *piece* of a phase is what is between two places; it is trained in one go.
 import dataclasses
 import functools
 import itertools
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
-
-from dipaco_jax.core.grid import largest_divisor
 
 
 class Wire(NamedTuple):
@@ -50,22 +47,6 @@ class Piece(NamedTuple):
   end: int
   mixed: tuple[str, ...]  # levels whose new modules are taken over before it
   sent: tuple[str, ...]  # levels that leave after it
-
-
-def make_wire(outer: Any, train: Any) -> Wire:
-  """Returns what `outer.wire` and the fields that override it say; the arguments are those sections of Settings.
-
-  thin: d is a fifth of tau, in whole dispatches.
-  """
-  tau, k = train.steps_per_phase, largest_divisor(train.steps_per_phase, train.steps_per_dispatch)
-  compress = {'lan': 'none', 'wan': 'int8', 'thin': 'int4'}[outer.wire] if outer.compress == 'auto' else outer.compress
-  stream = outer.wire != 'lan' if outer.stream == 'auto' else outer.stream == 'on'
-  overlap = outer.overlap_steps
-  if overlap < 0:
-    overlap = min(math.ceil(tau / 5 / k) * k, tau - k) if outer.wire == 'thin' else 0
-  keeps = outer.overlap == 'keep' or (outer.overlap == 'auto' and outer.wire == 'thin')
-  alpha = outer.mix if outer.mix >= 0 else 0.0 if keeps else 0.5
-  return Wire(compress, stream, overlap if stream else 0, keeps, alpha)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,19 +128,6 @@ def taken(alpha: float, own: Any, left: Any, new: Any) -> Any:
   if left is not None:
     return own + (1 - alpha) * (new - left) if alpha else own + (new - left)
   return alpha * own + (1 - alpha) * new if alpha else new
-
-
-def make_timetable(settings: Any, sizes: Mapping[str, int]) -> Timetable:
-  """Makes the timetable of a run, from its Settings and {level: parameters that a path shares; 0: its own alone}."""
-  s, train = settings, settings.train
-  wire = make_wire(s.outer, train)
-  tau = train.steps_per_phase
-  unit = largest_divisor(math.gcd(tau, wire.overlap_steps), train.steps_per_dispatch)
-  places = spread(sizes, tau, unit) if wire.stream else dict.fromkeys(sizes, tau)
-  overlaps = {level: wire.overlap_steps if size else 0 for level, size in sizes.items()}
-  ends = frozenset((n + 1) * s.routing.phases_per_round - 1 for n in range(s.rounds))
-  every = s.outer.closed_every
-  return Timetable(tau, unit, places, overlaps, wire.alpha, wire.stream, train.phases, ends, every, wire.keeps)
 
 
 def at_the_end(levels: Iterable[str], tau: int, unit: int) -> Timetable:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import twin
 
-from dipaco_jax.core import compression
+from dipaco_jax.algorithm import compression
 
 CODES = [*compression.LARGEST]
 

@@ -20,8 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax.core import extension, muon, settings
-from dipaco_jax.core.grid import largest_divisor
+from dipaco_jax.algorithm import muon
+from dipaco_jax.algorithm.grid import largest_divisor
 
 MANY_STEPS = 1 << 20
 METRICS = ('loss', 'grad_norm', 'learning_rate', 'skipped')
@@ -50,55 +50,77 @@ class Inner(NamedTuple):
   max_skipped: int
 
 
-def learning_rate(
-  config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float, step: jax.Array
-) -> jax.Array:
-  """Returns eta_s of the global step s: a cosine schedule [7.1], or a constant one, warmed up again after pretraining.
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """Learning rate eta_s by global step s: a cosine [7.1], or warm-up, stable, decay; warmed up again after pretraining.
 
       eta_s = eta min(1, (s + 1) / warmup) (f + (1 - f) c_s)
-      c_s = (1 + cos(pi min(1, s / decay))) / 2                           cosine
-      c_s = min(1, (1 - min(1, s / decay)) / decay_fraction)              wsd: warm-up, stable, decay
+      c_s = (1 + cos(pi min(1, s / decay))) / 2                           cosine: decay_fraction = 0
+      c_s = min(1, (1 - min(1, s / decay)) / decay_fraction)              warm-up, stable, decay
 
   From s = pretrain_steps on it is multiplied by min(1, (s - pretrain_steps + 1) / rewarm_steps), if rewarm_steps > 0.
+  """
+
+  rate: float  # eta
+  decay_steps: int  # length of the schedule in global steps
+  warmup_steps: int = 0
+  final_fraction: float = 0.0  # f
+  decay_fraction: float = 0.0  # share of the steps in which the rate decays; 0: a cosine over all of them
+  pretrain_steps: int = 0  # the first global step of the paths
+  path_rate: float = 0.0  # eta from that step on; 0: the same
+  rewarm_steps: int = 0
+
+  def __call__(self, step: jax.Array) -> jax.Array:
+    """Returns eta_s of the global step s, int32 []."""
+    s = step.astype(jnp.float32)
+    warm = jnp.minimum(1.0, (s + 1) / max(1, self.warmup_steps))
+    done = jnp.minimum(1.0, s / max(1, self.decay_steps))
+    if self.decay_fraction:
+      left = jnp.minimum(1.0, (1 - done) / self.decay_fraction)
+    else:
+      left = 0.5 * (1 + jnp.cos(jnp.pi * done))
+    again = jnp.minimum(1.0, (s - self.pretrain_steps + 1) / max(1, self.rewarm_steps))
+    again = jnp.where(step >= self.pretrain_steps, again, 1.0)
+    eta = jnp.where(step >= self.pretrain_steps, self.path_rate, self.rate) if self.path_rate else self.rate
+    return eta * warm * again * (self.final_fraction + (1 - self.final_fraction) * left)
+
+
+def make(
+  transformation: optax.GradientTransformation, rate: Callable[[jax.Array], jax.Array], clip_norm: float = 0.0,
+  max_skipped: int = 0,
+) -> Inner:  # fmt: skip
+  """Makes a path's optimizer.
 
   Args:
-    config: eta = learning_rate, warmup_steps, rewarm_steps, f = final_fraction, schedule, decay_fraction.
-    decay_steps: length of the schedule in global steps.
-    pretrain_steps: the first global step of the paths.
-    path_rate: eta from that step on; 0: config.learning_rate.
+    transformation: u of theta <- theta - eta_s u, without a learning rate.
+    rate: eta_s by global step.
+    clip_norm: c, to which the gradient is clipped; 0: it is not.
+    max_skipped: steps in a row that are skipped because they are not finite.
   """
-  s = step.astype(jnp.float32)
-  warm = jnp.minimum(1.0, (s + 1) / max(1, config.warmup(decay_steps)))
-  done = jnp.minimum(1.0, s / max(1, decay_steps))
-  if config.schedule == 'cosine':
-    left = 0.5 * (1 + jnp.cos(jnp.pi * done))
-  else:
-    left = jnp.minimum(1.0, (1 - done) / config.decay_fraction)
-  again = jnp.minimum(1.0, (s - pretrain_steps + 1) / max(1, config.rewarm_steps))
-  again = jnp.where(step >= pretrain_steps, again, 1.0)
-  eta = jnp.where(step >= pretrain_steps, path_rate, config.learning_rate) if path_rate else config.learning_rate
-  return eta * warm * again * (config.final_fraction + (1 - config.final_fraction) * left)
-
-
-def make_optimizer(config: settings.Inner, decay_steps: int, pretrain_steps: int, path_rate: float) -> Inner:
-  """Makes a path's optimizer and its schedule; for the arguments see `learning_rate`.
-
-  Of the user's own [extension.py], make(config) is for 'inner.optimizer' an optax.GradientTransformation u without
-  learning rate, theta <- theta - eta_s u, and for 'inner.schedule' a function of the global step s, int32 [], that is
-  eta_s, with config.decay_steps and config.warmup_steps filled in. Raises InputError where they cannot be made.
-  """
-  transformation = make_transformation(config)
-  schedule = functools.partial(learning_rate, config, decay_steps, pretrain_steps, path_rate)
-  if extension.is_reference(config.schedule):
-    whole = dataclasses.replace(config, decay_steps=decay_steps, warmup_steps=config.warmup(decay_steps))
-    schedule = extension.make('inner.schedule', config.schedule, whole)
   return Inner(
     init=lambda params: InnerState(transformation.init(params), jnp.zeros((), jnp.int32)),
     update=transformation.update,
-    learning_rate=schedule,
-    clip_norm=config.clip_norm,
-    max_skipped=config.max_skipped,
+    learning_rate=rate,
+    clip_norm=clip_norm,
+    max_skipped=max_skipped,
   )
+
+
+def adamw(b1: float, b2: float, epsilon: float, weight_decay: float) -> optax.GradientTransformation:
+  """Returns u of AdamW, without a learning rate; only arrays of more than one dimension decay."""
+  return _with_decay(optax.scale_by_adam(b1, b2, epsilon), weight_decay)
+
+
+def muon_or_adamw(
+  momentum: float, b1: float, b2: float, epsilon: float, weight_decay: float
+) -> optax.GradientTransformation:  # fmt: skip
+  """Returns u of Muon for the matrices of blocks, of AdamW for all else [muon.py]."""
+  return _with_decay(muon.scale_by_muon(momentum, optax.scale_by_adam(b1, b2, epsilon)), weight_decay)
+
+
+def _with_decay(transformation: optax.GradientTransformation, weight_decay: float) -> optax.GradientTransformation:
+  mask = lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)  # noqa: E731
+  return optax.chain(transformation, optax.add_decayed_weights(weight_decay, mask=mask))
 
 
 def highest_rate(schedule: Callable[[jax.Array], jax.Array], first: int, end: int) -> float:
@@ -110,19 +132,6 @@ def highest_rate(schedule: Callable[[jax.Array], jax.Array], first: int, end: in
     return 0.0
   steps = np.linspace(first, end - 1, min(end - first, MANY_STEPS)).astype(np.int32)
   return float(jnp.max(jax.vmap(schedule)(jnp.asarray(steps))))
-
-
-def make_transformation(config: settings.Inner) -> optax.GradientTransformation:
-  """Returns u of theta <- theta - eta_s u: AdamW's, Muon's, the gradient (sgd), or the user's."""
-  if extension.is_reference(config.optimizer):
-    return extension.make('inner.optimizer', config.optimizer, config)
-  if config.optimizer == 'sgd':
-    return optax.identity()
-  adam = optax.scale_by_adam(config.b1, config.b2, config.epsilon)
-  return optax.chain(
-    adam if config.optimizer == 'adamw' else muon.scale_by_muon(config.muon_momentum, adam),
-    optax.add_decayed_weights(config.weight_decay, mask=lambda tree: jax.tree.map(lambda x: x.ndim > 1, tree)),
-  )
 
 
 def rows_at_once(size: int, rows: int) -> int:

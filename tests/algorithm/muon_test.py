@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax.core import inner, muon, settings
+from dipaco_jax.algorithm import muon
+from dipaco_jax.core import choices, settings
 
 CONFIG = settings.Inner(optimizer='muon', weight_decay=0.1)
 SHAPES = {
@@ -39,7 +40,7 @@ def newton_schulz(x):
 
 
 def test_two_steps_of_a_matrix():
-  params, made = drawn(0), inner.make_transformation(CONFIG)
+  params, made = drawn(0), choices.make_transformation(CONFIG)
   state, mu = made.init(params), 0.95
   moments = {name: np.zeros(shape) for name, shape in MATRICES.items()}
   for t in (1, 2):
@@ -56,8 +57,8 @@ def test_two_steps_of_a_matrix():
 
 def test_all_else_is_adams():
   params, grads = drawn(0), drawn(1)
-  other = inner.make_transformation(settings.Inner(weight_decay=0.1))
-  made = inner.make_transformation(CONFIG)
+  other = choices.make_transformation(settings.Inner(weight_decay=0.1))
+  made = choices.make_transformation(CONFIG)
   (mine, _), (theirs, _) = (t.update(grads, t.init(params), params) for t in (made, other))
   for name in SHAPES.keys() - MATRICES.keys():
     np.testing.assert_array_equal(mine[name], theirs[name])
@@ -65,7 +66,7 @@ def test_all_else_is_adams():
 
 def test_the_root_mean_square_is_that_of_adam_for_every_shape():
   """Singular values end within [0.68, 1.13]; of an [R, C] matrix there are min(R, C), so that u's is 0.2 of theirs."""
-  made, grads = inner.make_transformation(settings.Inner(optimizer='muon', weight_decay=0.0)), drawn(1)
+  made, grads = choices.make_transformation(settings.Inner(optimizer='muon', weight_decay=0.0)), drawn(1)
   updates, _ = made.update(grads, made.init(grads), grads)
   for name in MATRICES:
     assert float(jnp.sqrt(jnp.mean(updates[name] ** 2))) == pytest.approx(0.2, rel=0.35)

@@ -17,7 +17,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dipaco_jax.core.errors import InputError
+from dipaco_jax.algorithm.errors import InputError
 
 Coordinates = tuple[int, ...]
 

@@ -23,9 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from dipaco_jax.core.errors import Diverged
-from dipaco_jax.core.grid import Coordinates, Grid, Level
-from dipaco_jax.core.modules import Layout
+from dipaco_jax.algorithm.errors import Diverged
+from dipaco_jax.algorithm.grid import Coordinates, Grid, Level
+from dipaco_jax.algorithm.modules import Layout
 
 MAX_RMS = 1e3  # root mean square of parameters or momentum; thousands of times that of models that work
 NO_PATH_FIX = 'lower config.train.learning_rate, or raise config.outer.exclude_above'

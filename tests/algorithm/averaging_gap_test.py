@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dipaco_jax.core import averaging_gap
+from dipaco_jax.algorithm import averaging_gap
 
 
 def test_what_is_not_known_on_either_side_has_no_gap():

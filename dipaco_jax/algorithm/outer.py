@@ -33,10 +33,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dipaco_jax.core import compression, extension, screening
-from dipaco_jax.core.grid import Level
-from dipaco_jax.core.modules import Layout, Modules
-from dipaco_jax.core.settings import Inner, Outer, Train
+from dipaco_jax.algorithm import compression, screening
+from dipaco_jax.algorithm.grid import Level
+from dipaco_jax.algorithm.modules import Layout, Modules
 
 
 class OuterState(NamedTuple):
@@ -48,31 +47,48 @@ class OuterState(NamedTuple):
 
 X = TypeVar('X', jax.Array, np.ndarray)
 OuterOpt: TypeAlias = optax.GradientTransformation
+
+
+class Outer(NamedTuple):
+  """The outer step: OuterOpt, and how Delta is scaled and modules are published."""
+
+  optimizer: OuterOpt
+  rescale: bool = False  # Delta is times sqrt(number of active paths through the module); not with row weights
+  compress: str = 'none'  # one of compression.KINDS
+
+
+class Sums(NamedTuple):
+  """What the paths have sent of some levels since the last outer step."""
+
+  deltas: Modules  # sum_i w_i (old - new_i), shaped like the modules; with row weights each term is times s_{i,r}
+  weights: jax.Array  # w_i, shaped like the grid; 0 for paths that take no part
+  masses: dict[str, dict[str, jax.Array]] = {}  # with row weights sum_i w_i s_{i,r}, [K_a, ..., rows] by parameter
+
+
 States = dict[str, OuterState]  # by level
 
 
-def make_optimizer(config: Outer) -> OuterOpt:
-  """Returns OuterOpt, with eta = `learning_rate` and mu = `momentum`; by default Nesterov's, 0.7 and 0.9 [2.5].
+def make_optimizer(
+  name: str, learning_rate: float, momentum: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8
+) -> OuterOpt:  # fmt: skip
+  """Returns OuterOpt, with eta = `learning_rate` and mu = `momentum`; in the paper Nesterov's, 0.7 and 0.9 [2.5].
 
   m <- mu m + Delta
   module <- module - eta (Delta + mu m)     nesterov
   module <- module - eta m                  momentum
   module <- module - eta Delta              sgd
 
-  adam: b1 = `momentum`. 'package.module:make' is make(config) -> optax.GradientTransformation, whose update is added to
-  the module [extension.py]. Another built-in optimizer needs an entry here, its name among the choices of
-  `settings.Outer`, and a case in the naive twin (tests/helpers/twin.py) and the tests that compare it, which name what
-  is missing. A new field of the settings says `added=True`, so that older workdirs go on.
+  adam: b1 = `momentum`. Any other optax.GradientTransformation can be used in its place: its update is added to the
+  module. Another name needs an entry here, its name among the choices of `settings.Outer`, and a case in the reference
+  and the tests that compare it, which name what is missing.
   """
-  if extension.is_reference(config.optimizer):
-    return extension.make('outer.optimizer', config.optimizer, config)
-  rate, mu = config.learning_rate, config.momentum
+  rate, mu = learning_rate, momentum
   return {
     'nesterov': lambda: optax.sgd(rate, mu, nesterov=True),
     'momentum': lambda: optax.sgd(rate, mu),
     'sgd': lambda: optax.sgd(rate),
-    'adam': lambda: optax.adam(rate, b1=mu, b2=config.b2, eps=config.epsilon),
-  }[config.optimizer]()
+    'adam': lambda: optax.adam(rate, b1=mu, b2=b2, eps=epsilon),
+  }[name]()
 
 
 def vmap_modules(function: Callable, num_axes: int) -> Callable:
@@ -82,18 +98,17 @@ def vmap_modules(function: Callable, num_axes: int) -> Callable:
   return function
 
 
-def init(layout: Layout, config: Outer, modules: Modules, inner_optimizer: str) -> States:
-  """Returns the outer states before the first phase; h_0 depends on `inner.optimizer`."""
-  initial = make_optimizer(config).init
+def init(layout: Layout, opt: OuterOpt, modules: Modules, inner_optimizer: str) -> States:
+  """Returns the outer states before the first phase; h_0 depends on the name of the inner optimizer [screening.py]."""
 
   def init_module(module: dict[str, jax.Array]) -> OuterState:
     size = sum(x.size for x in jax.tree.leaves(module))
-    return OuterState(initial(module), jnp.float32(screening.first_usual(size, inner_optimizer)))
+    return OuterState(opt.init(module), jnp.float32(screening.first_usual(size, inner_optimizer)))
 
   return {level.name: vmap_modules(init_module, len(level.axes))(modules[level.name]) for level in layout.levels}
 
 
-def step(opt: OuterOpt, module: Any, state: Any, delta: Any) -> tuple[Any, Any, jax.Array]:
+def module_step(opt: OuterOpt, module: Any, state: Any, delta: Any) -> tuple[Any, Any, jax.Array]:
   """Applies OuterOpt to one module: returns the module, the optimizer's state and |Delta| [Algorithm 1]."""
   updates, state = opt.update(delta, state, module)
   return optax.apply_updates(module, updates), state, optax.tree.norm(delta)
@@ -114,24 +129,47 @@ def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: boo
 
 
 def row_weights(
-  moments: Mapping[str, jax.Array], count: jax.Array, config: Inner, over_slice: Callable = lambda name, x: x
+  moments: Mapping[str, jax.Array], count: jax.Array, b2: float, epsilon: float,
+  over_slice: Callable = lambda name, x: x,
 ) -> dict[str, jax.Array]:  # fmt: skip
   """Returns s_{i,r} of one path, [rows] by parameter; a scalar counts as one row.
 
   Args:
     moments: AdamW's second moments v, by parameter.
     count: steps that AdamW has taken.
-    config: has its b2 and epsilon.
+    b2, epsilon: those of AdamW.
     over_slice: (name, mean over this device's part of each row) -> mean over the path's slice of devices.
   """
-  corrected = 1 - config.b2 ** jnp.maximum(count, 1).astype(jnp.float32)
+  corrected = 1 - b2 ** jnp.maximum(count, 1).astype(jnp.float32)
   means = {name: over_slice(name, jnp.mean(v, axis=tuple(range(1, v.ndim)))) for name, v in moments.items()}
-  return {name: jnp.sqrt(mean / corrected) + config.epsilon for name, mean in means.items()}
+  return {name: jnp.sqrt(mean / corrected) + epsilon for name, mean in means.items()}
 
 
 def broadcast_rows(weights: X, x: X) -> X:
   """Reshapes row weights [..., rows] to be multiplied with a parameter [..., rows, ...]."""
   return weights.reshape((*weights.shape, *(1,) * (x.ndim - weights.ndim)))
+
+
+class Term(NamedTuple):
+  """What one path adds to the sums of a module."""
+
+  moves: dict[str, jax.Array]  # old - new; with row weights times s_{i,r}
+  delta: dict[str, jax.Array]  # w_i times that, 0 if the path does not count
+  mass: dict[str, jax.Array]  # w_i s_{i,r}, {} without row weights
+
+
+def term(delta: dict[str, jax.Array], weight: jax.Array, counts: jax.Array, rows: Mapping[str, jax.Array]) -> Term:
+  """Returns what one path adds to the sums of a module.
+
+  Args:
+    delta: old - new.
+    weight: w_i, [].
+    counts: whether the path takes part, bool []; what is not finite in one that does not leaves no trace.
+    rows: row weights s_{i,r} by parameter; {} without.
+  """
+  moves = {n: d * broadcast_rows(rows[n], d) if rows else d for n, d in delta.items()}
+  weighted = {n: jnp.where(counts, weight * d, 0) for n, d in moves.items()}
+  return Term(moves, weighted, {n: jnp.where(counts, weight * rows[n], 0) for n in moves} if rows else {})
 
 
 def divide(x: jax.Array, mass: jax.Array) -> jax.Array:
@@ -145,41 +183,44 @@ def per_module(layout: Layout, level: Level, x: jax.Array) -> jax.Array:
 
 
 def update(
-  layout: Layout, config: Outer, modules: Modules, state: States, sums: Modules, weights: jax.Array, masses: Any = None,
-  masters: Modules | None = None, compress: str = 'none',
-) -> tuple[Modules, Modules, States, dict[str, jax.Array]]:  # fmt: skip
+  layout: Layout, outer: Outer, modules: Modules, state: States, sums: Sums, masters: Modules | None = None
+) -> tuple[Modules, Modules, States, dict[str, jax.Array]]:
   """Makes one outer step of the levels in `sums`: Delta from the paths' sums, and OuterOpt [Algorithm 1; 2.5, 2.7].
 
   Args:
     layout: grid and levels.
-    config: of OuterOpt; `rescale`: Delta is times sqrt(number of active paths through the module), not with `masses`.
+    outer: OuterOpt and how Delta is scaled.
     modules, state: those before the step.
-    sums: sum_i w_i (old - new_i), shaped like the modules.
-    weights: w_i, shaped like the grid; 0 for paths that take no part.
-    masses: with row weights sum_i w_i s_{i,r}, [K_a, ..., rows] by parameter; the terms of `sums` are then times s.
+    sums: what the paths have sent.
     masters: M of the levels that are compressed; `modules` are m, what paths read [compression.py].
-    compress: how.
 
   Returns:
     The new modules, masters and states, and {level name: norm of Delta of each module}.
   """
   new_modules, new_masters, new_state, norms = dict(modules), dict(masters or {}), dict(state), {}
   for level in layout.levels:
-    if (name := level.name) not in sums:
+    if (name := level.name) not in sums.deltas:
       continue
-    total = per_module(layout, level, weights)
+    total = per_module(layout, level, sums.weights)
     factor = divide(jnp.ones_like(total), total)
-    factor = factor * jnp.sqrt(num_active(layout, level, weights)) if config.rescale else factor
-    update_module = vmap_modules(functools.partial(_update_module, make_optimizer(config)), len(level.axes))
+    factor = factor * jnp.sqrt(num_active(layout, level, sums.weights)) if outer.rescale else factor
+    over_modules = functools.partial(vmap_modules, num_axes=len(level.axes))
+    delta = over_modules(mean_delta)(sums.deltas[name], sums.masses.get(name, {}), factor)
     before = new_masters.get(name, modules[name])
-    after, optimizer, norms[name] = update_module(
-      before, state[name].optimizer, sums[name], masses[name] if masses else {}, factor, total > 0
-    )
+    step = over_modules(functools.partial(_step_if_active, outer.optimizer))
+    after, optimizer, norms[name] = step(before, state[name].optimizer, delta, total > 0)
     if name in new_masters:
       new_masters[name] = after
-      after = vmap_modules(functools.partial(follow, compress), len(level.axes))(modules[name], after, total > 0)
+      after = over_modules(functools.partial(follow, outer.compress))(modules[name], after, total > 0)
     new_modules[name], new_state[name] = after, state[name]._replace(optimizer=optimizer)
   return new_modules, new_masters, new_state, norms
+
+
+def mean_delta(sums: dict[str, jax.Array], masses: dict[str, jax.Array], factor: jax.Array) -> dict[str, jax.Array]:
+  """Returns Delta of one module: its sums times `factor`, or, with row weights, each row divided by its weights."""
+  if masses:
+    return {name: divide(x, broadcast_rows(masses[name], x)) for name, x in sums.items()}
+  return {name: x * factor for name, x in sums.items()}
 
 
 def follow(kind: str, module: Any, master: Any, active: Any) -> Any:
@@ -187,15 +228,11 @@ def follow(kind: str, module: Any, master: Any, active: Any) -> Any:
   return jax.tree.map(lambda m, M: jnp.where(active, m + compression.rounded(M - m, kind), m), module, master)
 
 
-def _update_module(opt: OuterOpt, module: Any, state: Any, sums: Any, masses: Any, factor: Any, active: Any) -> tuple:
-  """Returns one module after its outer step, its optimizer's state and the norm of Delta."""
-  if masses:
-    delta = {name: divide(s, broadcast_rows(masses[name], s)) for name, s in sums.items()}
-  else:
-    delta = jax.tree.map(lambda s: s * factor, sums)
-  *new, norm = step(opt, module, state, delta)
-  kept = jax.tree.map(lambda n, o: jnp.where(active, n, o), new, [module, state])
-  return *kept, norm
+def _step_if_active(opt: OuterOpt, module: Any, state: Any, delta: Any, active: Any) -> tuple[Any, Any, jax.Array]:
+  """Returns one module after its outer step, if a path took part, its optimizer's state and the norm of Delta."""
+  *new, norm = module_step(opt, module, state, delta)
+  module, state = jax.tree.map(lambda n, o: jnp.where(active, n, o), new, [module, state])
+  return module, state, norm
 
 
 def num_active(layout: Layout, level: Level, weights: jax.Array) -> jax.Array:
@@ -250,12 +287,6 @@ def exchanged_bytes(
   return round(active * (2 * sum(compression.sent_bytes(shape, compress) for shape in shared) + 4 * rows))
 
 
-def takes_over(layout: Layout, config: Outer) -> bool:
-  """Returns whether paths go on from their own parameters: no module is shared, and theta <- theta - 1 Delta."""
-  shared = any(layout.grid.paths_through(level) > 1 for level in layout.levels)
-  return not shared and config.optimizer == 'sgd' and config.learning_rate == 1
-
-
 def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.ndarray:
   """Draws the paths whose outer gradient is lost in a phase, each with probability `lost` [arXiv 2311.08105].
 
@@ -265,12 +296,6 @@ def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.n
   return np.random.default_rng([seed, phase, 1]).random(shape) < lost
 
 
-def active_paths(train: Train, num_paths: int, seed: int, phase: int) -> np.ndarray:
-  """Returns which paths train in a phase, bool [P]: by schedule, by path sampling [2.6.2], or all of them."""
-  if train.schedule:
-    chosen = [paths for first, paths in train.schedule if first <= phase][-1]
-  elif train.paths_per_phase:
-    chosen = tuple(np.random.default_rng([seed, phase]).permutation(num_paths)[: train.paths_per_phase])
-  else:
-    chosen = tuple(range(num_paths))
-  return np.isin(np.arange(num_paths), chosen)
+def sampled_paths(num_paths: int, count: int, seed: int, phase: int) -> tuple[int, ...]:
+  """Draws the `count` paths that train in a phase [2.6.2]."""
+  return tuple(np.random.default_rng([seed, phase]).permutation(num_paths)[:count])

@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax.core import fields, modules, outer, settings
+from dipaco_jax.algorithm import modules, outer
+from dipaco_jax.core import choices, fields, settings
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
 LAYOUT = modules.make_layout({'a': 2, 'b': 3}.items(), SPECS, ('x', 'y', 'z'))
@@ -16,7 +17,7 @@ def step(weights, deltas, state=None, old=None, **changes):
   """deltas: {name: [2, 3]} old - new of every element of a path's parameter, by path."""
   config = settings.Outer(**({'rescale': False} | changes))
   old = old or modules.stack(LAYOUT, PARAMS)
-  state = state or outer.init(LAYOUT, config, old, 'adamw')
+  state = state or outer.init(LAYOUT, choices.make_outer_optimizer(config), old, 'adamw')
   sums = {}
   for level in LAYOUT.levels:
     sums[level.name] = {}
@@ -24,7 +25,7 @@ def step(weights, deltas, state=None, old=None, **changes):
       total = (jnp.asarray(deltas[name]) * weights).sum(LAYOUT.grid.lacking(level))
       shape = (*total.shape, *[1] * PARAMS[name].ndim)
       sums[level.name][name] = jnp.broadcast_to(total.reshape(shape), old[level.name][name].shape)
-  new, _, *rest = outer.update(LAYOUT, config, old, state, sums, jnp.asarray(weights))
+  new, _, *rest = outer.update(LAYOUT, choices.make_outer(config), old, state, outer.Sums(sums, jnp.asarray(weights)))
   return new, *rest
 
 
@@ -63,12 +64,14 @@ def test_paths_are_taken_over_where_the_outer_step_leads_to_each_of_them(shared,
       'low': {'y': deltas.mean(1)[:, None, None] + jnp.zeros((2, 2, 2))},
     }
   sums = {l.name: {n: x * layout.grid.paths_through(l) for n, x in means[l.name].items()} for l in layout.levels}
-  new, *_ = outer.update(layout, config, old, outer.init(layout, config, old, 'adamw'), sums, jnp.ones((2, 3)))
+  made = choices.make_outer(config)
+  state = outer.init(layout, made.optimizer, old, 'adamw')
+  new, *_ = outer.update(layout, made, old, state, outer.Sums(sums, jnp.ones((2, 3))))
   paths = [modules.take(layout, new, point) for point in np.ndindex(2, 3)]
   led = all(
     np.allclose(x, -deltas[point]) for path, point in zip(paths, np.ndindex(2, 3), strict=True) for x in path.values()
   )
-  assert outer.takes_over(layout, config) == led
+  assert choices.takes_over(layout, config) == led
 
 
 def test_a_module_without_active_paths_keeps_its_parameters_and_momentum():
@@ -89,15 +92,15 @@ def test_with_row_weights_every_row_is_divided_by_its_own_weight():
   sums = jax.tree.map(lambda x: jnp.full(x.shape, 6.0), old)
   masses = {name: {n: jnp.ones(x.shape) for n, x in level.items()} for name, level in old.items()}
   masses['low']['y'] = jnp.array([[1.0, 2], [3, 0]])  # [K_a, rows]; no path has a weight for the last
-  state = outer.init(LAYOUT, config, old, 'adamw')
-  new, *_ = outer.update(LAYOUT, config, old, state, sums, one, masses)
+  state = outer.init(LAYOUT, choices.make_outer_optimizer(config), old, 'adamw')
+  new, *_ = outer.update(LAYOUT, choices.make_outer(config), old, state, outer.Sums(sums, one, masses))
   np.testing.assert_allclose(new['low']['y'][:, :, 0], [[-6, -3], [-2, 0]], rtol=1e-6)
   assert (new['shared']['x'] == -6).all(), 'row weights come without rescaling'
 
 
 def test_the_usual_move_follows_the_paths_that_took_part():
   old, weights = modules.stack(LAYOUT, PARAMS), jnp.array([[1.0, 1, 0], [0, 0, 0]])
-  state = outer.init(LAYOUT, settings.Outer(), old, 'adamw')
+  state = outer.init(LAYOUT, choices.make_outer_optimizer(settings.Outer()), old, 'adamw')
   assert state['low'].usual.tolist() == [2, 2], 'the square root of 4 parameters'
   moved = {level.name: jnp.array([[1.0, 5, 100], [7, 7, 7]]) for level in LAYOUT.levels}
   found = outer.update_usual(LAYOUT, old, state, weights, moved, 'adamw')
@@ -133,15 +136,15 @@ def test_paths_weigh_by_their_shards_tokens_or_alike_and_nothing_if_not_active()
 
 
 def test_paths_are_sampled_by_seed_and_phase_or_follow_the_schedule():
-  everyone = outer.active_paths(settings.Train(), 4, 0, 3)
+  everyone = choices.active_paths(settings.Train(), 4, 0, 3)
   assert everyone.dtype == bool and everyone.all()
   sampled = settings.Train(paths_per_phase=3)
-  drawn = [outer.active_paths(sampled, 8, 5, phase) for phase in range(40)]
+  drawn = [choices.active_paths(sampled, 8, 5, phase) for phase in range(40)]
   assert {int(x.sum()) for x in drawn} == {3} and np.any(drawn, 0).all() and len({x.tobytes() for x in drawn}) > 20
-  np.testing.assert_array_equal(drawn[7], outer.active_paths(sampled, 8, 5, 7))
-  assert any((drawn[p] != outer.active_paths(sampled, 8, 6, p)).any() for p in range(5))
+  np.testing.assert_array_equal(drawn[7], choices.active_paths(sampled, 8, 5, 7))
+  assert any((drawn[p] != choices.active_paths(sampled, 8, 6, p)).any() for p in range(5))
   schedule = settings.Train(schedule=((0, (1,)), (3, (0, 2))), paths_per_phase=1)
-  found = [np.flatnonzero(outer.active_paths(schedule, 4, 0, phase)).tolist() for phase in range(5)]
+  found = [np.flatnonzero(choices.active_paths(schedule, 4, 0, phase)).tolist() for phase in range(5)]
   assert found == [[1], [1], [1], [0, 2], [0, 2]]
 
 

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from dipaco_jax.core import settings, streaming
+from dipaco_jax.algorithm import streaming
+from dipaco_jax.core import choices, settings, wires
 from dipaco_jax.core.errors import InputError
 
 
@@ -13,7 +14,7 @@ def timetable(sizes, phases=6, tau=20, rounds=None, **outer):
   sections['outer'] = dict(closed_every=4) | outer
   if rounds:
     sections['routing'] = dict(method='discriminative', router_fraction=0.1, rounds=1, phases_per_round=rounds)
-  return streaming.make_timetable(settings.from_dict(sections), sizes)
+  return choices.make_timetable(settings.from_dict(sections), sizes)
 
 
 def walk(table, phases):
@@ -55,7 +56,7 @@ def test_pieces_are_the_walk(wire):
 
 def test_when_levels_exchange_does_not_depend_on_when_states_are_published():
   tables = [
-    streaming.make_timetable(settings.from_dict({'outer': {'wire': 'thin'}, 'checkpoint': checkpoint}), SIZES)
+    choices.make_timetable(settings.from_dict({'outer': {'wire': 'thin'}, 'checkpoint': checkpoint}), SIZES)
     for checkpoint in (dict(state_every_phases=4), dict(state_every_phases=16), dict(every_steps=7, keep=3))
   ]
   assert tables[0] == tables[1] == tables[2]
@@ -101,13 +102,13 @@ def test_without_streaming_a_phase_is_one_piece():
 ])  # fmt: skip
 def test_wire_and_what_overrides_it(wire, expected):
   s = settings.from_dict({'outer': wire, 'train': dict(steps_per_phase=20, steps_per_dispatch=2)})
-  assert streaming.make_wire(s.outer, s.train) == expected
+  assert wires.make_wire(s.outer, s.train) == expected
 
 
 @pytest.mark.parametrize('tau, steps', [(10, 8), (1, 8), (150, 8), (7, 8)])
 def test_thin_fits_every_phase(tau, steps):
   s = settings.from_dict({'outer': dict(wire='thin'), 'train': dict(steps_per_phase=tau, steps_per_dispatch=steps)})
-  d, unit = streaming.make_wire(s.outer, s.train).overlap_steps, streaming.make_timetable(s, SIZES).unit
+  d, unit = wires.make_wire(s.outer, s.train).overlap_steps, choices.make_timetable(s, SIZES).unit
   assert 0 <= d < tau and d % unit == 0 and math.gcd(tau, unit) == unit
 
 
