@@ -2,8 +2,8 @@
 
 Pages link to files of the repository by relative paths, such as `../dipaco_jax/algorithm/grid.py#L12`, so that links
 work where the repository is viewed. Each such file becomes a page of the site, to which the link then leads: Markdown
-and pictures as they are, notebooks as their cells, other files as listings with numbered lines. The site's first page is
-docs/index.md, so README.md, which MkDocs would put there too, has another address.
+and pictures as they are, notebooks as their cells, other files as listings with numbered lines. The site's first page
+is docs/index.md, so README.md, which MkDocs would put there too, has another address.
 """
 
 import collections

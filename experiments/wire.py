@@ -1,6 +1,6 @@
 """(9) Over a thin line: what compression, streaming and overlap cost in quality, each alone and together.
 
-The rows of a method differ in config.outer alone, and in `wire` (algorithm/compression.py, algorithm/streaming.py). tau is
+The rows of a method differ in config.outer alone, and in `wire` (algorithm/compression.py and streaming.py). tau is
 long enough for levels to leave at different steps, and all train for 40 phases. DiLoCo's one level is cut in three, so
 that streaming has places for it.
 """

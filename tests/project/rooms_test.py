@@ -13,7 +13,8 @@ from repository import ROOT
 PACKAGE = 'dipaco_jax'
 
 ROOMS = (  # each imports from those before it, and from itself
-  'algorithm core models routing storage data huggingface training planning pipeline inference reports islands command_line'
+  'algorithm core models routing storage data huggingface training planning pipeline inference reports islands '
+  'command_line'
 ).split()
 PURE = ('algorithm', 'core', 'models', 'routing')
 COMMANDS = 'main size recipe local status registry generate serve route export harness inspect report'.split()

@@ -9,7 +9,7 @@ import optax
 import pytest
 import twin
 
-from dipaco_jax.algorithm import grid as grids
+from dipaco_jax.algorithm import grid as grids, reference
 from dipaco_jax.core import fields, settings
 
 LEVELS = (
@@ -91,18 +91,18 @@ def test_outer_opt_is_that_of_optax(optimizer):
     delta = rng.normal(size=5).astype('f')
     updates, state = transformation.update(delta, state, expected)
     expected = optax.apply_updates(expected, updates)
-    theta, momentum = twin.outer_opt(theta, momentum, delta, outer)
+    theta, momentum = reference.outer_opt(theta, momentum, delta, outer)
   np.testing.assert_allclose(theta, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_outer_step_by_hand():
   grid = grids.Grid({'a': 2, 'b': 2})
   base = make_params()
-  modules = twin.initial_modules(base, grid, OWNER)
+  modules = reference.start_modules(base, grid, OWNER)
   assert len(modules) == 4 + 2 + 1
   new = {path: {name: x + path + 1 for name, x in base.items()} for path in (0, 1, 2)}  # the fourth takes no part
   outer = settings.Outer(optimizer='sgd', learning_rate=1.0)
-  moved, momenta = twin.outer_step(modules, {}, new, [1, 3, 2, 100], grid, LEVELS, outer)
+  moved, momenta = reference.outer_step(modules, {}, new, [1, 3, 2, 100], twin.Layout(grid, LEVELS), outer)
   shift = {module: next(iter(moved[module].values())) - next(iter(modules[module].values())) for module in moved}
   expected = {
     ('ends', (0, 0)): 1,
@@ -156,7 +156,7 @@ def test_a_path_that_waits_keeps_its_state_and_modules():
 
 
 def test_a_state_that_is_not_kept_is_inherited_once():
-  inherited = twin.fresh_state(make_params()) | {'t': 5}
+  inherited = reference.fresh_state(make_params()) | {'t': 5}
   kept, dropped = (run([[0], [0]], inherited, keep_state=keep)[2] for keep in (True, False))
   assert (kept[0]['t'], kept[1]['t']) == (7, 5)
   assert dropped[0] is None and dropped[1]['t'] == 5
