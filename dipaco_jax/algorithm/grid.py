@@ -39,9 +39,11 @@ class Level:
 class Grid:
   """A grid of paths: named axes, sorted by name; paths are numbered in row-major order, the last axis fastest."""
 
-  def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = ()):
-    """Raises InputError for a size below 1, or a name that is 'data' or no identifier."""
-    self.sizes = dict(sorted(dict(axes).items()))
+  def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = (), **sizes: int):
+    """Makes a grid from the sizes of its axes, as in Grid(a=2, b=4) or Grid({'a': 2, 'b': 4}).
+
+    Raises InputError for a size below 1, or a name that is 'data' or no identifier."""
+    self.sizes = dict(sorted((dict(axes) | sizes).items()))
     for name, size in self.sizes.items():
       if size < 1:
         raise InputError(f'grid axis {name!r} has size {size}; it should be at least 1')

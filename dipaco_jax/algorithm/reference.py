@@ -235,7 +235,8 @@ def train(
     The modules, their momenta, and for each phase {path: [loss before each step]}.
   """
   grid, owner = layout.grid, layout.owner
-  modules, momenta, history = start_modules(params, grid, owner), {}, []
+  modules, history = start_modules(params, grid, owner), []
+  momenta: dict[ModuleName, dict[str, Any]] = {}
   states: dict[int, Any] = dict.fromkeys(range(grid.num_paths))
   steps_done = [0] * grid.num_paths
   for t, paths in enumerate(active):
