@@ -8,9 +8,11 @@ from typing import Any
 
 __version__ = '0.1.0'
 
-__all__ = ['Diverged', 'InputError', 'Settings', 'Unavailable', 'grid', 'load', 'load_router', 'settings', 'train']
+__all__ = [
+  'Diverged', 'InputError', 'Settings', 'Unavailable', 'algorithm', 'grid', 'load', 'load_router', 'settings', 'train',
+]  # fmt: skip
 
-HOMES = {  # of what is public; the rest are files of `core`
+HOMES = {  # of what is public
   'train': 'command_line.from_python',
   'load': 'inference.trained_run',
   'load_router': 'inference.trained_run',
@@ -19,6 +21,7 @@ HOMES = {  # of what is public; the rest are files of `core`
   'Diverged': 'core.errors',
   'Unavailable': 'core.errors',
 }
+FILES = {'algorithm': 'algorithm', 'grid': 'algorithm.grid', 'settings': 'core.settings'}
 
 # A command of ours is being loaded: its imports' callbacks would swallow an exception, and it hears signals only later.
 IS_MODULE = sys.argv[:1] == ['-m'] and any(arg.split('.')[0] == __name__ for arg in sys.orig_argv)
@@ -34,7 +37,7 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   if name in HOMES:
     return getattr(importlib.import_module(f'{__name__}.{HOMES[name]}'), name)
-  return importlib.import_module(f'{__name__}.core.{name}')
+  return importlib.import_module(f'{__name__}.{FILES[name]}')
 
 
 def __dir__() -> list[str]:
