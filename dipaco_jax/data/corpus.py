@@ -137,9 +137,8 @@ def documents(
   split: str,
   part=source.WHOLE,
   fraction: float | None = None,
-  skipped: collections.Counter[str] | None = None,
   held_text: equality.HeldText | None = None,
-  copies: collections.Counter[str] | None = None,
+  omitted: left_out.Omitted | None = None,
 ) -> Iterator[Document]:
   """Yields the documents of a split, 'train' or 'validation', in the same order every time.
 
@@ -153,16 +152,16 @@ def documents(
       parts together are the whole, but for limits of documents, of which each part has its share. A document's id and
       its draw are the same in any part (except for tasks of SeqIO, see `source_seqio`).
     fraction: of the text that is held back; None: data.validation_fraction.
-    skipped: counts the bad records that `data.skip_bad_records` leaves out, by kind of file or source; the first is
-      logged. A record that a mixture repeats counts once.
     held_text: validation text of all parts, from which training text is kept apart; None: it is read first.
-    copies: counts the documents that are left out as their content is validation text already, by split.
+    omitted: counts what is left out; the first bad record is logged, and one that a mixture repeats counts once.
   """
-  data, fraction = _with_kinds(data), data.validation_fraction if fraction is None else fraction
+  data = _with_kinds(data)
+  fraction = data.validation_fraction if fraction is None else fraction
   if held_text is None:
     held_text = equality.HeldText(read_held_text(data, fraction=fraction)) if split == 'train' else NOTHING
-  copies = collections.Counter() if copies is None else copies
-  wanted, is_empty = Wanted(split, part, fraction, held_text, copies, skipped), True
+  copies = omitted.copies if omitted else collections.Counter()
+  wanted = Wanted(split, part, fraction, held_text, copies, omitted.bad_records if omitted else None)
+  is_empty = True
   for document in _documents(data, wanted):
     is_empty = False
     yield document

@@ -22,6 +22,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
 from dipaco_jax.core.grid import Grid
 from dipaco_jax.data import corpus, equality, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
+from dipaco_jax.data.cutting import Cutting
 from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import input_records, inputs, run as run_lib
 from dipaco_jax.storage import files, publishing, seals
@@ -128,7 +129,9 @@ def write_parts(
   held_text: equality.HeldText | None = None,
 ):
   """Writes the parts of a share that are missing; see `corpus.documents` for `held_text`."""
-  s, parts, done = run.settings, run.settings.data.parts, 0
+  s = run.settings
+  parts, done = s.data.parts, 0
+  cutting = Cutting(s.model.seq_len, run.eval_len, s.routing.prefix_tokens, held.sequences)
   documents = functools.partial(corpus.documents, source.settings_of(s), fraction=held.fraction, held_text=held_text)
   missing = publishing.missing([folder / str(k) for k in range(parts)], share)
   total = most_documents(s.data) * len(missing) // parts
@@ -139,12 +142,9 @@ def write_parts(
       shown.update(before + count, **({'part': part} if parts > 1 else {}))
 
     with publishing.publish_directory(folder / str(k)) as aside:
-      skipped, copies = collections.Counter[str](), collections.Counter[str]()
-      meta = sequences.write_part(
-        functools.partial(documents, part=(k, parts), skipped=skipped, copies=copies), run.tokenizer, str(aside),
-        part=(k, parts), seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens,
-        pieces=held.sequences, progress=show, skipped=skipped, copies=copies,
-      )  # fmt: skip
+      omitted = left_out.Omitted(collections.Counter(), collections.Counter())
+      text = sequences.TextPart(functools.partial(documents, part=(k, parts), omitted=omitted), k, parts, omitted)
+      meta = sequences.write_part(text, run.tokenizer, str(aside), cutting, progress=show)
     done += meta['train']['documents'] + meta['validation']['documents']
   shown.close()
 
