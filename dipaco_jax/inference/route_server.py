@@ -44,17 +44,13 @@ class RouteServer:
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status."""
-    return self.lifecycle.run(self._app(), listener, limits, access_log)
+    return self.lifecycle.run(http_app.make_app(self), listener, limits, access_log)
 
-  def _app(self) -> Starlette:
-    posts = {'/v1/completions': self.complete, '/v1/chat/completions': self.chat}
-    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self.hosts, self._lifespan)
-
-  def _served(self) -> tuple[str, int]:
+  def served(self) -> tuple[str, int]:
     return self.parser.name, self.parser.num_paths
 
   @contextlib.asynccontextmanager
-  async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+  async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
     async with relay.open_session(self.timeout_s) as session:
       self.pool = EnginePool(self.engines, session, self.metrics)
       self.relay = relay.Relay(self.pool, self.metrics, self.timeout_s)

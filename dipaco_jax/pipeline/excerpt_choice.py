@@ -103,10 +103,14 @@ def read(
       return known(path)[chosen]
     return reader.read(path, (rows[0][chosen], rows[1][chosen]), size)[0]
 
-  found, words, documents = chunk_losses.gather_losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
+  losses = chunk_losses.gather_losses(paths, W, nats)
+  chunk_texts = _words(reader.tokenizer, texts, W)
+  documents = []
   for n, text in enumerate(texts):
-    losses, of_text = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in found)), (W, reader.prefix_tokens, paths[n])
-    documents.append(chunk_losses.make_excerpt(text.name, words[n], len(text.tokens), *of_text, losses))
+    own_losses = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in losses))
+    chunks = list(zip(chunk_texts[n], paths[n], strict=True))
+    prefix = reader.prefix_tokens
+    documents.append(chunk_losses.make_excerpt(text.name, chunks, len(text.tokens), W, prefix, own_losses))
   return chunk_losses.Excerpts(W, reader.prefix_tokens, reader.by, documents)
 
 

@@ -62,7 +62,7 @@ def continue_texts(
   """Draws the tokens that follow each text, [B, num_tokens]; seeds_B: uint32."""
   B, L = tokens_BL.shape
   x_BLD = decoding.embed(model, params, tokens_BL)
-  cache, logits_BV = decoding.prefill(model, params, x_BLD, jnp.int32(L), 0, decoding.EMPTY, ())
+  cache, logits_BV = decoding.prefill(model, params, decoding.Entry(x_BLD), jnp.int32(L), keep=())
   sampling = decoding.SamplingParams(seeds_B, jnp.full(B, TEMPERATURE), jnp.zeros(B, jnp.int32), jnp.ones(B))
   position_B = jnp.full(B, L, jnp.int32)
   first_B = decoding.sample(logits_BV, sampling, position_B)

@@ -81,10 +81,9 @@ def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | Non
 
 def summary(run: run_lib.Run, measured: Measured, assignment: np.ndarray, num_paths: int) -> dict[str, Any]:
   """Returns perplexities from each validation document's losses and path."""
-  found = run.sequences('validation')
-  _, domains = found.columns()
-  names = run.result('tokenize')['domains']
-  return evaluation.summarize(*measured, run.validation_bytes(), assignment, domains, num_paths, names)
+  _, domains = run.sequences('validation').columns()
+  scored = evaluation.Scored(*measured, run.validation_bytes(), assignment, domains)
+  return evaluation.summarize(scored, num_paths, run.result('tokenize')['domains'])
 
 
 def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
@@ -92,48 +91,58 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
 
   Where a router was fitted after training, paths are evaluated with that of training too.
   """
-  s, made = run.settings, run.programs
-  assignment, num_paths = run.last_routes(), made.layout.grid.num_paths
-  contents = run.sequences('validation').contents()
-
-  def with_interval(measured: Measured) -> dict[str, Any]:
-    interval = bootstrap.interval(measured.nll, measured.targets, contents_N=contents)
-    return summary(run, measured, assignment, num_paths) | {'perplexity_interval': interval}
-
-  def losses(made: Programs, params_of_path, assignment: np.ndarray | None = None) -> Measured:
-    return measure(run, made, lambda turn: evaluation.in_flight(made, turn, params_of_path), assignment)
-
+  s, programs = run.settings, run.programs
+  assignment, num_paths = run.last_routes(), programs.layout.grid.num_paths
+  validation = run.sequences('validation')
+  _, domains = validation.columns()
+  groups = group_ratios.Groups(domains, run.result('tokenize')['domains'], assignment, validation.contents())
   load = functools.partial(module_store.load_path, run.workdir, run.layout)
-  final = losses(made, functools.partial(load, version=s.train.phases), assignment)
-  best = losses(made, load, assignment) if s.train.early_stopping else final
-  result = with_interval(best) | {
+  final = _measure_paths(run, programs, functools.partial(load, version=s.train.phases), assignment)
+  best = _measure_paths(run, programs, load, assignment) if s.train.early_stopping else final
+  result = _with_interval(run, best, groups, num_paths) | {
     'perplexity_final': summary(run, final, assignment, num_paths)['perplexity'],
-    'validation_documents': len(np.unique(contents[best.targets > 0])),
+    'validation_documents': len(np.unique(groups.content[best.targets > 0])),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }
-  domains, names = run.sequences('validation').columns()[1], run.result('tokenize')['domains']
-  groups = group_ratios.Groups(domains, names, assignment, contents)
   result |= group_ratios.count_documents(groups, best.targets, num_paths)
-  others = {'base': losses(run.base_programs, lambda _: run.base())}
+  others = {'base': _measure_paths(run, run.base_programs, lambda _: run.base())}
   if has_control:
-    others['control'] = losses(*control(run))
+    others['control'] = _measure_paths(run, *control(run))
   if s.evaluate.refit_router:
-    others['as_trained'] = losses(made, load, run.routed('validation', s.rounds))
+    others['as_trained'] = _measure_paths(run, programs, load, run.routed('validation', s.rounds))
   for name, other in others.items():
-    nats = best.nll - other.nll  # whose mean is the logarithm of the perplexities' ratio
-    ratio = float(np.exp(min(nats.sum() / best.targets.sum(), 700.0)))
-    result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
-    result |= {
-      f'ratio_to_{name}': ratio,
-      f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets, contents_N=contents),
-    }
-    result |= group_ratios.compare(f'ratio_to_{name}', groups, nats, best.targets, num_paths)
-  document_losses.write(
-    run, assignment, best.targets, {'paths': best.nll} | {n: other.nll for n, other in others.items()}
-  )
+    result |= _compare(run, name, best, other, groups, num_paths)
+  nats = {'paths': best.nll} | {name: other.nll for name, other in others.items()}
+  document_losses.write(run, assignment, best.targets, nats)
   if s.evaluate.matrix:
-    result['loss_matrix'] = evaluation.loss_matrix(made, load, holdout_rows(run, s.rounds))
+    result['loss_matrix'] = evaluation.loss_matrix(programs, load, holdout_rows(run, s.rounds))
   return result
+
+
+def _measure_paths(
+  run: run_lib.Run, programs: Programs, params_of_path: Callable, assignment: np.ndarray | None = None
+) -> Measured:
+  """Measures validation documents under parameters that are loaded path by path."""
+  return measure(run, programs, lambda turn: evaluation.in_flight(programs, turn, params_of_path), assignment)
+
+
+def _with_interval(run: run_lib.Run, measured: Measured, groups: group_ratios.Groups, num_paths: int) -> dict[str, Any]:
+  """Returns perplexities with a bootstrap interval."""
+  interval = bootstrap.interval(measured.nll, measured.targets, contents_N=groups.content)
+  return summary(run, measured, groups.path, num_paths) | {'perplexity_interval': interval}
+
+
+def _compare(
+  run: run_lib.Run, name: str, best: Measured, other: Measured, groups: group_ratios.Groups, num_paths: int
+) -> dict[str, Any]:
+  """Returns another model's perplexities, and the ratio of the paths' perplexity to its own."""
+  nats = best.nll - other.nll  # whose mean is the logarithm of the perplexities' ratio
+  figures = _with_interval(run, other, groups, num_paths)
+  result = {f'{name}_{key}': value for key, value in figures.items() if key != 'validation_tokens'}
+  result[f'ratio_to_{name}'] = float(np.exp(min(nats.sum() / best.targets.sum(), 700.0)))
+  interval = bootstrap.interval(nats, best.targets, contents_N=groups.content)
+  result[f'ratio_to_{name}_interval'] = interval
+  return result | group_ratios.compare(f'ratio_to_{name}', groups, nats, best.targets, num_paths)
 
 
 def control(run: run_lib.Run) -> tuple[Programs, Callable[[int], dict[str, np.ndarray]]]:

@@ -9,7 +9,7 @@ from dipaco_jax.core import printable, settings
 from dipaco_jax.pipeline import stage
 from dipaco_jax.reports import curve_plots, headline, history, pages, paired_runs, report_page, token_axis
 from dipaco_jax.reports.amounts import count, size
-from dipaco_jax.reports.plot_style import Curve, Picture
+from dipaco_jax.reports.plot_style import Curve, Labels, Picture
 from dipaco_jax.reports.run_contents import Contents
 from dipaco_jax.training import metrics_log
 from dipaco_jax.training.display import duration
@@ -152,8 +152,8 @@ def caption(what: str, bases: Sequence[float | None]) -> str:
 
 
 def _draw(curves: Mapping[str, Curve], bases: Mapping[str, float | None], what: str, unit: str) -> Any:
-  xlabel = f'training {unit}, including those of the base'
-  return curve_plots.perplexity_curves(curves, bases, wide=True, xlabel=xlabel, what=what)
+  labels = Labels(f'Validation {what}', what, f'training {unit}, including those of the base')
+  return curve_plots.perplexity_curves(curves, bases, labels, wide=True)
 
 
 def render(rows: Rows, pictures: Sequence[Picture], warning: str, paired: Sequence[Rows]) -> str:

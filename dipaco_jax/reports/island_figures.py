@@ -5,7 +5,7 @@ import numpy as np
 from dipaco_jax.reports import category_plots, curve_plots, timeline_plot
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.palette import BLUE, ORANGE
-from dipaco_jax.reports.plot_style import Picture
+from dipaco_jax.reports.plot_style import Labels, Picture
 from dipaco_jax.reports.run_data import Run
 from dipaco_jax.training.display import duration
 
@@ -59,7 +59,7 @@ def bytes_by_phase(run: Run) -> Picture | None:
     'would read as much as its line shows, and write as much.'
   )
   phases = np.arange(1, len(found) + 1)
-  return Picture(curve_plots.by_phase('Bytes by phase', 'MB', phases, series, [*series], from_zero=True), words)
+  return Picture(curve_plots.by_phase(Labels('Bytes by phase', 'MB'), phases, series, [*series], from_zero=True), words)
 
 
 def bytes_beside(run: Run) -> Picture | None:

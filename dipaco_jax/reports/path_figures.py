@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.reports import amounts, category_plots, curve_plots, grid_plot, token_axis
-from dipaco_jax.reports.plot_style import Curve, Picture
+from dipaco_jax.reports.plot_style import Curve, Labels, Picture
 from dipaco_jax.reports.run_data import Run, path_names
 from dipaco_jax.routing import path_labels
 from dipaco_jax.storage import seals
@@ -20,8 +20,7 @@ def validation(run: Run) -> Picture | None:
   words = ' Tokens and FLOPs are those of the base and of all paths together.' if run.grid.num_paths > 1 else ''
   s, serving = run.settings, run.report['serve_flops_per_token']
   axis = {
-    'title': 'Validation perplexity by cost',
-    'xlabel': token_axis.OF_ALL,
+    'labels': Labels('Validation perplexity by cost', 'perplexity', token_axis.OF_ALL),
     'flops_per_token': serving and 3 * serving,
   }
   return _validation(
@@ -33,7 +32,7 @@ def validation_by_step(run: Run) -> Picture | None:
   """Draws validation perplexity over steps, which all paths make at the same time."""
   if run.grid.num_paths < 2 or not len(run.history.control.steps):
     return None
-  axis = {'title': 'Validation perplexity by step'}
+  axis = {'labels': Labels('Validation perplexity by step', 'perplexity')}
   picture = _validation(run, lambda curve: curve, lambda curve: curve, '', axis)
   words = (
     'The same over sequential steps. In each step, all paths train side by side, and together they read '
@@ -55,7 +54,7 @@ def _validation(run: Run, scale_paths: Scale, scale_dense: Scale, more: str, axi
   if len(run.history.control.steps):
     curves['dense control'] = scale_dense(run.history.control)
     words += ' The dense control reads as many rows in a step as one path.'
-  drawn = curve_plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped, **axis)
+  drawn = curve_plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped=stopped, **axis)
   return Picture(drawn, words + more)
 
 

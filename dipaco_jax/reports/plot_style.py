@@ -53,6 +53,22 @@ class Curve(NamedTuple):
   values: np.ndarray  # [T], or [T, P] with nan where a path has none
 
 
+class Curves(NamedTuple):
+  """The same value of the base model, of the paths after it, and of the dense control if there is one."""
+
+  base: Curve
+  paths: Curve  # [T, P]
+  control: Curve | None = None
+
+
+class Labels(NamedTuple):
+  """The title of a chart and the labels of its axes."""
+
+  title: str
+  ylabel: str
+  xlabel: str = 'training step'
+
+
 class Picture(NamedTuple):
   figure: Any  # matplotlib's
   caption: str

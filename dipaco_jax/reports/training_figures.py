@@ -7,7 +7,7 @@ from dipaco_jax.reports import category_plots, curve_plots, headline, path_figur
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History
 from dipaco_jax.reports.palette import BLUE, GREY, ORANGE
-from dipaco_jax.reports.plot_style import Curve, Picture
+from dipaco_jax.reports.plot_style import Curve, Curves, Labels, Picture
 from dipaco_jax.reports.run_data import Run, path_names
 from dipaco_jax.storage import time_use
 from dipaco_jax.training.display import duration
@@ -23,7 +23,7 @@ def losses(run: Run) -> Picture | None:
     words += ' The dense control goes on from the base too, on all text.'
   base, paths, xlabel = _over_tokens(run, h.base, h.training)
   control = _over_tokens(run, h.base, h.control_training)[1]
-  return _training(run, 'Training loss', 'nats per token', base, paths, words, xlabel=xlabel, control=control)
+  return _training(run, Labels('Training loss', 'nats per token', xlabel), Curves(base, paths, control), words)
 
 
 def holdout(run: Run) -> Picture | None:
@@ -71,33 +71,30 @@ def learning_rate(run: Run) -> Picture | None:
   if len(control.steps):
     words += ' The schedule of the dense control covers the steps of the base model and its own.'
   rates = run.history.learning_rate
-  one = Curve(control.steps, control.values[:, 0])
-  return _training(run, 'Learning rate', 'learning rate', *rates, words, by_path=False, control=one)
+  curves = Curves(*rates, Curve(control.steps, control.values[:, 0]))
+  return _training(run, Labels('Learning rate', 'learning rate'), curves, words, by_path=False)
 
 
 def gradient_norm(run: Run) -> Picture | None:
   h, clip = run.history, run.settings.inner.clip_norm
   words = f'Before it is clipped to {clip:g}.' if clip else 'It is not clipped.'
-  return _training(run, 'Norm of the inner gradient', 'L2 norm', h.base_norm, h.norm, words)
+  return _training(run, Labels('Norm of the inner gradient', 'L2 norm'), Curves(h.base_norm, h.norm), words)
 
 
 def tokens_per_s(run: Run) -> Picture | None:
   of = 'of a worker on average' if run.report['island_bytes'] else 'of all devices together'
   words = f'Training tokens per second {of}, time between dispatches included.'
-  return _training(run, 'Speed', 'tokens/s', *run.history.tokens_per_s, words, by_path=False)
+  return _training(run, Labels('Speed', 'tokens/s'), Curves(*run.history.tokens_per_s), words, by_path=False)
 
 
-def _training(
-  run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path=True, xlabel='training step',
-  control: Curve | None = None,
-) -> Picture | None:  # fmt: skip
+def _training(run: Run, labels: Labels, curves: Curves, words: str, by_path: bool = True) -> Picture | None:
   """Draws figures of the inner steps; None where there is no step yet."""
-  if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
+  if not np.isfinite(curves.base.values).any() and not np.isfinite(curves.paths.values).any():
     return None
-  if by_path and run.grid.num_paths > 1 and np.isfinite(paths.values).any():
+  if by_path and run.grid.num_paths > 1 and np.isfinite(curves.paths.values).any():
     words += ' One thin line per path; the thick one is their median.'
   names = path_names(run.grid) if by_path else ['paths' if run.grid.num_paths > 1 else 'path']
-  return Picture(curve_plots.training(title, ylabel, base, paths, names, by_path, xlabel, control), words)
+  return Picture(curve_plots.training(labels, curves, names, by_path), words)
 
 
 def outer_gradients(run: Run) -> Picture | None:
@@ -105,7 +102,7 @@ def outer_gradients(run: Run) -> Picture | None:
   if len(h.phases) < 2 or not h.norms:
     return None
   words = 'How far a phase moved a module, averaged over its paths: of each level the median of its modules.'
-  drawn = curve_plots.by_phase('Norm of the outer gradients', 'L2 norm', h.phases, h.norms, list(h.norms))
+  drawn = curve_plots.by_phase(Labels('Norm of the outer gradients', 'L2 norm'), h.phases, h.norms, list(h.norms))
   return Picture(drawn, words)
 
 
@@ -116,7 +113,7 @@ def cosines(run: Run) -> Picture | None:
   words = '1 would mean that all paths of a module pull it the same way, 0 that they have nothing in common.'
   if len(h.cosines) < len(h.norms):
     words += ' A level with one module per path has nothing to agree on.'
-  drawn = curve_plots.by_phase('Agreement of the paths', 'cosine, mean', h.phases, h.cosines, list(h.norms))
+  drawn = curve_plots.by_phase(Labels('Agreement of the paths', 'cosine, mean'), h.phases, h.cosines, list(h.norms))
   return Picture(drawn, words)
 
 
@@ -131,7 +128,7 @@ def averaging(run: Run) -> Picture | None:
   )
   words += f'path has learned. The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
   curves = {'before': before, 'after': after}
-  drawn = curve_plots.by_phase('Loss around the outer step', 'nats per token', h.phases, curves, [*curves])
+  drawn = curve_plots.by_phase(Labels('Loss around the outer step', 'nats per token'), h.phases, curves, [*curves])
   return Picture(drawn, words)
 
 
