@@ -110,9 +110,9 @@ def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.Sta
   checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
   run.disk.publish()
   with display.doing('looking for a checkpoint to go on from'), time_use.doing(time_use.CHECKPOINT):
-    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.disk, run.profiler)
+    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.disk)
   with run.graceful(trainer.has_news):
-    state = trainer.train()
+    state = trainer.train(run.profiler)
   if job.publish:
     run.disk.follow(f'{job.name} is trained to phase {job.schedule.end}')
   return state
