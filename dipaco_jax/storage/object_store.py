@@ -172,7 +172,7 @@ class Storage:
       return
     if not tree_matches(folder, sha256):
       folder.parent.mkdir(parents=True, exist_ok=True)
-      with lock.locked(folder.parent):
+      with lock.in_directory(folder.parent):
         if not tree_matches(folder, sha256):
           self._download(prefix, folder, sha256)
     self.verified_trees.add((prefix, sha256))
