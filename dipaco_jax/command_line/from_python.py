@@ -58,17 +58,24 @@ def train(
     KeyboardInterrupt: Ctrl-C, in the main thread; what was trained is saved. A second one does not wait for that.
     SystemExit: SIGTERM or SIGHUP, in the main thread; the same.
   """
-  if processes.joined():
-    raise InputError('train is for one process: of several, each runs python -m dipaco_jax.main --distributed')
-  if not _one.acquire(blocking=False):
-    raise InputError('another run trains in this process: wait for it, or train in a process of its own')
-  try:
+  with _alone():
     place = os.fspath(workdir)
     command.check_workdir(place, scratch)
     command.check_reuse(reuse)
     settings = _settings(config, place, overrides or {})
     with _shown(progress), _logged():
       return _train(settings, place, _call(config, place, overrides), reuse, scratch)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+  """Lets one run at a time train in this process; raises InputError where another one does."""
+  if processes.joined():
+    raise InputError('train is for one process: of several, each runs python -m dipaco_jax.main --distributed')
+  if not _one.acquire(blocking=False):
+    raise InputError('another run trains in this process: wait for it, or train in a process of its own')
+  try:
+    yield
   finally:
     devices.restore_libtpu()
     _one.release()

@@ -73,10 +73,10 @@ def describe_copies(about: Mapping[str, Any]) -> str:
   """Describes the training documents that have text of validation documents; '' if there are none."""
   if not (count := about.get('copies_of_validation', 0)):
     return ''
-  words = 'document has text of a validation document and is'
+  text = 'document has text of a validation document and is'
   if count > 1:
-    words = 'documents have text of validation documents and are'
-  return f'{count:,} training {words} left out'
+    text = 'documents have text of validation documents and are'
+  return f'{count:,} training {text} left out'
 
 
 def describe_equal_validation(about: Mapping[str, Any]) -> str:

@@ -38,7 +38,10 @@ class Engine:
   """Continues texts, those of one path together, with no more than `max_paths` paths in memory."""
 
   def __init__(self, run: TrainedRun, max_paths: int = 4, max_batch: int = 8, version: int | None = None):
-    self.run, self.max_paths, self.max_batch, self.version = run, max_paths, max_batch, version
+    self.run = run
+    self.max_paths = max_paths
+    self.max_batch = max_batch
+    self.version = version
     self.waiting: list[Text] = []
     self.moving: dict[Text, tuple[decoding.Texts, ModuleMarks]] = {}  # from a path to another
     self.batches: collections.OrderedDict[int, Batch] = collections.OrderedDict()  # the next to advance first
@@ -218,7 +221,9 @@ class Engine:
 
   def change_path(self, text: Text, row: decoding.Texts, old: ModuleMarks, new: Path) -> decoding.Texts:
     """Returns the row as if all of the text had been read under the new path."""
-    row, first, N = row._replace(end=jnp.full(1, text.limit)), new.first_difference(old), new.model.config.num_layers
+    row = row._replace(end=jnp.full(1, text.limit))
+    first = new.first_difference(old)
+    N = new.model.config.num_layers
     self.recomputed += (N - first) * (len(text.tokens) - 1)
     self.recomputed_without_cache += N * (len(text.tokens) - 1)
     if first < N:

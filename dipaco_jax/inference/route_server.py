@@ -109,8 +109,8 @@ class RouteServer:
     """Returns the best path, or with a fallback all paths that have an engine, the best first."""
     ready = self.pool.ready_paths
     ranked = [int(path) for path in np.argsort(-scores, kind='stable')]
-    found = [path for path in ranked if path in ready] if self.engines.nearest else []
-    return tuple(found) or (ranked[0],)
+    open_paths = [path for path in ranked if path in ready] if self.engines.nearest else []
+    return tuple(open_paths) or (ranked[0],)
 
   async def health(self, request: Request) -> Response:
     """GET /health: 200 while texts of some path can be answered; which paths have no engine is listed."""

@@ -17,15 +17,17 @@ from dipaco_jax.training.programs import Programs
 
 def control_holdout(run: run_lib.Run) -> evaluation.Rows:
   """Returns hold-out rows of all text, about `train.max_holdout_rows`, as many from every part."""
-  s, folder, counts = run.settings, run.workdir / 'shards' / 'base', run.shards_meta('base')['holdout_rows']
+  s = run.settings
+  folder = run.workdir / 'shards' / 'base'
+  counts = run.shards_meta('base')['holdout_rows']
   most = -(-s.train.max_holdout_rows // len(counts)) or max(counts)
   ends = np.cumsum([min(rows, most) for rows in counts]).tolist()
 
   def load(path, start, stop):
     spans = [(k, max(start - begin, 0), min(stop, end) - begin) for k, (begin, end) in enumerate(pairwise([0, *ends]))]
     files = ((str(folder / str(k) / 'holdout.array_record'), first, last) for k, first, last in spans if first < last)
-    found = [loader.read_rows(file, first, last, s.model.seq_len) for file, first, last in files]
-    return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    parts = [loader.read_rows(file, first, last, s.model.seq_len) for file, first, last in files]
+    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
   return evaluation.Rows([ends[-1]], load, run.eval_batch, s.model.seq_len)
 
@@ -44,11 +46,11 @@ def holdout_rows(run: run_lib.Run, number: int) -> evaluation.Rows:
 
 def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) -> evaluation.Rows:
   """Returns validation documents as rows, by the path that they are routed to."""
-  found = run.sequences('validation')
+  validation = run.sequences('validation')
   mine = [np.flatnonzero(assignment == path) for path in range(num_paths)]
 
   def load(path, start, stop):
-    return packing.pad([x.tokens for x in found.read(mine[path][start:stop])], run.eval_len)
+    return packing.pad([x.tokens for x in validation.read(mine[path][start:stop])], run.eval_len)
 
   return evaluation.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
 
@@ -60,23 +62,23 @@ class Measured(NamedTuple):
   targets: np.ndarray  # number of those
 
 
-def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.ndarray | None = None) -> Measured:
+def measure(run: run_lib.Run, programs: Programs, params_of_turn, assignment: np.ndarray | None = None) -> Measured:
   """Measures validation documents, each under the path that it is assigned to, or all under the only path."""
-  found, num_paths = run.sequences('validation'), made.layout.grid.num_paths
-  assignment = np.zeros(len(found), np.int32) if assignment is None else assignment
+  validation, num_paths = run.sequences('validation'), programs.layout.grid.num_paths
+  assignment = np.zeros(len(validation), np.int32) if assignment is None else assignment
   with display.doing('validating'):
-    losses = evaluation.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
-  nll, count = np.zeros(len(found)), np.zeros(len(found))
+    losses = evaluation.losses(programs, params_of_turn, validation_rows(run, assignment, num_paths))
+  nll, count = np.zeros(len(validation)), np.zeros(len(validation))
   for path in range(num_paths):
     nll[assignment == path], count[assignment == path] = losses.nll[path], losses.targets[path]
   return Measured(nll, count)
 
 
-def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
+def validate(run: run_lib.Run, programs: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
   """Returns perplexities of validation documents, each under its path by a round's router, or all under one."""
   count = len(run.sequences('validation'))
   assignment = np.zeros(count, np.int32) if number is None else run.routed('validation', number)
-  return summary(run, measure(run, made, params_of_turn, assignment), assignment, made.layout.grid.num_paths)
+  return summary(run, measure(run, programs, params_of_turn, assignment), assignment, programs.layout.grid.num_paths)
 
 
 def summary(run: run_lib.Run, measured: Measured, assignment: np.ndarray, num_paths: int) -> dict[str, Any]:
@@ -147,6 +149,8 @@ def _compare(
 
 def control(run: run_lib.Run) -> tuple[Programs, Callable[[int], dict[str, np.ndarray]]]:
   """Returns the dense control's programs, and what loads it, as path 0, at the version that was chosen, or the last."""
-  s, made = run.settings, run.control_programs
+  s, programs = run.settings, run.control_programs
   version = None if s.train.early_stopping else s.train.phases
-  return made, functools.partial(module_store.load_path, run.workdir / stage.CONTROL, made.layout, version=version)
+  return programs, functools.partial(
+    module_store.load_path, run.workdir / stage.CONTROL, programs.layout, version=version
+  )

@@ -103,14 +103,14 @@ def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
     ax.axhline(last, color=INK, lw=1, ls=DASHED)
     ax.set_xlim(-0.7, len(versions) - 0.3)
     ax.set_ylim(0, last * 1.08)
-    plot_style.numbers(ax.yaxis, whole=True)
+    plot_style.numbers(ax.yaxis, integer=True)
     plot_style.label_ends(ax, [plot_style.End(last, 'last', INK)])
     plot_style.path_ticks(ax, labels)
     ax.set_ylabel('phase of the best hold-out loss')
   else:
     ax.hist(versions, bins=np.linspace(-0.5, last + 0.5, min(last + 1, 40) + 1), color=BLUE, rwidth=0.92)
-    plot_style.numbers(ax.xaxis, whole=True)
-    plot_style.numbers(ax.yaxis, whole=True)
+    plot_style.numbers(ax.xaxis, integer=True)
+    plot_style.numbers(ax.yaxis, integer=True)
     ax.set(xlabel='phase of the best hold-out loss', ylabel='paths')
   ax.set_title('Phase that each path is taken from')
   return figure
@@ -121,14 +121,14 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]
   """Draws horizontal bars, the first on top; rows are (name, [(length, colour) of each part, end to end], words)."""
   figure, ax = plot_style.axes(HALF, max(2.4, 0.95 + 0.4 * len(rows)))
   longest = max(sum(length for length, _ in parts) for _, parts, _ in rows) or 1
-  for y, (_, parts, words) in enumerate(reversed(rows)):
+  for y, (_, parts, label) in enumerate(reversed(rows)):
     left = 0.0
     for i, (length, colour) in enumerate(parts):
       width, height = max(length, longest * 0.002), min(0.62, 0.16 * len(rows))
       hatched = {'hatch': '////', 'edgecolor': PAPER} if i else {'edgecolor': colour}
       ax.barh(y, width, left=left, height=height, color=colour, lw=0, **hatched)
       left += length
-    plot_style.write(ax, words, (max(left, longest * 0.002), y), (5, 0), va='center', size=SMALL)
+    plot_style.write(ax, label, (max(left, longest * 0.002), y), (5, 0), va='center', size=SMALL)
   ax.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
   ax.set(xlim=(0, longest * 1.32), ylim=(-0.6, len(rows) - 0.4))
   ax.spines[['left', 'bottom']].set_visible(False)

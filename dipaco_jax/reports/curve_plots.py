@@ -169,7 +169,7 @@ def _limits(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, 
 
 
 def _finish(ax, ends: Sequence[End], labels: Labels):
-  plot_style.numbers(ax.xaxis, whole=True)
+  plot_style.numbers(ax.xaxis, integer=True)
   plot_style.numbers(ax.yaxis)
   plot_style.label_ends(ax, ends)
   ax.set(**labels._asdict())

@@ -119,32 +119,32 @@ def _costs(report: dict[str, Any], pretrain: dict[str, Any]) -> dict[str, Any]:
   """Returns what the paths read and cost after the base, what the base cost, and what a token costs to serve."""
   tokens, base = report['train_tokens'], pretrain.get('tokens')
   per_token = report['train_flops'] / tokens if report['train_flops'] and tokens else None
-  found: dict[str, Any] = {
+  costs: dict[str, Any] = {
     'paths_tokens': tokens - base if tokens and base is not None else None,
     'paths_flops': None, 'pretrain_flops': None, 'serve_flops_per_token': None,
   }  # fmt: skip
   if per_token:
-    found['pretrain_flops'] = None if base is None else per_token * base
-    found['paths_flops'] = None if found['paths_tokens'] is None else per_token * found['paths_tokens']
-    found['serve_flops_per_token'] = per_token / 3  # the forward pass
+    costs['pretrain_flops'] = None if base is None else per_token * base
+    costs['paths_flops'] = None if costs['paths_tokens'] is None else per_token * costs['paths_tokens']
+    costs['serve_flops_per_token'] = per_token / 3  # the forward pass
     if report['control_tokens'] and not report['control_flops']:  # of an earlier version
-      found['control_flops'] = per_token * report['control_tokens']
-  return found
+      costs['control_flops'] = per_token * report['control_tokens']
+  return costs
 
 
 def _wall_s(stages: dict[str, dict[str, Any]]) -> dict[str, float]:
   """Returns seconds by stage, with those of the dense control, which the stage `evaluate` trains, by themselves."""
-  found = {name: stage['wall_s'] for name, stage in stages.items()}
+  wall_s = {name: stage['wall_s'] for name, stage in stages.items()}
   control_s = stages.get('evaluate', {}).get('result', {}).get('control_s')
   if control_s is not None:
-    found |= {'control': control_s, 'evaluate': max(0.0, found['evaluate'] - control_s)}
-  return found
+    wall_s |= {'control': control_s, 'evaluate': max(0.0, wall_s['evaluate'] - control_s)}
+  return wall_s
 
 
 def versions() -> dict[str, str]:
   """Returns the versions of Python, this package and the libraries that compute."""
-  found = {'python': platform.python_version(), 'dipaco_jax': dipaco_jax.__version__}
-  return found | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
+  versions = {'python': platform.python_version(), 'dipaco_jax': dipaco_jax.__version__}
+  return versions | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
 
 
 def source_digest() -> str:

@@ -98,13 +98,22 @@ def fit_to_losses(
   train_with = functools.partial(_train_on_losses, z_ND, nll_NP, excess_NP)
   if not is_held_N.any() or is_held_N.all():
     return train_with(weight_N, l2[-1]), float('nan')
-  nats = []
-  for decay in l2:
-    router = train_with(np.where(is_held_N, 0, weight_N), decay)
-    paths_N = np.asarray(router_lib.route(router, jnp.asarray(z_ND)))[:, 0]
-    nats.append(float(np.average(nll_NP[is_held_N, paths_N[is_held_N]], weights=weight_N[is_held_N])))
+  routers = (train_with(np.where(is_held_N, 0, weight_N), decay) for decay in l2)
+  nats = [_routed_nats(router, z_ND, nll_NP, weight_N, is_held_N) for router in routers]
   best = int(np.argmin(nats))
   return train_with(weight_N, l2[best]), nats[best]
+
+
+def _routed_nats(
+  router: router_lib.Router,
+  z_ND: jax.Array | np.ndarray,
+  nll_NP: np.ndarray,
+  weight_N: np.ndarray,
+  counted_N: np.ndarray,
+) -> float:
+  """Returns the weighted mean nats of the counted sequences under the paths that a router chooses."""
+  paths_N = np.asarray(router_lib.route(router, jnp.asarray(z_ND)))[:, 0]
+  return float(np.average(nll_NP[counted_N, paths_N[counted_N]], weights=weight_N[counted_N]))
 
 
 def _train_on_losses(
