@@ -16,7 +16,7 @@ import numpy as np
 from absl import app, flags
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, loader, sequences, shards
+from dipaco_jax.data import corpus, cutting, loader, sequences, shards
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.tokenizer import sample
 from dipaco_jax.storage import records
@@ -67,12 +67,11 @@ def measure(folder: str) -> dict[str, float]:
   megabytes = sum(len(d.text.encode()) for split in documents.values() for d in split) / 1e6
   cores = os.cpu_count() or 1
   os.makedirs(f'{folder}/sequences/0')
-  sizes = {'seq_len': SEQ_LEN.value, 'eval_len': SEQ_LEN.value, 'prefix_tokens': 32}
+  text = sequences.TextPart(documents.__getitem__)
+  sizes = cutting.Cutting(SEQ_LEN.value, SEQ_LEN.value, prefix_tokens=32)
   encode_s = {}
   for threads in (1, cores):
-    encode_s[threads], _ = timed(
-      sequences.write_part, documents.__getitem__, tokenizer, f'{folder}/sequences/0', **sizes, threads=threads
-    )
+    encode_s[threads], _ = timed(sequences.write_part, text, tokenizer, f'{folder}/sequences/0', sizes, threads=threads)
   meta = records.write_meta(f'{folder}/sequences', sequences.merge_meta(f'{folder}/sequences', 1))
   found = sequences.Sequences(f'{folder}/sequences', 'train')
   shard_s, packed = timed(write_shards, found, f'{folder}/shards')

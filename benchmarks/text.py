@@ -22,7 +22,7 @@ import sentencepiece
 from absl import app, flags
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, sequences, shards
+from dipaco_jax.data import corpus, cutting, sequences, shards
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.tokenizer import Tokenizer, sample
 from dipaco_jax.storage import records, remote_files
@@ -104,9 +104,12 @@ def tokenize(folder: str, tokenizer: Tokenizer, cores: int) -> dict[str, Any]:
   for k in range(PARTS.value):
     os.makedirs(f'{folder}/{k}')
     sequences.write_part(
-      documents, tokenizer, f'{folder}/{k}', part=(k, PARTS.value), seq_len=SEQ_LEN.value, eval_len=SEQ_LEN.value,
-      prefix_tokens=settings.Routing.prefix_tokens, threads=cores,
-    )  # fmt: skip
+      sequences.TextPart(documents, k, PARTS.value),
+      tokenizer,
+      f'{folder}/{k}',
+      cutting.Cutting(SEQ_LEN.value, SEQ_LEN.value, settings.Routing.prefix_tokens),
+      threads=cores,
+    )
   return records.write_meta(folder, sequences.merge_meta(folder, PARTS.value))
 
 

@@ -236,14 +236,28 @@ def run_role(settings: settings_lib.Settings):
   compilation_cache.keep()
   place = roles.make_local_place(FLAGS.workdir)
   with contextlib.closing(profiling.Profiler(place, profiling.parse(FLAGS.profile))) as profiler:
-    found = roles.run_role(
-      FLAGS.role, settings, FLAGS.workdir, url, FLAGS.name, FLAGS.share, FLAGS.lease_s, FLAGS.backup,
-      resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
-      watched=watched, profiler=profiler,
-    )  # fmt: skip
-  if found:
-    lines = [f'{FLAGS.workdir}: finished', *headline.outcome(found), f'the report: {FLAGS.workdir}/report.html']
+    outcome = roles.run_role(_process(url, watched, profiler), settings)
+  if outcome:
+    lines = [f'{FLAGS.workdir}: finished', *headline.outcome(outcome), f'the report: {FLAGS.workdir}/report.html']
     print('\n'.join(lines))
+
+
+def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
+  """Returns this process of an islands run, as the flags describe it."""
+  from dipaco_jax.islands import roles
+
+  return roles.Process(
+    role=FLAGS.role,
+    workdir=FLAGS.workdir,
+    lease_s=FLAGS.lease_s,
+    url=url,
+    name=FLAGS.name,
+    share=FLAGS.share,
+    is_backup=FLAGS.backup,
+    resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
+    metrics=metrics,
+    profiler=profiler,
+  )
 
 
 def end_with_parent(parent: int) -> None:

@@ -58,28 +58,45 @@ def train(
     KeyboardInterrupt: Ctrl-C, in the main thread; what was trained is saved. A second one does not wait for that.
     SystemExit: SIGTERM or SIGHUP, in the main thread; the same.
   """
+  with _alone():
+    place = os.fspath(workdir)
+    command.check_workdir(place, scratch)
+    command.check_reuse(reuse)
+    settings = _settings(config, place, overrides or {})
+    with _shown(progress), _logged():
+      return _train(settings, place, _call(config, place, overrides), reuse, scratch)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+  """Lets one run at a time train in this process; raises InputError where another one does."""
   if processes.joined():
     raise InputError('train is for one process: of several, each runs python -m dipaco_jax.main --distributed')
   if not _one.acquire(blocking=False):
     raise InputError('another run trains in this process: wait for it, or train in a process of its own')
   try:
-    place = os.fspath(workdir)
-    command.check_workdir(place, scratch)
-    command.check_reuse(reuse)
-    settings = _settings(config, place, overrides or {})
-    with _shown(progress), _logged(), stopping.interrupting(GOES_ON) as signals:
-      devices.hide_unused_libtpu()
-      with display.doing('loading JAX', tells=False):
-        from dipaco_jax.command_line import whole_run
-        from dipaco_jax.training import compilation_cache
-
-      _import_again(settings)
-      with compilation_cache.set_back():
-        call = whole_run.Call(place, _call(config, place, overrides), reuse, scratch)
-        return whole_run.train(call, settings, signals)
+    yield
   finally:
     devices.restore_libtpu()
     _one.release()
+
+
+def _train(
+  settings: settings_lib.Settings,
+  workdir: str,
+  call: str,
+  reuse: str | os.PathLike | None,
+  scratch: str | os.PathLike | None,
+) -> dict[str, Any]:
+  with stopping.interrupting(GOES_ON) as signals:
+    devices.hide_unused_libtpu()
+    with display.doing('loading JAX', tells=False):
+      from dipaco_jax.command_line import whole_run
+      from dipaco_jax.training import compilation_cache
+
+    _import_again(settings)
+    with compilation_cache.set_back():
+      return whole_run.train(whole_run.Call(workdir, call, reuse, scratch), settings, signals)
 
 
 def _settings(config: Config, workdir: str, overrides: Mapping[str, Any]) -> settings_lib.Settings:

@@ -47,19 +47,19 @@ class Digests:
 
   def of_files(self, paths: Iterable[str]) -> dict[str, str]:
     """Returns {path: digest} of the files that are there. Raises OSError, Unavailable where one cannot be read."""
-    wanted = list(dict.fromkeys(paths))
-    remote = [path for path in wanted if remote_files.is_remote(path)]
-    local = [path for path in wanted if not remote_files.is_remote(path)]
+    unique_paths = list(dict.fromkeys(paths))
+    remote = [path for path in unique_paths if remote_files.is_remote(path)]
+    local = [path for path in unique_paths if not remote_files.is_remote(path)]
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
-      found = dict(zip(local, pool.map(self._of_file, local), strict=True))
-    return {path: digest for path, digest in found.items() if digest} | remote_files.identities(remote)
+      digests = dict(zip(local, pool.map(self._of_file, local), strict=True))
+    return {path: digest for path, digest in digests.items() if digest} | remote_files.identities(remote)
 
   def of_content(self, content: Content) -> str:
     """Returns a digest of what a field names. Raises FileNotFoundError where a file has gone."""
-    found = self.of_files(file.path for file in content.files)
-    if gone := [file.path for file in content.files if file.path not in found]:
+    digests = self.of_files(file.path for file in content.files)
+    if gone := [file.path for file in content.files if file.path not in digests]:
       raise FileNotFoundError(2, 'No such file or directory', gone[0])
-    listed = [[file.name, file.domain, found[file.path]] for file in content.files]
+    listed = [[file.name, file.domain, digests[file.path]] for file in content.files]
     return hashlib.sha256(json.dumps([listed, content.other]).encode()).hexdigest()
 
   def _of_file(self, path: str) -> str:
@@ -77,8 +77,8 @@ class Digests:
 
 
 def _state(path: str) -> list[int]:
-  found = os.stat(path)
-  return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+  stat = os.stat(path)
+  return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def of_text(data: settings.Data) -> dict[str, Content]:
@@ -108,6 +108,6 @@ def _digest_documents(data: settings.Data) -> str:
   total = hashlib.sha256()
   for split in ('train', 'validation'):
     for item in one_source.find(data.source)(data, split) or ():
-      found = source.read_or_skip(item.read, data, lambda error: None)
-      total.update(json.dumps([split, item.id, *map(str, found or ())]).encode())
+      document = source.read_or_skip(item.read, data, lambda error: None)
+      total.update(json.dumps([split, item.id, *map(str, document or ())]).encode())
   return total.hexdigest()

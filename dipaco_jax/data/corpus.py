@@ -49,8 +49,10 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   sources, how = _all_sources(d), how_held_back(d)
   given = [own for own in (one_source.find(d.source)(one, 'validation') for one in sources) if own]
   fraction = 1.0 if given else d.validation_fraction
-  whole = source.WHOLE
-  kept = given or [one_source.take_first(one_source.train_items(d, whole), d.max_documents, whole) for d in sources]
+  all_parts = source.WHOLE
+  kept = given or [
+    one_source.take_first(one_source.train_items(d, all_parts), d.max_documents, all_parts) for d in sources
+  ]
   is_by_hash = how == 'documents' or (d.source != 'files' and not given)
   read = one_source.read(d, _in_turn(kept), Wanted('train'))
   counted = _count_tokens(s, read, fraction, floor, LEAST_DRAWN if is_by_hash else 0)
@@ -116,14 +118,14 @@ def _count_tokens(
   length = _eval_len(s)
   useful = length - s.routing.prefix_tokens
   once = every = 0.0
-  found: set[int] = set()
+  contents: set[int] = set()
   draws: set[float] = set()
   for document, draw in read:
     if once * fraction >= floor and len(draws) * fraction >= least_documents:
       return _Counted(once, every, draws, False)
-    if document.content in found:
+    if document.content in contents:
       continue
-    found.add(document.content)
+    contents.add(document.content)
     draws.add(draw)
     tokens = source.num_bytes(document.text) / source.BYTES_PER_TOKEN
     first = max(0.0, min(tokens, length) - s.routing.prefix_tokens)
@@ -137,9 +139,8 @@ def documents(
   split: str,
   part=source.WHOLE,
   fraction: float | None = None,
-  skipped: collections.Counter[str] | None = None,
   held_text: equality.HeldText | None = None,
-  copies: collections.Counter[str] | None = None,
+  omitted: left_out.Omitted | None = None,
 ) -> Iterator[Document]:
   """Yields the documents of a split, 'train' or 'validation', in the same order every time.
 
@@ -153,21 +154,21 @@ def documents(
       parts together are the whole, but for limits of documents, of which each part has its share. A document's id and
       its draw are the same in any part (except for tasks of SeqIO, see `source_seqio`).
     fraction: of the text that is held back; None: data.validation_fraction.
-    skipped: counts the bad records that `data.skip_bad_records` leaves out, by kind of file or source; the first is
-      logged. A record that a mixture repeats counts once.
     held_text: validation text of all parts, from which training text is kept apart; None: it is read first.
-    copies: counts the documents that are left out as their content is validation text already, by split.
+    omitted: counts what is left out; the first bad record is logged, and one that a mixture repeats counts once.
   """
-  data, fraction = _with_kinds(data), data.validation_fraction if fraction is None else fraction
+  data = _with_kinds(data)
+  fraction = data.validation_fraction if fraction is None else fraction
   if held_text is None:
     held_text = equality.HeldText(read_held_text(data, fraction=fraction)) if split == 'train' else NOTHING
-  copies = collections.Counter() if copies is None else copies
-  wanted, is_empty = Wanted(split, part, fraction, held_text, copies, skipped), True
-  for document in _documents(data, wanted):
+  copies = omitted.copies if omitted else collections.Counter()
+  side = Wanted(split, part, fraction, held_text, copies, omitted.bad_records if omitted else None)
+  is_empty = True
+  for document in _documents(data, side):
     is_empty = False
     yield document
   if is_empty and part == source.WHOLE:
-    raise InputError(_why_nothing_is_left(data, wanted))
+    raise InputError(_why_nothing_is_left(data, side))
 
 
 def read_held_text(
@@ -186,23 +187,23 @@ def read_held_text(
       yield extent.content, extent.begin, [] if number else hashes
 
 
-def _why_nothing_is_left(data: settings.Data, wanted: Wanted) -> str:
+def _why_nothing_is_left(data: settings.Data, missing_side: Wanted) -> str:
   """Says why a split has no document, and what to do."""
-  if copies := wanted.copies['train']:
+  if copies := missing_side.copies['train']:
     return left_out.describe_no_training_text(copies)
   count, equal = 0, ''
-  found: set[int] = set()
+  contents: set[int] = set()
   for split in ('train', 'validation'):
-    side = Wanted(split, fraction=wanted.fraction)
+    side = Wanted(split, fraction=missing_side.fraction)
     for document in _documents(data, side):
       count += 1
-      found.add(document.content)
-      if len(found) > 1:
+      contents.add(document.content)
+      if len(contents) > 1:
         break
     count += side.copies[split]
-  if count > 1 and len(found) == 1:
+  if count > 1 and len(contents) == 1:
     equal = f'all {count} documents are equal, so they are on one side: '
-  if wanted.is_validation:
+  if missing_side.is_validation:
     return (
       f'no document is left for validation: {equal}name some in config.data.validation, or raise '
       f'config.data.validation_fraction={data.validation_fraction}'
@@ -210,21 +211,21 @@ def _why_nothing_is_left(data: settings.Data, wanted: Wanted) -> str:
   return f'no document is left for training: {equal}add text, or lower config.data.validation_fraction'
 
 
-def _documents(data: settings.Data, wanted: Wanted) -> Iterator[Document]:
+def _documents(data: settings.Data, side: Wanted) -> Iterator[Document]:
   """Yields the documents that are wanted, if any, of all sources."""
   sources = sources_of(data)
-  if not sources or (wanted.is_validation and data.validation and not fields.sources(data.validation)):
-    yield from one_source.documents(data, wanted)
+  if not sources or (side.is_validation and data.validation and not fields.sources(data.validation)):
+    yield from one_source.documents(data, side)
     return
 
   def read(name: str, times: int) -> Iterator[Document]:
-    again = dataclasses.replace(wanted, copies=collections.Counter(), skipped=None)
-    for document in _documents(sources[name][0], again if times else wanted):  # which counts each document once
+    again = dataclasses.replace(side, copies=collections.Counter(), skipped=None)
+    for document in _documents(sources[name][0], again if times else side):  # which counts each document once
       known_as = f'{name}/{document.id}@{times + 1}' if times else f'{name}/{document.id}'
       yield document._replace(id=known_as, domain=printable.name(name), times=times)
 
   streams = [mixture.Stream(functools.partial(read, name), weight) for name, (_, weight) in sources.items()]
-  if wanted.is_validation:  # each text once
+  if side.is_validation:  # each text once
     yield from itertools.chain.from_iterable(stream.read(0) for stream in streams)
   else:
     yield from mixture.mix(streams, lambda document: source.num_bytes(document.text) or 1)
@@ -236,8 +237,8 @@ def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:
   A limit of documents is divided by the weights. A source's validation text is that of its name; where
   `data.validation` is no mixture, it is read once for all of them.
   """
-  train, own = fields.sources(data.train), {found.name: found.globs for found in fields.sources(data.validation)}
-  total = sum(found.weight for found in train)
+  train, own = fields.sources(data.train), {source.name: source.globs for source in fields.sources(data.validation)}
+  total = sum(source.weight for source in train)
 
   def share(documents: int, weight: float) -> int:
     return documents and max(1, round(documents * weight / total))

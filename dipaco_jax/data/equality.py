@@ -56,11 +56,11 @@ def extents(text: Text, cut: Cut | None = None) -> list[Extent]:
   if cut:
     begin = _count(cut.piece[: cut.begin])
     return [Extent(digest(cut.piece), begin, begin + _count(text)), Extent(digest(text))]
-  found = [Extent(digest(text))]
+  extents = [Extent(digest(text))]
   if isinstance(text, str) and len(text) >= 2 * text_files.PIECE_CHARS:
     pieces = text_files.pieces(iter([text.removeprefix('\ufeff').replace('\r\n', '\n')]))
-    found += [Extent(digest(piece)) for piece in pieces if len(piece) >= MIN_PIECE_CHARS]
-  return found
+    extents += [Extent(digest(piece)) for piece in pieces if len(piece) >= MIN_PIECE_CHARS]
+  return extents
 
 
 def _count(text: Text) -> int:

@@ -87,15 +87,15 @@ def check_beginning(path: str, data: settings.Data) -> None:
     token_files.say_how_it_is_taken(path, data)
   elif suffix(path) not in NEVER_COMPRESSED and (advice := foreign_files.explain_text(_first_bytes(path))):
     raise InputError(f'{path} {advice}, or leave it out')
-  seen, found = 0, False
+  seen, has_document = 0, False
   bad_records: list[source.BadRecord] = []
   for number, text in enumerate(_texts(path, data, bad_records), 1):
-    seen, found = seen + len(text), found or bool(text.strip() if isinstance(text, str) else len(text))
+    seen, has_document = seen + len(text), has_document or bool(text.strip() if isinstance(text, str) else len(text))
     if seen >= CHECK_BYTES or number >= CHECK_DOCUMENTS:
       break
-  if not found and bad_records:
+  if not has_document and bad_records:
     raise InputError(f'{path}: none of its first records has a text ({bad_records[0].reason}); or leave out this file')
-  if not found:
+  if not has_document:
     raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
 
 
@@ -116,5 +116,5 @@ def _texts(path: str, data: settings.Data, bad_records: list[source.BadRecord]) 
 
 def without_indices(paths: Collection[str]) -> list[str]:
   """Returns the paths without those of indices, which are read with the files of tokens that they stand beside."""
-  found = {*paths}
-  return [path for path in paths if suffix(path) != INDEX or f'{os.path.splitext(path)[0]}{TOKENS}' not in found]
+  present = {*paths}
+  return [path for path in paths if suffix(path) != INDEX or f'{os.path.splitext(path)[0]}{TOKENS}' not in present]

@@ -64,20 +64,20 @@ def draw_documents(contents: np.ndarray, seed: int, fraction: float, purpose: st
   the same.
   """
   key = int.from_bytes(purpose.encode()[:7], 'big')
-  found = np.empty(len(contents), bool)
+  drawn = np.empty(len(contents), bool)
   for block in blocks(len(contents)):
-    found[block] = _below((seed, key), contents, fraction, pieces, block)
-  _add_copies(found, contents, pieces)
-  return found
+    drawn[block] = _below((seed, key), contents, fraction, pieces, block)
+  _add_copies(drawn, contents, pieces)
+  return drawn
 
 
-def _add_copies(found: np.ndarray, contents: np.ndarray, pieces: Pieces):
-  """Adds the copies of what was found, in place: pieces are not drawn by their contents."""
+def _add_copies(drawn: np.ndarray, contents: np.ndarray, pieces: Pieces):
+  """Adds the copies of documents that are held back, in place: pieces are not drawn by their contents."""
   if pieces is None:
     return
-  copied = np.unique(np.concatenate([contents[block][found[block]] for block in blocks(len(contents))] or [contents]))
+  copied = np.unique(np.concatenate([contents[block][drawn[block]] for block in blocks(len(contents))] or [contents]))
   for block in blocks(len(contents)):
-    found[block] |= np.isin(contents[block], copied)
+    drawn[block] |= np.isin(contents[block], copied)
 
 
 def held_out(
@@ -93,7 +93,8 @@ def held_out(
     contents, first: [N] digest of the document, and first path, of each sequence; path -1: it is neither used nor held
       back.
   """
-  held, hit = np.empty(len(contents), bool), np.zeros(num_paths, bool)
+  held = np.empty(len(contents), bool)
+  hit = np.zeros(num_paths, bool)
   for block in blocks(len(contents)):
     held[block] = _below((seed,), contents, fraction, pieces, block) & (first[block] >= 0)
   _add_copies(held, contents, pieces)
@@ -101,31 +102,45 @@ def held_out(
     held[block] &= first[block] >= 0
     hit[first[block][held[block]]] = True
 
-  def of_path(column: np.ndarray, path: int) -> np.ndarray:
-    return np.concatenate([column[block][first[block] == path] for block in blocks(len(contents))])
-
-  chosen: list[int] = []  # documents
-  undrawn: list[int] = []  # their paths
-  together: list[float] = []  # draws of those that are pieces
-  for path in np.flatnonzero(~hit).tolist() if fraction else ():
-    mine = of_path(contents, path)
-    if np.isin(mine, np.array(chosen, mine.dtype)).any():
-      undrawn.append(path)
-    elif len(np.unique(mine)) >= MIN_DOCUMENTS:
-      draws = np.full(len(mine), -1.0) if pieces is None else of_path(pieces.draws, path)
-      at = np.where(draws < 0, seeded_hash.of_integers(seed, mine) / 2.0**64, draws).argmin()
-      chosen.append(int(mine[at]))
-      undrawn.append(path)
-      together += [draws[at]] if draws[at] >= 0 else []
-  for block in blocks(len(contents)) if chosen else ():
-    held[block] |= np.isin(contents[block], np.array(chosen, contents.dtype))
+  chosen = _choose(np.flatnonzero(~hit).tolist() if fraction else [], contents, first, seed, pieces)
+  for block in blocks(len(contents)) if chosen.contents else ():
+    held[block] |= np.isin(contents[block], np.array(chosen.contents, contents.dtype))
     if pieces is not None:  # all pieces of a text that is held back whole
-      held[block] |= np.isin(pieces.draws[block], together)
-  if chosen:
+      held[block] |= np.isin(pieces.draws[block], chosen.draws)
+  if chosen.contents:
     _add_copies(held, contents, pieces)
   for block in blocks(len(contents)):
     held[block] &= first[block] >= 0
-  return held, undrawn
+  return held, chosen.paths
+
+
+class _Chosen(NamedTuple):
+  """Documents that are held back for paths that no draw hit."""
+
+  contents: list[int]  # digests of the documents
+  draws: list[float]  # of those that are pieces of longer texts
+  paths: list[int]
+
+
+def _choose(paths: Iterable[int], contents: np.ndarray, first: np.ndarray, seed: int, pieces: Pieces) -> _Chosen:
+  """Chooses the document of the lowest draw of each path that has MIN_DOCUMENTS and none of those chosen before."""
+
+  def of_path(column: np.ndarray, path: int) -> np.ndarray:
+    return np.concatenate([column[block][first[block] == path] for block in blocks(len(contents))])
+
+  chosen = _Chosen([], [], [])
+  for path in paths:
+    path_contents = of_path(contents, path)
+    if np.isin(path_contents, np.array(chosen.contents, path_contents.dtype)).any():
+      chosen.paths.append(path)
+    elif len(np.unique(path_contents)) >= MIN_DOCUMENTS:
+      draws = np.full(len(path_contents), -1.0) if pieces is None else of_path(pieces.draws, path)
+      lowest = np.where(draws < 0, seeded_hash.of_integers(seed, path_contents) / 2.0**64, draws).argmin()
+      chosen.contents.append(int(path_contents[lowest]))
+      chosen.paths.append(path)
+      if draws[lowest] >= 0:
+        chosen.draws.append(draws[lowest])
+  return chosen
 
 
 def _below(key: tuple[int, ...], contents: np.ndarray, fraction: float, pieces: Pieces, block: slice) -> np.ndarray:

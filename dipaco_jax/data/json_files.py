@@ -39,9 +39,9 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
       parts.append(chunk)
       size += len(chunk)
     if b'\n' in chunk:
-      *whole, rest = b''.join(parts).split(b'\n')
+      *complete_lines, rest = b''.join(parts).split(b'\n')
       parts, size = [rest], len(rest)
-      for line in whole:
+      for line in complete_lines:
         number += 1
         if line.strip():
           yield number, line

@@ -25,11 +25,11 @@ def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
 
   Raises InputError where the text is too small for so many pieces, or these are fewer than the bytes.
   """
-  made = tokenizers.Tokenizer(tokenizers.models.BPE())
+  tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
   parts = tokenizers.pre_tokenizers
   digits = parts.Digits(individual_digits=True)
-  made.pre_tokenizer = parts.Sequence([digits, parts.ByteLevel(add_prefix_space=False)])  # type: ignore[assignment]
-  made.decoder = tokenizers.decoders.ByteLevel()  # type: ignore[assignment]
+  tokenizer.pre_tokenizer = parts.Sequence([digits, parts.ByteLevel(add_prefix_space=False)])  # type: ignore[assignment]
+  tokenizer.decoder = tokenizers.decoders.ByteLevel()  # type: ignore[assignment]
   alphabet = parts.ByteLevel.alphabet()
   option = f'config.tokenizer.vocab_size={vocab_size}'
   if vocab_size <= len(alphabet):
@@ -37,10 +37,10 @@ def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
   )
-  made.train_from_iterator(texts, trainer)
-  if made.get_vocab_size() < vocab_size:
+  tokenizer.train_from_iterator(texts, trainer)
+  if tokenizer.get_vocab_size() < vocab_size:
     raise InputError(
-      f'{option} is more than this text can fill: set it to {made.get_vocab_size()} or less, or add text'
+      f'{option} is more than this text can fill: set it to {tokenizer.get_vocab_size()} or less, or add text'
     )
   config = {
     'tokenizer_class': 'PreTrainedTokenizerFast',
@@ -48,7 +48,7 @@ def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
     'eos_token': END,
     'split_special_tokens': True,  # in a text it is text
   }
-  return {JSON: made.to_str(pretty=True).encode(), CONFIG: (json.dumps(config, indent=1) + '\n').encode()}
+  return {JSON: tokenizer.to_str(pretty=True).encode(), CONFIG: (json.dumps(config, indent=1) + '\n').encode()}
 
 
 def leave_out_without_row(files: Mapping[str, bytes], num_rows: int) -> dict[str, bytes]:
@@ -63,11 +63,11 @@ def leave_out_without_row(files: Mapping[str, bytes], num_rows: int) -> dict[str
   template = json.dumps(content.get('post_processor'), ensure_ascii=False)
   for token in rowless:
     if not token['special'] or token['content'] in used or json.dumps(token['content'], ensure_ascii=False) in template:
-      words = f'{token["content"]!r} is token {token["id"]}, and a text can have it'
+      problem = f'{token["content"]!r} is token {token["id"]}, and a text can have it'
       size = max(token['id'] for token in rowless) + 1
       resize = f'in transformers, model.resize_token_embeddings({size}) and save_pretrained'
       advice = f'take it out of {JSON} and {CONFIG}, or {resize}'
-      raise InputError(f'{words}, but the model has {num_rows} rows: {advice}')
+      raise InputError(f'{problem}, but the model has {num_rows} rows: {advice}')
   content['added_tokens'] = [token for token in content['added_tokens'] if token not in rowless]
   names = {token['content'] for token in rowless}
   vocab = content['model']['vocab']  # which may have them too
@@ -76,8 +76,8 @@ def leave_out_without_row(files: Mapping[str, bytes], num_rows: int) -> dict[str
   else:
     content['model']['vocab'] = [entry for i, entry in enumerate(vocab) if i < num_rows or entry[0] not in names]
   kept = {name: _without(names, value) for name, value in config.items() if _content(value) not in names}
-  made = {JSON: json.dumps(content, ensure_ascii=False).encode()}
-  return {**files, **made} | ({CONFIG: json.dumps(kept, indent=1).encode()} if CONFIG in files else {})
+  kept_files = {JSON: json.dumps(content, ensure_ascii=False).encode()}
+  return {**files, **kept_files} | ({CONFIG: json.dumps(kept, indent=1).encode()} if CONFIG in files else {})
 
 
 def _without(names: Collection[str], value: Any) -> Any:
@@ -113,8 +113,8 @@ class JsonTokenizer(Tokenizer):
     named = {name: self._id_of(given[f'{name}_token']) for name in SPECIAL}
     self.special_ids = {name: i for name, i in named.items() if i is not None}
     if 'eos' not in self.special_ids:
-      words = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'
-      raise InputError(words)
+      problem = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'
+      raise InputError(problem)
     self.eos_id = self.special_ids['eos']
     self.bos_id = self._id_in_front()
     if self.bos_id >= 0:
@@ -175,19 +175,19 @@ class JsonTokenizer(Tokenizer):
   @functools.cached_property
   def _spelling_tokenizer(self) -> tokenizers.Tokenizer:
     """The tokenizer as chats need it: special tokens that are spelled in a text are those tokens."""
-    made = tokenizers.Tokenizer.from_str(self.files[JSON].decode())
-    made.no_truncation()
-    made.no_padding()
-    made.encode_special_tokens = False
-    known = made.get_added_tokens_decoder()
-    made.add_special_tokens([token for token, i in self.special.items() if i not in known or not known[i].special])
-    return made
+    tokenizer = tokenizers.Tokenizer.from_str(self.files[JSON].decode())
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = False
+    known = tokenizer.get_added_tokens_decoder()
+    tokenizer.add_special_tokens([token for token, i in self.special.items() if i not in known or not known[i].special])
+    return tokenizer
 
   def _encode_spelled(self, text: str) -> list[int]:
     return self._spelling_tokenizer.encode(text, add_special_tokens=False).ids
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
-    return [found.ids for found in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+    return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
   def _byte_ends_of_pieces(self, text: str) -> list[int]:
     num_bytes = np.cumsum([0, *(len(char.encode()) for char in text)])  # of so many characters

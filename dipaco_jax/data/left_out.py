@@ -4,14 +4,25 @@ The router reads the first `routing.prefix_tokens` tokens of a sequence, and no 
 sequence would train nothing.
 """
 
+import collections
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 EARLY_DOCUMENTS = 1000  # after so many, the share that is left out is looked at for the first time
 LARGE = 0.05  # of documents or of tokens: a larger share is worth a warning
+
+
+class Omitted(NamedTuple):
+  """Counts of what is left out while documents are read."""
+
+  bad_records: collections.Counter[str]  # by kind of file or source, with `data.skip_bad_records`
+  copies: collections.Counter[str]  # by split: documents whose content is validation text already
+
+
+NOTHING = Omitted(collections.Counter(), collections.Counter())  # to read only
 
 COUNTS = ('dropped', 'dropped_documents', 'dropped_tokens', 'dropped_ends')  # the first is of sequences
 
@@ -62,10 +73,10 @@ def describe_copies(about: Mapping[str, Any]) -> str:
   """Describes the training documents that have text of validation documents; '' if there are none."""
   if not (count := about.get('copies_of_validation', 0)):
     return ''
-  words = 'document has text of a validation document and is'
+  text = 'document has text of a validation document and is'
   if count > 1:
-    words = 'documents have text of validation documents and are'
-  return f'{count:,} training {words} left out'
+    text = 'documents have text of validation documents and are'
+  return f'{count:,} training {text} left out'
 
 
 def describe_equal_validation(about: Mapping[str, Any]) -> str:

@@ -34,7 +34,11 @@ class Shard:
 
   def __init__(self, files: Sequence[str], batch_size: int, seq_len: int, seed: int, path: int):
     """Opens the files, whose rows come one file after the other. Raises seals.Damaged; InputError without rows."""
-    self._files, self._batch_size, self._seq_len, self._seed, self._path = files, batch_size, seq_len, seed, path
+    self._files = files
+    self._batch_size = batch_size
+    self._seq_len = seq_len
+    self._seed = seed
+    self._path = path
     self._order = functools.lru_cache(2)(self._shuffle)
     self._counts = [cached_reader(file).num_records() for file in files]
     self.num_rows: int = sum(self._counts)
@@ -79,7 +83,9 @@ def shuffled(positions: np.ndarray, num_rows: int, seed: int, path: int) -> np.n
   epoch, row = divmod(positions.astype(np.uint64), np.uint64(num_rows))
   keys = [seeded_hash.of_integers(seed, path, epoch, turn) for turn in range(8)]
   high, low = (num_rows - 1).bit_length() // 2, ((num_rows - 1).bit_length() + 1) // 2
-  high_mask, low_mask, shift = np.uint64((1 << high) - 1), np.uint64((1 << low) - 1), np.uint64(low)
+  high_mask = np.uint64((1 << high) - 1)
+  low_mask = np.uint64((1 << low) - 1)
+  shift = np.uint64(low)
   outside = np.arange(len(row))
   while len(outside):
     left, right = row[outside] >> shift, row[outside] & low_mask

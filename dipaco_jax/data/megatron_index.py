@@ -58,19 +58,21 @@ def read_index(path: str) -> Index:
     raise InputError(f"{index}: no index of Megatron's, which begins with MMIDIDX: {ANEW}, or leave out {path}")
   header = content[: HEADER.itemsize].view(HEADER)[0]
   if (version := int(header['version'])) != VERSION or (kind := int(header['kind'])) not in KINDS:
-    words = f'version {version}' if version != VERSION else f'tokens of type {kind}, no integer'
-    raise InputError(f'{index}: it has {words}, which cannot be read: {ANEW}')
-  dtype, count, borders = np.dtype(KINDS[kind]), int(header['sequences']), int(header['borders'])
+    problem = f'version {version}' if version != VERSION else f'tokens of type {kind}, no integer'
+    raise InputError(f'{index}: it has {problem}, which cannot be read: {ANEW}')
+  dtype = np.dtype(KINDS[kind])
+  count = int(header['sequences'])
+  borders = int(header['borders'])
   size = HEADER.itemsize + (4 + 8) * count + 8 * borders
   if size != len(content):  # longer with modes, where there are images too
-    words = f'{len(content)} bytes, not the {size} of {count} sequences of text and {borders} borders of documents'
-    raise InputError(f'{index}: damaged, cut short or not of text alone ({words}): {ANEW}')
+    problem = f'{len(content)} bytes, not the {size} of {count} sequences of text and {borders} borders of documents'
+    raise InputError(f'{index}: damaged, cut short or not of text alone ({problem}): {ANEW}')
   lengths = np.frombuffer(content, '<i4', count, HEADER.itemsize)
   starts = np.frombuffer(content, '<i8', count, HEADER.itemsize + 4 * count)
   limits = np.frombuffer(content, '<i8', borders, HEADER.itemsize + (4 + 8) * count)
-  found = Index(dtype, lengths, starts, limits)
-  _check(path, found)
-  return found
+  parsed_index = Index(dtype, lengths, starts, limits)
+  _check(path, parsed_index)
+  return parsed_index
 
 
 def all_borders(index: Index) -> np.ndarray:
@@ -126,8 +128,8 @@ def _check(path: str, index: Index) -> None:
   size = _size(path)
   ends = np.minimum(starts, size + 1) + lengths.astype(np.int64) * index.dtype.itemsize  # without overflow
   if (needed := int(ends.max())) > size:
-    words = f'{size} bytes, and its .idx tells of {needed} or more'
-    raise InputError(f'{path}: damaged, cut short or of another .idx ({words}); fix it, or leave it out')
+    problem = f'{size} bytes, and its .idx tells of {needed} or more'
+    raise InputError(f'{path}: damaged, cut short or of another .idx ({problem}); fix it, or leave it out')
 
 
 def _documents(index: Index) -> Iterator[Places]:

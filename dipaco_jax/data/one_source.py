@@ -75,45 +75,45 @@ def train_items(data: settings.Data, part: source.Part, side: source.Side | None
   return items
 
 
-def documents(data: settings.Data, wanted: Wanted) -> Iterator[Document]:
+def documents(data: settings.Data, side: Wanted) -> Iterator[Document]:
   """Yields the documents of a part of one split, no more than the config allows.
 
   Limited validation documents of files are drawn from all of them: the first ones would be of one book, or of one
   domain.
   """
-  found = _of_split(data, wanted)
-  if wanted.is_validation:
+  candidates = _of_split(data, side)
+  if side.is_validation:
     limit = _take_lowest if data.source == 'files' else take_first
-    yield from limit(_distinct(found, wanted), data.max_validation_documents, wanted.part)
+    yield from limit(_distinct(candidates, side), data.max_validation_documents, side.part)
     return
-  for document in found:
-    if wanted.held_text.overlaps(document.extents, document.text):
-      wanted.copies['train'] += 1
+  for document in candidates:
+    if side.held_text.overlaps(document.extents, document.text):
+      side.copies['train'] += 1
     else:
       yield document
 
 
-def _of_split(data: settings.Data, wanted: Wanted) -> Iterator[Document]:
-  part, most = wanted.part, data.max_documents
+def _of_split(data: settings.Data, side: Wanted) -> Iterator[Document]:
+  part, most = side.part, data.max_documents
   if own := find(data.source)(data, 'validation', part):
-    items = own if wanted.is_validation else take_first(train_items(data, part), most, part)
-    return (document for document, _ in read(data, items, wanted))
-  items = train_items(data, part, source.Side(wanted.fraction, wanted.is_validation))
+    items = own if side.is_validation else take_first(train_items(data, part), most, part)
+    return (document for document, _ in read(data, items, side))
+  items = train_items(data, part, source.Side(side.fraction, side.is_validation))
   if data.source != 'files' or source_files.held_back(data) == 'documents':
     items, most = take_first(items, most, part), 0
   # All records are read for both splits, as their draws depend on their text: bad ones are counted once.
-  counting = dataclasses.replace(wanted, skipped=None) if wanted.is_validation else wanted
+  counting = dataclasses.replace(side, skipped=None) if side.is_validation else side
   drawn = read(data, items, counting, drawn=True)
-  found: Iterator[Document]
-  found = (document for document, draw in drawn if (draw < wanted.fraction) == wanted.is_validation)
+  split_documents: Iterator[Document]
+  split_documents = (document for document, draw in drawn if (draw < side.fraction) == side.is_validation)
   if most:  # the first so many pieces may have none at a text's end, nor of a file that is held back
-    validation = max(1, round(wanted.fraction * most))
-    found = take_first(found, validation if wanted.is_validation else max(1, most - validation), part)
-  return found
+    validation = max(1, round(side.fraction * most))
+    split_documents = take_first(split_documents, validation if side.is_validation else max(1, most - validation), part)
+  return split_documents
 
 
 def read(
-  data: settings.Data, items: source.Items, wanted: Wanted, drawn: bool = False
+  data: settings.Data, items: source.Items, side: Wanted, drawn: bool = False
 ) -> Iterator[tuple[Document, float]]:
   """Reads items; yields documents and their draws.
 
@@ -122,11 +122,11 @@ def read(
   Args:
     drawn: pass over pieces whose draws are on the other side of the split.
   """
-  fraction = wanted.fraction
+  fraction = side.fraction
   for item in items:
-    if drawn and item.draw is not None and (item.draw < fraction) != wanted.is_validation:
+    if drawn and item.draw is not None and (item.draw < fraction) != side.is_validation:
       continue
-    record = source.read_or_skip(item.read, data, functools.partial(_count_skipped, wanted.skipped, data, item))
+    record = source.read_or_skip(item.read, data, functools.partial(_count_skipped, side.skipped, data, item))
     if record is None:
       continue
     text, domain = record
@@ -148,12 +148,12 @@ def _count_skipped(
   skipped[file_kinds.suffix(item.id.rpartition(':')[0]) if data.source == 'files' else data.source] += 1
 
 
-def _distinct(documents: Iterable[Document], wanted: Wanted) -> Iterator[Document]:
+def _distinct(documents: Iterable[Document], side: Wanted) -> Iterator[Document]:
   """Yields validation documents without those whose content one before them has; counts these."""
   seen: set[int] = set()
   for document in documents:
     if document.content in seen:
-      wanted.copies['validation'] += 1
+      side.copies['validation'] += 1
     else:
       seen.add(document.content)
       yield document
@@ -165,7 +165,7 @@ def _take_lowest(documents: Iterable[Document], count: int, part: source.Part) -
     return documents
   numbered = ((document.content, number, document) for number, document in enumerate(documents))
   chosen = heapq.nsmallest(len(range(part[0], count, part[1])), numbered)
-  return (document for _, _, document in sorted(chosen, key=lambda found: found[1]))
+  return (document for _, _, document in sorted(chosen, key=lambda entry: entry[1]))
 
 
 def take_first(items: Iterator[T], count: int, part: source.Part) -> Iterator[T]:

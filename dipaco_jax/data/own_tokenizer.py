@@ -28,13 +28,13 @@ class OwnTokenizer(Tokenizer):
   def __init__(self, config: settings.Tokenizer):
     """Makes the user's tokenizer, and tries it on a text; raises InputError where it is not what is asked."""
     self._reference = config.kind
-    self._made = made = extension.make(FIELD, config.kind, config)
+    self._made = tokenizer = extension.make(FIELD, config.kind, config)
     for name in ('encode', 'decode'):
-      if not callable(getattr(made, name, None)):
-        raise self._wrong(f'returns a {type(made).__name__} without {name}(...)')
-    self.vocab_size = self._number(made, 'vocab_size', 1)
-    self.eos_id = self._number(made, 'eos_id', 0, self.vocab_size)
-    self.bos_id = self._number(made, 'bos_id', -1, self.vocab_size) if hasattr(made, 'bos_id') else -1
+      if not callable(getattr(tokenizer, name, None)):
+        raise self._wrong(f'returns a {type(tokenizer).__name__} without {name}(...)')
+    self.vocab_size = self._number(tokenizer, 'vocab_size', 1)
+    self.eos_id = self._number(tokenizer, 'eos_id', 0, self.vocab_size)
+    self.bos_id = self._number(tokenizer, 'bos_id', -1, self.vocab_size) if hasattr(tokenizer, 'bos_id') else -1
     self.special_ids = {'eos': self.eos_id} | ({'bos': self.bos_id} if self.bos_id >= 0 else {})
     self.special = {}
     self.added = {}
@@ -44,41 +44,41 @@ class OwnTokenizer(Tokenizer):
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     with extension.blaming(FIELD, self._reference):
-      found = [np.asarray(self._made.encode(text)) for text in texts]
-    for ids in found:
+      encoded = [np.asarray(self._made.encode(text)) for text in texts]
+    for ids in encoded:
       if ids.ndim != 1 or (ids.size and ids.dtype.kind not in 'iu'):
         raise self._wrong(f'encode returns {ids.dtype} {[*ids.shape]}: a list of whole numbers is asked')
       if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
-        words = f'encode returns ids from {ids.min()} to {ids.max()}'
-        raise self._wrong(f'{words}: they should be from 0 to {self.vocab_size - 1}, below its vocab_size')
-    return [ids.tolist() for ids in found]
+        problem = f'encode returns ids from {ids.min()} to {ids.max()}'
+        raise self._wrong(f'{problem}: they should be from 0 to {self.vocab_size - 1}, below its vocab_size')
+    return [ids.tolist() for ids in encoded]
 
   def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
     special = self.special_ids.values()
     with extension.blaming(FIELD, self._reference):
-      found = self._made.decode([int(token) for token in tokens if token not in special])
-    if not isinstance(found, str):
-      raise self._wrong(f'decode returns a {type(found).__name__}: a text is asked')
-    return found
+      text = self._made.decode([int(token) for token in tokens if token not in special])
+    if not isinstance(text, str):
+      raise self._wrong(f'decode returns a {type(text).__name__}: a text is asked')
+    return text
 
   def piece_bytes(self) -> np.ndarray:
     """Returns what the user's tokenizer says; else the bytes that each token is decoded to by itself."""
     if callable(count := getattr(self._made, 'piece_bytes', None)):
       with extension.blaming(FIELD, self._reference):
-        found = np.asarray(count(), np.int32)
-      if found.shape != (self.vocab_size,):
-        raise self._wrong(f'piece_bytes returns {[*found.shape]} numbers: one for each of {self.vocab_size} is asked')
-      return found
+        counts = np.asarray(count(), np.int32)
+      if counts.shape != (self.vocab_size,):
+        raise self._wrong(f'piece_bytes returns {[*counts.shape]} numbers: one for each of {self.vocab_size} is asked')
+      return counts
     return np.array([len(self.decode([i]).replace(HALF, '?').encode()) for i in range(self.vocab_size)], np.int32)
 
-  def _number(self, made: Any, name: str, least: int, below: int | None = None) -> int:
+  def _number(self, tokenizer: Any, name: str, least: int, below: int | None = None) -> int:
     """Returns a whole number of the user's tokenizer."""
-    found = getattr(made, name, None)
-    if isinstance(found, bool) or not isinstance(found, int | np.integer):
-      raise self._wrong(f'its {name} is {found!r}: a whole number is asked')
-    if found < least or (below is not None and found >= below):
-      raise self._wrong(f'its {name}={found} should be {least} or more' + (f', and below {below}' if below else ''))
-    return int(found)
+    number = getattr(tokenizer, name, None)
+    if isinstance(number, bool) or not isinstance(number, int | np.integer):
+      raise self._wrong(f'its {name} is {number!r}: a whole number is asked')
+    if number < least or (below is not None and number >= below):
+      raise self._wrong(f'its {name}={number} should be {least} or more' + (f', and below {below}' if below else ''))
+    return int(number)
 
-  def _wrong(self, words: str) -> InputError:
-    return InputError(f'config.{FIELD}={self._reference!r}: {words}')
+  def _wrong(self, problem: str) -> InputError:
+    return InputError(f'config.{FIELD}={self._reference!r}: {problem}')

@@ -46,8 +46,8 @@ class HeldPassages:
 
   def __init__(self, documents: Iterable[Sequence[int]] = ()):
     """Takes the hashes of the windows of each document."""
-    found = [np.array(hashes, np.uint64) for hashes in documents]
-    hashes, counts = np.unique(np.concatenate([np.zeros(0, np.uint64), *found]), return_counts=True)
+    document_hashes = [np.array(hashes, np.uint64) for hashes in documents]
+    hashes, counts = np.unique(np.concatenate([np.zeros(0, np.uint64), *document_hashes]), return_counts=True)
     self._hashes = hashes[counts <= COMMON]
 
   def shares_one(self, text: Text) -> bool:

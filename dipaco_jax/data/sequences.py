@@ -27,12 +27,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import equality, left_out, prefetching, source
+from dipaco_jax.data import equality, left_out, prefetching
+from dipaco_jax.data.cutting import Cut, Cutting, cut_document
 from dipaco_jax.storage import seals
 from dipaco_jax.storage.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
 
 BATCH_CHARS = 250_000  # of text tokenized by a thread at one time
 MAX_DOMAINS = 256  # further ones count as 'other'
+DTYPES = {'documents': '<u4', 'domains': 'u1', 'contents': '<u8', 'lengths': '<u4', 'draws': '<f4'}  # see `_Columns`
 HEADER = struct.Struct('<IHH')  # document, domain, bytes of a token
 
 Progress = Callable[[int, int | None], None]  # done, of how many where that is known
@@ -46,63 +48,82 @@ class Sequence(NamedTuple):
   domain: int
 
 
+class TextPart(NamedTuple):
+  """A part of a text: of n `parts`, part `number` k has the documents with the numbers k, k + n, k + 2n..."""
+
+  documents: Callable[[str], Iterable]  # 'train' or 'validation' -> the part's documents (id, text, domain, draw)
+  number: int = 0
+  parts: int = 1
+  omitted: left_out.Omitted = left_out.NOTHING  # counted while `documents` are read
+
+
 def write_part(
-  make_documents: Callable[[str], Iterable],
+  text: TextPart,
   tokenizer,
   out_dir: str,
-  *,
-  seq_len: int,
-  eval_len: int,
-  prefix_tokens: int,
-  pieces: int = 1,
-  part: tuple[int, int] = (0, 1),
+  cutting: Cutting,
   progress: Progress = lambda done, total: None,
   threads: int = 0,
-  skipped: collections.Counter[str] | None = None,
-  copies: collections.Counter[str] | None = None,
 ) -> dict[str, Any]:
   """Writes the sequences of a part of the text, both splits, and `meta.json`, whose content it returns.
 
   Args:
-    make_documents: maps 'train' or 'validation' to the part's documents (id, text, domain, draw).
     tokenizer: has `encode_batch`, `byte_ends` and `vocab_size`.
-    pieces: how many sequences a piece of a longer text gives in validation.
-    part: (k, n) for documents with the numbers k, k + n, k + 2n...
     progress: called after each document with the number done, of both splits, and None.
     threads: how many tokenize; 0: one per core. The result is the same.
-    skipped: the bad records that `make_documents` has left out so far, by kind.
-    copies: the documents that it has left out so far as their content is validation text already, by split.
   """
-  dtype = np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
-  domains: dict[str, int] = {}
-  counts, done = {'train': no_counts(), 'validation': no_counts()}, itertools.count(1)
-  by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)  # of training text
-  for split, length in (('train', seq_len), ('validation', eval_len)):
+  counts = _Counts()
+  done = itertools.count(1)
+  for split, count in counts.by_split.items():
     with _writer(os.path.join(out_dir, split)) as write:
-      tokenized = _tokenized(make_documents(split), tokenizer, threads, split == 'validation')
-      for number, (document, tokens, byte_ends) in enumerate(tokenized):
-        cut = _cut_document(document, tokens.astype(dtype), byte_ends, length, prefix_tokens, pieces)
-        domain = _counted_as(domains, document.domain)
-        numbers = part[0] + part[1] * number, domains.setdefault(domain, len(domains))
-        write(*numbers, document.content, document.draw, len(tokens), cut.kept, cut.num_bytes)
-        size = sum(map(len, cut.kept))
-        if split == 'train':
-          by_domain[domain].update(documents=1, tokens=size, repeated=int(document.times > 0))
-        counts[split].update(documents=1, sequences=len(cut.kept), tokens=size, **left_out.count(cut.long, cut.short))
-        if (split, part[0], number + 1) == ('train', 0, left_out.EARLY_DOCUMENTS):
-          left_out.warn_early(counts[split], prefix_tokens)
+      for number, tokenized in enumerate(_tokenize(text.documents(split), tokenizer, threads, split == 'validation')):
+        document, tokens, byte_ends = tokenized
+        cut = cut_document(document, tokens.astype(_dtype(tokenizer)), byte_ends, cutting)
+        domain = counts.add(split, document, cut)
+        content, draw = document.content, document.draw
+        write(_Columns(text.number + text.parts * number, domain, content, len(tokens), draw), cut)
+        if (split, text.number, number + 1) == ('train', 0, left_out.EARLY_DOCUMENTS):
+          left_out.warn_early(count, cutting.prefix_tokens)
         progress(next(done), None)
-    counts[split].update(copies=copies[split] if copies else 0)
-  meta = counts | {'domains': list(domains), 'by_domain': by_domain, 'vocab_size': tokenizer.vocab_size}
-  meta |= {'seq_len': seq_len, 'eval_len': eval_len, 'prefix_tokens': prefix_tokens}
+    count.update(copies=text.omitted.copies[split])
+  skipped = text.omitted.bad_records
+  meta = counts.meta() | {'vocab_size': tokenizer.vocab_size}
+  meta |= {'seq_len': cutting.seq_len, 'eval_len': cutting.eval_len, 'prefix_tokens': cutting.prefix_tokens}
   return write_meta(out_dir, meta | ({'skipped_records': skipped} if skipped else {}))
+
+
+def _dtype(tokenizer) -> np.dtype:
+  return np.dtype('<u2' if tokenizer.vocab_size <= 1 << 16 else '<u4')
+
+
+class _Counts:
+  """What a part of the text consists of, counted while its documents are written."""
+
+  def __init__(self):
+    self.by_split = {'train': no_counts(), 'validation': no_counts()}
+    self.by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)  # of training text
+    self.numbers: dict[str, int] = {}  # of domains
+
+  def add(self, split: str, document: Any, cut: Cut) -> int:
+    """Counts a document; returns the number of its domain."""
+    num_tokens = sum(map(len, cut.kept))
+    dropped = left_out.count(cut.long, cut.short)
+    self.by_split[split].update(documents=1, sequences=len(cut.kept), tokens=num_tokens, **dropped)
+    domain = _counted_as(self.numbers, document.domain)
+    if split == 'train':
+      self.by_domain[domain].update(documents=1, tokens=num_tokens, repeated=int(document.times > 0))
+    return self.numbers.setdefault(domain, len(self.numbers))
+
+  def meta(self) -> dict[str, Any]:
+    return self.by_split | {'domains': list(self.numbers), 'by_domain': self.by_domain}
 
 
 def merge_meta(folder: str, parts: int) -> dict[str, Any]:
   """Returns what `meta.json` holds of the parts in `folder`/<k>. Raises InputError where no document is long enough."""
   by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
   domains: dict[str, None] = {}
-  train, validation = no_counts(), no_counts()
+  train = no_counts()
+  validation = no_counts()
   skipped: collections.Counter[str] = collections.Counter()
   for k in range(parts):
     meta = read_meta(os.path.join(folder, str(k)))
@@ -137,89 +158,38 @@ def no_counts() -> collections.Counter[str]:
   return collections.Counter(dict.fromkeys(('documents', 'sequences', 'tokens', 'copies', *left_out.COUNTS), 0))
 
 
+class _Columns(NamedTuple):
+  """What the files of a split hold of each sequence beside its tokens, in files of these names."""
+
+  documents: int  # number of its document
+  domains: int  # number of its domain in this part
+  contents: int  # digest of its document
+  lengths: int  # tokens of its whole document
+  draws: float  # draw of its document, -1 if it has none
+
+
 @contextlib.contextmanager
-def _writer(stem: str) -> Iterator[Callable[..., None]]:
-  """Yields a function that writes the sequences of a document.
+def _writer(stem: str) -> Iterator[Callable[[_Columns, Cut], None]]:
+  """Yields a function that writes the sequences of a document."""
+  filled: set[str] = set()  # which of the files that may be missing have content
+  with contextlib.ExitStack() as stack:
+    records = stack.enter_context(record_writer(f'{stem}.array_record'))
+    files = {name: stack.enter_context(open(f'{stem}.{name}', 'wb')) for name in (*DTYPES, 'bytes')}
 
-  It is given (number, domain, content, draw, length, sequences, bytes of each sequence or None).
-  """
-  have_draws = have_bytes = False
-  with (
-    record_writer(f'{stem}.array_record') as records,
-    open(f'{stem}.documents', 'wb') as documents,
-    open(f'{stem}.domains', 'wb') as domains,
-    open(f'{stem}.contents', 'wb') as contents_file,
-    open(f'{stem}.lengths', 'wb') as lengths,
-    open(f'{stem}.draws', 'wb') as draws,
-    open(f'{stem}.bytes', 'wb') as sizes,
-  ):
-
-    def write(
-      document: int,
-      domain: int,
-      content: int,
-      draw: float,
-      length: int,
-      sequences: list[np.ndarray],
-      num_bytes: list[int] | None,
-    ):
-      nonlocal have_draws, have_bytes
-      have_draws = have_draws or draw >= 0
-      have_bytes = have_bytes or num_bytes is not None
-      for tokens in sequences:
-        records.write(HEADER.pack(document, domain, tokens.itemsize) + tokens.tobytes())
-      documents.write(np.full(len(sequences), document, '<u4').tobytes())
-      domains.write(bytes([domain]) * len(sequences))
-      contents_file.write(np.full(len(sequences), content, '<u8').tobytes())
-      lengths.write(np.full(len(sequences), length, '<u4').tobytes())
-      draws.write(np.full(len(sequences), draw, '<f4').tobytes())
-      sizes.write(np.array(num_bytes or [], '<u4').tobytes())
+    def write(columns: _Columns, cut: Cut):
+      if columns.draws >= 0:
+        filled.add('draws')
+      if cut.num_bytes is not None:
+        filled.add('bytes')
+      for tokens in cut.kept:
+        records.write(HEADER.pack(columns.documents, columns.domains, tokens.itemsize) + tokens.tobytes())
+      for name, value in columns._asdict().items():
+        files[name].write(np.full(len(cut.kept), value, DTYPES[name]).tobytes())
+      files['bytes'].write(np.array(cut.num_bytes or [], '<u4').tobytes())
 
     yield write
-  if not have_draws:
-    os.remove(f'{stem}.draws')
-  if not have_bytes:
-    os.remove(f'{stem}.bytes')
-
-
-class _Cut(NamedTuple):
-  """The sequences of a document."""
-
-  kept: list[np.ndarray]
-  num_bytes: list[int] | None  # of the text of each, after the prefix; None in training
-  long: list[np.ndarray]  # than the prefix, of which `kept` may be a part
-  short: list[np.ndarray]
-
-
-def _cut_document(
-  document: Any, tokens: np.ndarray, byte_ends: np.ndarray | None, length: int, prefix_tokens: int, pieces: int
-) -> _Cut:
-  """Cuts a document of training, or, where `byte_ends` are given, chooses the sequences that validate."""
-  validates = byte_ends is not None
-  in_pieces = validates and document.draw >= 0
-  end = length if validates and not in_pieces else len(tokens)
-  long, short = _cut(tokens[:end], length, prefix_tokens)
-  kept = _spread(long, pieces, document.id) if in_pieces else long
-  if byte_ends is None:
-    return _Cut(kept, None, long, short)
-  ends, _ = _cut(byte_ends[:end], length, prefix_tokens)
-  kept_ends = _spread(ends, pieces, document.id) if in_pieces else ends
-  return _Cut(kept, [int(x[-1] - x[max(prefix_tokens, 1) - 1]) for x in kept_ends], long, short)
-
-
-def _cut(tokens: np.ndarray, length: int, prefix_tokens: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Cuts tokens into sequences; returns those that are longer than the prefix, and the others."""
-  cut = [tokens[begin : begin + length] for begin in range(0, len(tokens), length)]
-  long = [sequence for sequence in cut if len(sequence) > prefix_tokens]
-  return long, [sequence for sequence in cut if len(sequence) <= prefix_tokens]
-
-
-def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarray]:
-  """Chooses `count` sequences, as far from each other as possible, from a beginning that depends on the name."""
-  if count >= len(sequences):
-    return sequences
-  first = source.uniform(f'first of {name}')
-  return [sequences[int((first + i) * len(sequences) / count)] for i in range(count)]
+  for name in {'draws', 'bytes'} - filled:
+    os.remove(f'{stem}.{name}')
 
 
 def _counted_as(domains: Collection[str], domain: str) -> str:
@@ -227,7 +197,7 @@ def _counted_as(domains: Collection[str], domain: str) -> str:
   return domain if domain in domains or len(domains) < MAX_DOMAINS - 1 else 'other'
 
 
-def _tokenized(
+def _tokenize(
   documents: Iterable, tokenizer, threads: int, with_bytes: bool
 ) -> Iterator[tuple[Any, np.ndarray, np.ndarray | None]]:
   """Yields (document without its text, tokens, `byte_ends` or None).
@@ -237,9 +207,10 @@ def _tokenized(
   threads = threads or os.cpu_count() or 1
 
   def tokenize(batch: list) -> Iterable[tuple[Any, np.ndarray, np.ndarray | None]]:
-    found = iter(tokenizer.encode_batch([document.text for document in batch if isinstance(document.text, str)]))
+    encoded = iter(tokenizer.encode_batch([document.text for document in batch if isinstance(document.text, str)]))
     tokens = [
-      next(found) if isinstance(document.text, str) else _checked(document, tokenizer.vocab_size) for document in batch
+      next(encoded) if isinstance(document.text, str) else _checked(document, tokenizer.vocab_size)
+      for document in batch
     ]
     ends = [tokenizer.byte_ends(document.text) if with_bytes else None for document in batch]
     without_text = [document._replace(text='', extents=(equality.Extent(document.content),)) for document in batch]
@@ -252,8 +223,10 @@ def _tokenized(
 def _checked(document: Any, vocab_size: int) -> np.ndarray:
   """Returns a document's tokens; raises InputError where the model has no row for one of them."""
   if document.text.max(initial=0) >= vocab_size:
-    words = f'document {document.id} has token {document.text.max()}, and the vocabulary has {vocab_size}'
-    raise InputError(f'{words}: leave out this document, or name another tokenizer in config.tokenizer.model_file')
+    raise InputError(
+      f'document {document.id} has token {document.text.max()}, and the vocabulary has {vocab_size}: leave out this '
+      'document, or name another tokenizer in config.tokenizer.model_file'
+    )
   return document.text
 
 
@@ -300,12 +273,12 @@ class Sequences:
     return read_across(self.counts, indices, self._read_part)
 
   def _read_part(self, k: int, numbers: list[int]) -> list[Sequence]:
-    found = []
+    sequences = []
     for record in read_records(f'{self._stems[k]}.array_record', self._reader(k), numbers):
       document, domain, itemsize = HEADER.unpack_from(record)
       tokens = np.frombuffer(record, f'<u{itemsize}', offset=HEADER.size)
-      found.append(Sequence(tokens, document, int(self._domains[k][domain])))
-    return found
+      sequences.append(Sequence(tokens, document, int(self._domains[k][domain])))
+    return sequences
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:
     """Reads the documents, uint32 [N], and the domains, uint8 [N], of all sequences."""
@@ -346,17 +319,17 @@ class Sequences:
     """Reads the draws of all sequences' documents, float32 [N], -1 for those without; None where none has one."""
     files = [pathlib.Path(f'{stem}.draws') for stem in self._stems]
     has_draws = [seals.is_expected(file) for file in files]
-    if not any(there and count for there, count in zip(has_draws, self.counts, strict=True)):
+    if not any(has_draw and count for has_draw, count in zip(has_draws, self.counts, strict=True)):
       return None
     parts = zip(files, has_draws, self.counts, strict=True)
     return np.concatenate(
-      [_column(file, '<f4', count) if there else np.full(count, -1, '<f4') for file, there, count in parts]
+      [_column(file, '<f4', count) if has_draw else np.full(count, -1, '<f4') for file, has_draw, count in parts]
     )
 
 
 def _column(file: pathlib.Path, dtype: str, count: int) -> np.ndarray:
   with seals.reading(file):
-    found = np.fromfile(file, dtype)
-  if len(found) != count:
+    values = np.fromfile(file, dtype)
+  if len(values) != count:
     raise seals.Damaged(file)
-  return found
+  return values

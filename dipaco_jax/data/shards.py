@@ -36,7 +36,9 @@ def deal(
     assignment: int [N, top_n] paths of each sequence, the best first; -1: it is not used.
     after: where draws of longer texts begin that are not held back already, see `holdouts.draw_pieces`.
   """
-  (documents, domains), contents, draws = sequences.columns(), sequences.contents(), sequences.draws()
+  (documents, domains) = sequences.columns()
+  contents = sequences.contents()
+  draws = sequences.draws()
   pieces = None if draws is None else holdouts.draw_pieces(contents, draws, holdout_fraction, after)
   held, undrawn = holdouts.held_out(contents, assignment[:, 0], num_paths, seed, holdout_fraction, pieces)
   return Dealt(seed, documents, assignment, held, domains, undrawn)

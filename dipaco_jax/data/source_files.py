@@ -83,11 +83,11 @@ def _is_tokens(path: str) -> bool:
 
 def list_present(globs: tuple[str | fields.Source, ...]) -> list[str]:
   """Lists the files that globs match and can be listed now; none of a glob whose disk or bucket is away."""
-  found: list[str] = []
+  present: list[str] = []
   for pattern in fields.globs(globs):
     with contextlib.suppress(OSError, InputError, Unavailable):
-      found += _paths(os.path.expanduser(pattern.strip()))
-  return found
+      present += _paths(os.path.expanduser(pattern.strip()))
+  return present
 
 
 def check_beginnings(data: settings.Data) -> None:
@@ -102,8 +102,8 @@ def _check_apart(train: Sequence[tuple[str, str]], validation: Sequence[tuple[st
   """Raises InputError where a file is trained on and validated on, whatever links lead to it."""
   trained = {os.path.realpath(path) for _, path in train}
   if both := [path for _, path in validation if os.path.realpath(path) in trained]:
-    words = 'is in config.data.train and in config.data.validation'
-    raise InputError(f'{both[0]} {words}: leave it out of one, or name no validation text, and some is held out')
+    problem = 'is in config.data.train and in config.data.validation'
+    raise InputError(f'{both[0]} {problem}: leave it out of one, or name no validation text, and some is held out')
 
 
 def is_small(data: settings.Data) -> bool:
@@ -293,8 +293,8 @@ def text_bytes(path: str) -> int:
   """Returns the bytes of a text, decompressed; a file that does not tell is read for it, once."""
   if remote_files.is_remote(path):
     return _decompressed_bytes(path, 0)
-  found = os.stat(path)
-  return _decompressed_bytes(path, found.st_mtime_ns) if compressed_files.is_compressed(path) else found.st_size
+  stat = os.stat(path)
+  return _decompressed_bytes(path, stat.st_mtime_ns) if compressed_files.is_compressed(path) else stat.st_size
 
 
 @functools.lru_cache(64)

@@ -39,17 +39,17 @@ def check(data: settings.Data) -> None:
   once, again = ids(), ids()
   for number, (a, b) in enumerate(itertools.zip_longest(once, again)):
     if a != b:
-      words = f'document {number} is {a!r} at first, and {b!r} when they are listed again'
-      raise _wrong(data, f'{words}: let the order always be the same')
+      problem = f'document {number} is {a!r} at first, and {b!r} when they are listed again'
+      raise _wrong(data, f'{problem}: let the order always be the same')
 
 
 def _documents(data: settings.Data, split: str) -> Iterator[Any]:
   """Yields what the user's source does; errors in it become an InputError."""
-  made = extension.make(FIELD, data.source, data, split)
-  if made is None:
+  own_source = extension.make(FIELD, data.source, data, split)
+  if own_source is None:
     return
   with extension.blaming(FIELD, data.source):
-    rest = iter(made)
+    rest = iter(own_source)
   while True:
     with extension.blaming(FIELD, data.source):
       document = next(rest, END)
@@ -84,14 +84,14 @@ def _read(data: settings.Data, name: str, text: Any, domain: Any) -> tuple[str, 
   try:
     text.encode()
   except UnicodeEncodeError as e:
-    words = f'the text of document {name!r} has half a character (a lone surrogate) at {e.start}'
-    raise source.BadRecord(_in_words(data, words)) from e
+    problem = f'the text of document {name!r} has half a character (a lone surrogate) at {e.start}'
+    raise source.BadRecord(_in_words(data, problem)) from e
   return text, domain
 
 
-def _wrong(data: settings.Data, words: str) -> InputError:
-  return InputError(_in_words(data, words))
+def _wrong(data: settings.Data, problem: str) -> InputError:
+  return InputError(_in_words(data, problem))
 
 
-def _in_words(data: settings.Data, words: str) -> str:
-  return f'config.{FIELD}={data.source!r}: {words}'
+def _in_words(data: settings.Data, problem: str) -> str:
+  return f'config.{FIELD}={data.source!r}: {problem}'

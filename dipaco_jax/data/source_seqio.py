@@ -37,8 +37,8 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   apart = part != source.WHOLE and not mixture and 'validation' in splits
   shard = {'shard_info': seqio.ShardInfo(*part)} if apart else {}
   dataset = _as_input_error(data, lambda: _dataset(data, task, mixture, split, shard))
-  found = enumerate(_text_rows(tf, data, _strings(tf, data, task, dataset)))
-  numbered = ((part[0] + part[1] * i, row) for i, row in found) if apart else source.take(found, part)
+  rows = enumerate(_text_rows(tf, data, _strings(tf, data, task, dataset)))
+  numbered = ((part[0] + part[1] * i, row) for i, row in rows) if apart else source.take(rows, part)
   return (source.Item(f'{split}:{n}', None, functools.partial(_decode, *row)) for n, row in numbered)
 
 

@@ -31,29 +31,29 @@ def content_digest(data: settings.Data) -> str:
 def _list_files() -> dict[str, str]:
   """Returns {name: path} of the standard library's sources and documentation."""
   root = sysconfig.get_path('stdlib')
-  found: dict[str, str] = {}
+  files_by_name: dict[str, str] = {}
   for folder, folders, names in os.walk(root):
     folders[:] = [f for f in folders if f not in ('site-packages', 'dist-packages', '__pycache__')]
     for file in names:
       name = os.path.relpath(os.path.join(folder, file), root).replace(os.sep, '/')
       if name.endswith(('.py', '.txt', '.rst')):
-        found[name] = os.path.join(folder, file)
-  return found
+        files_by_name[name] = os.path.join(folder, file)
+  return files_by_name
 
 
 def _items() -> source.Items:
   """Yields sources, tests and documentation of the standard library, in the order of a hash: any prefix is fair."""
   files = _list_files()
   topics = files.pop(TOPICS, '')
-  found: dict[str, Callable[[], str]] = {name: functools.partial(_plain, path) for name, path in files.items()}
+  readers: dict[str, Callable[[], str]] = {name: functools.partial(_plain, path) for name, path in files.items()}
   if topics:
     with open(topics, encoding='utf-8') as f:
       texts = ast.literal_eval(ast.parse(f.read()).body[-1].value)  # type: ignore[attr-defined]
-    found |= {f'{TOPICS}/{name}': functools.partial(str, text) for name, text in texts.items()}
-  for name in sorted(found, key=lambda name: source.uniform(f'order of {name}')):  # not that of the split
+    readers |= {f'{TOPICS}/{name}': functools.partial(str, text) for name, text in texts.items()}
+  for name in sorted(readers, key=lambda name: source.uniform(f'order of {name}')):  # not that of the split
     code = 'code' if name.endswith('.py') else 'docs'
     domain = 'tests' if re.search(r'(^|/)(idle_)?tests?/', name) else code
-    text = found[name]()
+    text = readers[name]()
     draw = equality.draw(equality.digest(text))
     for number, piece in enumerate(text_files.pieces(iter([text]))):
       read = functools.partial(source.already_read, piece, domain)

@@ -43,9 +43,9 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   if data.text_key not in texts:
     raise InputError(f'{data.name}: no text under {data.text_key!r}; texts are under {texts}: set config.data.text_key')
   parse = functools.partial(_parse_example, tf.train.Example, data, dict(info.features.items()).get(data.domain_key))
-  found = info.splits[split]
-  firsts = itertools.accumulate(found.shard_lengths, initial=0)
-  paths = zip(map(os.fspath, found.filepaths), firsts, found.shard_lengths, strict=False)
+  split_info = info.splits[split]
+  firsts = itertools.accumulate(split_info.shard_lengths, initial=0)
+  paths = zip(map(os.fspath, split_info.filepaths), firsts, split_info.shard_lengths, strict=False)
   files, part = source.deal_files(list(paths), part)
   return (
     source.Item(f'{split}:{number}', None, functools.partial(parse, number, record))
@@ -99,25 +99,25 @@ def _builder(tfds: Any, name: str, data_dir: str) -> Any:
   folder, where = tfds.core.Path(data_dir).expanduser(), f'config.data.data_dir={data_dir!r}'
   if not folder.exists():
     raise InputError(f'{where}: there is no such folder')
-  found = folder / name.replace(':', '/')
-  if not (found / 'dataset_info.json').exists():
+  builder_folder = folder / name.replace(':', '/')
+  if not (builder_folder / 'dataset_info.json').exists():
     known = [file.parent for depth in ('*', '*/*', '*/*/*') for file in folder.glob(f'{depth}/dataset_info.json')]
     names = sorted(f'{path.parent.relative_to(folder)}:{path.name}' for path in known)
     raise InputError(f'config.data.name={name!r}: it has not been prepared in {where}; there are {names}')
-  return tfds.builder_from_directory(found)
+  return tfds.builder_from_directory(builder_folder)
 
 
 def _records(tf: Any, path: str, first: int, expected: int) -> Iterator[tuple[int, bytes]]:
   """Yields (number in the split, serialized example) of a file."""
-  found, fault = 0, ''
+  count, fault = 0, ''
   read = _array_records(path) if '.array_record' in os.path.basename(path) else _tf_records(tf, path)
   try:
-    for found, record in enumerate(read, 1):
-      yield first + found - 1, record
+    for count, record in enumerate(read, 1):
+      yield first + count - 1, record
   except (tf.errors.OpError, RuntimeError, ValueError) as e:
     fault = f': {e}'[:200]
-  if found != expected:
-    raise InputError(f'{path}: {found} of {expected} documents can be read{fault}; prepare the dataset again')
+  if count != expected:
+    raise InputError(f'{path}: {count} of {expected} documents can be read{fault}; prepare the dataset again')
 
 
 def _tf_records(tf: Any, path: str) -> Iterator[bytes]:

@@ -68,14 +68,14 @@ def _library(path: str) -> Any:
 
 def _columns(pyarrow: Any, schema: Any, data: settings.Data, path: str) -> dict[str, Any]:
   """Returns {key: type} of the keys of text and domain that the schema has. Raises InputError without text."""
-  found = {}
+  indices = {}
   for key in (data.text_key, data.domain_key):
     if key and (kind := _kind(pyarrow, schema, key)) is not None:
-      found[key] = kind
-  if not _is_text(pyarrow, found.get(data.text_key)):
+      indices[key] = kind
+  if not _is_text(pyarrow, indices.get(data.text_key)):
     fix = json_files.which_key(sorted(_text_keys(pyarrow, schema)))
     raise InputError(f'{path}: no text under {data.text_key!r}; {fix}')
-  return found
+  return indices
 
 
 def _kind(pyarrow: Any, fields: Any, key: str) -> Any:

@@ -27,12 +27,12 @@ def documents(path: str, data: settings.Data, name: str) -> source.Documents:
 def samples(path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
   """Yields (key, {ending: bytes}) of the samples: neighbouring files of one key. Raises InputError where it is cut."""
   for key, members in itertools.groupby(_members(path), lambda member: member[0]):
-    found: dict[str, bytes] = {}
+    members_of_sample: dict[str, bytes] = {}
     for _, ending, content in members:
-      if ending in found:
+      if ending in members_of_sample:
         raise InputError(f'{path}: there are two files {key}.{ending}, and each sample should have a name of its own')
-      found[ending] = content
-    yield key, found
+      members_of_sample[ending] = content
+    yield key, members_of_sample
 
 
 def _members(path: str) -> Iterator[tuple[str, str, bytes]]:
@@ -60,16 +60,16 @@ class _Tail:
     self._file, self.tail = file, b''
 
   def read(self, size: int) -> bytes:
-    found = self._file.read(size)
-    self.tail = (self.tail + found[-BLOCK:])[-BLOCK:]
-    return found
+    data = self._file.read(size)
+    self.tail = (self.tail + data[-BLOCK:])[-BLOCK:]
+    return data
 
 
 def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, name: str) -> tuple[str, str]:
   where = f'{path}: {key}'
   if any(len(content) > json_files.MAX_LINE_BYTES for content in files.values()):
-    words = f'its .txt or .json is larger than {json_files.MAX_LINE_BYTES >> 20} MiB: cut it into several documents'
-    raise source.BadRecord(f'{where}: {words}')
+    problem = f'its .txt or .json is larger than {json_files.MAX_LINE_BYTES >> 20} MiB: cut it into several documents'
+    raise source.BadRecord(f'{where}: {problem}')
   try:
     record = json_text.parse(files['json'].decode('utf-8-sig')) if 'json' in files else {}
     text = files['txt'].decode('utf-8-sig') if 'txt' in files else None

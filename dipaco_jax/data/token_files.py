@@ -36,8 +36,8 @@ class Layout(NamedTuple):
 def documents(path: str, data: settings.Data, name: str) -> source.Documents:
   """Yields the documents of a file, numbered from 1; `name` is their domain."""
   tokenizer = _tokenizer(path, data)
-  whole = _of_index(path, tokenizer) if megatron_index.is_there(path) else _cut(path, tokenizer)
-  for number, ids in enumerate(whole, 1):
+  token_arrays = _of_index(path, tokenizer) if megatron_index.is_there(path) else _cut(path, tokenizer)
+  for number, ids in enumerate(token_arrays, 1):
     yield number, functools.partial(source.already_read, ids, name)
 
 
@@ -77,8 +77,8 @@ def say_how_it_is_taken(path: str, data: settings.Data) -> None:
       logging.warning('%s', sentence)
   if is_one_text(path, data):
     tokenizer = _tokenizer(path, data)
-    words = '%s: no document ends (by token %d) in its first %d tokens: it is one text, cut into pieces of %d'
-    logging.warning(words, path, tokenizer.eos_id, min(CHUNK_IDS, _layout(path, tokenizer).ids), PIECE_IDS)
+    message = '%s: no document ends (by token %d) in its first %d tokens: it is one text, cut into pieces of %d'
+    logging.warning(message, path, tokenizer.eos_id, min(CHUNK_IDS, _layout(path, tokenizer).ids), PIECE_IDS)
 
 
 @functools.lru_cache(100_000)
@@ -124,8 +124,8 @@ def _layout(path: str, tokenizer: Tokenizer) -> Layout:
   is_wide = tokenizer.vocab_size > 1 << 16 or (len(halves) > 2 and not halves[1::2].any())
   dtype = np.dtype('<u4' if is_wide else '<u2')
   if size % dtype.itemsize:
-    words = f'{size} bytes are no whole number of tokens of {dtype.itemsize} bytes'
-    raise InputError(f'{path}: damaged or cut short ({words}); fix it, or leave it out')
+    problem = f'{size} bytes are no whole number of tokens of {dtype.itemsize} bytes'
+    raise InputError(f'{path}: damaged or cut short ({problem}); fix it, or leave it out')
   return Layout(dtype, 0, size // dtype.itemsize)
 
 
@@ -144,8 +144,10 @@ def _checked(ids: np.ndarray, begin: int, path: str, tokenizer: Tokenizer) -> np
   outside = (ids < 0) | (ids >= tokenizer.vocab_size)
   if outside.any():
     at = int(outside.argmax())
-    words = f'token {begin + at} is {ids[at]}, and the vocabulary of config.tokenizer.model_file has'
-    raise InputError(f'{path}: {words} {tokenizer.vocab_size}: name the tokenizer that made this file, or leave it out')
+    problem = f'token {begin + at} is {ids[at]}, and the vocabulary of config.tokenizer.model_file has'
+    raise InputError(
+      f'{path}: {problem} {tokenizer.vocab_size}: name the tokenizer that made this file, or leave it out'
+    )
   return ids.astype(np.int32)
 
 
@@ -160,8 +162,8 @@ def _cut(path: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
   """Yields the documents of a file without an index; what follows the last end stays without one."""
   rest = np.zeros(0, np.int32)
   for chunk in _chunks(path, tokenizer):
-    *whole, rest = np.split(ids := np.concatenate([rest, chunk]), _ends(ids, tokenizer))
-    yield from (_as_text(document, tokenizer) for document in whole if _has_text(document, tokenizer))
+    *complete, rest = np.split(ids := np.concatenate([rest, chunk]), _ends(ids, tokenizer))
+    yield from (_as_text(document, tokenizer) for document in complete if _has_text(document, tokenizer))
   if _has_text(rest, tokenizer):
     yield _as_text(rest, tokenizer)[:-1]
 

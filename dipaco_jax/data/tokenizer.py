@@ -131,8 +131,8 @@ class Tokenizer(abc.ABC):
     ends = np.cumsum(self._piece_sizes[tokens], dtype=np.int64)
     if ends[-1] == num_bytes and self.decode(tokens) == text:
       return ends  # exact, also where tokens are parts of a character
-    if (found := self._byte_ends_of_pieces(text)) is not None:
-      ends = np.maximum.accumulate([*[0] * (self.bos_id >= 0), *found, num_bytes])
+    if (piece_ends := self._byte_ends_of_pieces(text)) is not None:
+      ends = np.maximum.accumulate([*[0] * (self.bos_id >= 0), *piece_ends, num_bytes])
     else:  # each token has its share
       ends = ends * num_bytes // max(ends[-1], 1)
     ends[-1] = num_bytes
@@ -183,17 +183,17 @@ class Transcript:
     return self._tokenizer.decode(self._tokens[start:end])
 
   def _grow(self):
-    context, whole = self._decoded(self._start, self._read), self._decoded(self._start)
-    same = os.path.commonprefix([context, whole])  # noqa: RUF071  # by character: it may have ended in half of one
-    new = whole[len(same) :]
+    context, grown = self._decoded(self._start, self._read), self._decoded(self._start)
+    same = os.path.commonprefix([context, grown])  # noqa: RUF071  # by character: it may have ended in half of one
+    new = grown[len(same) :]
     if not context.endswith(HALF):  # else what is new begins inside a character
       self._start = self._read
     self._read = len(self._tokens)
     searched = max(0, len(self.text) - max(map(len, self._stop), default=0))
     self.text += new
-    found = [at for at in (self.text.find(stop, searched) for stop in self._stop) if at >= 0]
-    if found:
-      self.text, self.stopped = self.text[: min(found)], True
+    stops = [at for at in (self.text.find(stop, searched) for stop in self._stop) if at >= 0]
+    if stops:
+      self.text, self.stopped = self.text[: min(stops)], True
 
 
 def _context(tokenizer: Tokenizer, before: list[int]) -> list[int]:
@@ -202,9 +202,9 @@ def _context(tokenizer: Tokenizer, before: list[int]) -> list[int]:
   Tokens that begin inside a character would not do: a decoder may take the whole run of bytes behind for none.
   """
   for half in range(LONGEST):
-    whole = before[: len(before) - half]
-    for n in range(1, min(LONGEST, len(whole)) + 1):
-      if not tokenizer.decode(whole[-n:]).endswith(HALF):
+    complete = before[: len(before) - half]
+    for n in range(1, min(LONGEST, len(complete)) + 1):
+      if not tokenizer.decode(complete[-n:]).endswith(HALF):
         return before[-(half or n) :]
   return before[-LONGEST:]
 

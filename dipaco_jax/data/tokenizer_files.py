@@ -66,10 +66,10 @@ def _read_chat_files(folder: str) -> dict[str, bytes]:
 
   Where it has no generation_config.json, its config.json names the ends, and transformers makes the former of it.
   """
-  found = {name: _read_if_there(f'{folder}/{name}') for name in (TEMPLATE, GENERATION)}
-  if not special_tokens.listed_ends(found) and (ends := _ends_of_model(folder)):
-    found[GENERATION] = json.dumps(json_text.parse(found[GENERATION] or b'{}') | {'eos_token_id': ends}).encode()
-  return {name: content for name, content in found.items() if content is not None}
+  contents = {name: _read_if_there(f'{folder}/{name}') for name in (TEMPLATE, GENERATION)}
+  if not special_tokens.listed_ends(contents) and (ends := _ends_of_model(folder)):
+    contents[GENERATION] = json.dumps(json_text.parse(contents[GENERATION] or b'{}') | {'eos_token_id': ends}).encode()
+  return {name: content for name, content in contents.items() if content is not None}
 
 
 def _ends_of_model(folder: str) -> list[int]:
@@ -112,28 +112,28 @@ def _load_pieces(files: Mapping[str, bytes]) -> Tokenizer:
   return SentencePieceTokenizer(files[MODEL], adds_bos, beside, config)
 
 
-def train(texts: Iterable[str], wanted: settings.Tokenizer) -> Mapping[str, bytes]:
+def train(texts: Iterable[str], config: settings.Tokenizer) -> Mapping[str, bytes]:
   """Trains a tokenizer of the kind and size that the config says; returns its files. Raises InputError."""
-  if wanted.kind == 'bytes':
-    return json_tokenizer.train(texts, wanted.vocab_size)
-  return {MODEL: sentencepiece_tokenizer.train(texts, wanted.vocab_size)}
+  if config.kind == 'bytes':
+    return json_tokenizer.train(texts, config.vocab_size)
+  return {MODEL: sentencepiece_tokenizer.train(texts, config.vocab_size)}
 
 
-def names(wanted: settings.Tokenizer, there: Callable[[str], bool]) -> list[str]:
-  """Lists the files of a run's tokenizer, by which of them are `there`; `MODEL` where none is. The user's has none."""
-  if is_reference(wanted.kind):
+def names(config: settings.Tokenizer, exists: Callable[[str], bool]) -> list[str]:
+  """Lists the files of a run's tokenizer, by which of them exist; `MODEL` where none does. The user's has none."""
+  if is_reference(config.kind):
     return []
-  kept = [name for name in FILES if there(name)]
+  kept = [name for name in FILES if exists(name)]
   return kept if {MODEL, JSON} & {*kept} else [MODEL]
 
 
-def read(wanted: settings.Tokenizer, there: Callable[[str], bool], of: Callable[[str], bytes]) -> Tokenizer:
-  """Makes a run's tokenizer of its files: those of them that are `there`, which `of` reads; or the user's own."""
-  if is_reference(wanted.kind):
-    return OwnTokenizer(wanted)
-  found = {name: of(name) for name in names(wanted, there)}
+def read(config: settings.Tokenizer, exists: Callable[[str], bool], of: Callable[[str], bytes]) -> Tokenizer:
+  """Makes a run's tokenizer of its files: those of them that exist, which `of` reads; or the user's own."""
+  if is_reference(config.kind):
+    return OwnTokenizer(config)
+  contents = {name: of(name) for name in names(config, exists)}
   try:
-    return load(found)
+    return load(contents)
   except InputError as e:
     raise InputError(f'the tokenizer: {e}') from e
 

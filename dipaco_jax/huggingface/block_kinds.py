@@ -16,36 +16,41 @@ SWITCHED = ('switched', 'unturned')  # families whose window counts by use_slidi
 
 def names(family: Family) -> set[str]:
   """Returns the fields of config.json on blocks that a family has, beside those of `plain`."""
-  found = {'layer_types'} | ({'sliding_window'} if family.windows else set())
+  field_names = {'layer_types'} | ({'sliding_window'} if family.windows else set())
   if family.windows in SWITCHED:
-    found |= {'use_sliding_window', 'max_window_layers'}
+    field_names |= {'use_sliding_window', 'max_window_layers'}
   if family.windows == 'layers':
-    found |= {'sliding_window_pattern', '_sliding_window_pattern', 'query_pre_attn_scalar', 'rope_local_base_freq'}
-  return found | ({'no_rope_layers', 'no_rope_layer_interval'} if family.windows == 'unturned' else set())
+    field_names |= {
+      'sliding_window_pattern',
+      '_sliding_window_pattern',
+      'query_pre_attn_scalar',
+      'rope_local_base_freq',
+    }
+  return field_names | ({'no_rope_layers', 'no_rope_layer_interval'} if family.windows == 'unturned' else set())
 
 
 def plain(family: Family) -> dict[str, Any]:
   """Returns the fields that a family does not have, as they have to be where they are there all the same."""
-  found: dict[str, Any] = {} if family.windows else {'sliding_window': None}
-  return found | ({} if family.windows in SWITCHED else {'use_sliding_window': False})
+  values: dict[str, Any] = {} if family.windows else {'sliding_window': None}
+  return values | ({} if family.windows in SWITCHED else {'use_sliding_window': False})
 
 
-def read(family: Family, theirs: Config, found: Config) -> dict[str, Any]:
+def read(family: Family, theirs: Config, values: Config) -> dict[str, Any]:
   """Returns fields of settings.Model.
 
   Args:
     family, theirs: the family of a config.json, and the latter, with what is usual where it says nothing.
-    found: its fields of settings.Model so far.
+    values: its fields of settings.Model so far.
 
   Raises InputError where blocks differ by no pattern that is known.
   """
-  num_layers = found['num_layers']
+  num_layers = values['num_layers']
   turned = _turned(theirs, num_layers) if family.windows == 'unturned' else [True] * num_layers
   still = _every([not turns for turns in turned], 'have no rotary embedding')
   own: dict[str, Any] = {'no_rope_every': still} if still else {}
   if family.windows == 'layers':
     scale = json_fields.number('query_pre_attn_scalar', theirs['query_pre_attn_scalar'])
-    own |= {} if scale == found['head_dim'] else {'query_scale': scale}
+    own |= {} if scale == values['head_dim'] else {'query_scale': scale}
   windows = _windows(family, theirs, turned)
   if windows and family.windows == 'layers':
     own['rope_local_base'] = json_fields.number('rope_local_base_freq', theirs['rope_local_base_freq'])
@@ -79,8 +84,8 @@ def _windows(family: Family, theirs: Config, turned: Sequence[bool]) -> dict[str
   if SLIDING not in kinds:
     return {}
   if not is_on:
-    words = f'its sliding_window is {window!r}' + (f', its use_sliding_window {switch}' if window else '')
-    raise InputError(f'its layer_types has {SLIDING}, but {words}')
+    problem = f'its sliding_window is {window!r}' + (f', its use_sliding_window {switch}' if window else '')
+    raise InputError(f'its layer_types has {SLIDING}, but {problem}')
   every = _every([kind == FULL for kind in kinds], 'have no window')
   return {'window': window} | ({'full_every': every} if every else {})
 
@@ -98,12 +103,12 @@ def _usual(family: Family, theirs: Config, turned: Sequence[bool]) -> list[bool]
   return [n >= first for n in range(len(turned))]
 
 
-def _every(chosen: Sequence[bool], words: str) -> int:
+def _every(chosen: Sequence[bool], problem: str) -> int:
   """Returns k where every k-th block is chosen, 0 where none is; raises InputError where that is no pattern."""
-  found = [n for n, is_one in enumerate(chosen, 1) if is_one]
-  if found and found != list(range(found[0], len(chosen) + 1, found[0])):
-    raise InputError(f'its blocks {found} {words}, which is not every block of some number')
-  return found[0] if found else 0
+  places = [n for n, is_one in enumerate(chosen, 1) if is_one]
+  if places and places != list(range(places[0], len(chosen) + 1, places[0])):
+    raise InputError(f'its blocks {places} {problem}, which is not every block of some number')
+  return places[0] if places else 0
 
 
 def write(family: Family, model: settings.Model) -> dict[str, Any]:

@@ -34,11 +34,11 @@ def family_of(theirs: Config) -> families.Family:
   """Returns the family of a config.json; raises InputError where it is none of them."""
   if 'model_type' not in theirs and {'grid', 'levels'} <= {*theirs}:
     raise InputError('it is a run, not a model: write a path of it with python -m dipaco_jax.export, and name that')
-  found = [family for family in families.FAMILIES if family.model_type == theirs.get('model_type')]
-  if not found:
+  matching_families = [family for family in families.FAMILIES if family.model_type == theirs.get('model_type')]
+  if not matching_families:
     known = ', '.join(family.model_type for family in families.FAMILIES)
     raise InputError(f'its model_type is {theirs.get("model_type")!r}, not one of {known}')
-  family, named = found[0], theirs.get('architectures') or [found[0].architecture]
+  family, named = matching_families[0], theirs.get('architectures') or [matching_families[0].architecture]
   if named != [family.architecture]:
     raise InputError(f'its architectures are {named!r}, not {[family.architecture]!r}')
   return family
@@ -56,14 +56,14 @@ def read_config(theirs: Config) -> dict[str, Any]:
   _check_known(theirs, family)
   json_fields.whole('vocab_size', theirs['vocab_size'])
   given = {name: field for name, field in FIELDS.items() if theirs[name] is not None or name not in DERIVED}
-  found = {field: json_fields.value(name, theirs[name], field) for name, field in given.items()}
-  found.setdefault('head_dim', found['width'] // found['num_heads'])
-  heads, shared = found['num_heads'], found.get('num_kv_heads', found['num_heads'])
+  values = {field: json_fields.value(name, theirs[name], field) for name, field in given.items()}
+  values.setdefault('head_dim', values['width'] // values['num_heads'])
+  heads, shared = values['num_heads'], values.get('num_kv_heads', values['num_heads'])
   if heads % shared:
     raise InputError(f'its num_key_value_heads is {shared}, which does not divide its num_attention_heads, {heads}')
   if shared == heads:
-    found.pop('num_kv_heads', None)
-  return found | dict(family.has) | rope | block_kinds.read(family, theirs, found)
+    values.pop('num_kv_heads', None)
+  return values | dict(family.has) | rope | block_kinds.read(family, theirs, values)
 
 
 def _check_known(theirs: Config, family: families.Family):
@@ -85,11 +85,11 @@ def write(
 
   Raises InputError where no family has all of it.
   """
-  wanted, nearest = canonical(model), ('', {'model': ''})
+  canonical_model, nearest = canonical(model), ('', {'model': ''})
   for family in families.FAMILIES:
     theirs = _of_family(family, model) | {'vocab_size': vocab_size}
-    found = read_config(theirs)
-    differ = {name: x for name, x in wanted.items() if found.get(name, DEFAULT[name]) != x}
+    values = read_config(theirs)
+    differ = {name: x for name, x in canonical_model.items() if values.get(name, DEFAULT[name]) != x}
     if not differ:
       ids = {f'{name}_token_id': special_ids.get(name) for name in ('bos', 'eos', 'pad')}
       return family, theirs | ids
@@ -114,16 +114,16 @@ READ = [name for name in DEFAULT if name not in COMPUTED]
 
 def canonical(model: settings.Model) -> dict[str, Any]:
   """Returns what a model computes: its fields, those at one value where they say the same."""
-  found = {name: x for name, x in dataclasses.asdict(model).items() if name in READ}
+  values = {name: x for name, x in dataclasses.asdict(model).items() if name in READ}
   if model.num_kv_heads == model.num_heads:
-    found['num_kv_heads'] = 0
+    values['num_kv_heads'] = 0
   if model.query_scale == model.head_dim:
-    found['query_scale'] = 0.0
+    values['query_scale'] = 0.0
   for name in ('full_every', 'no_rope_every'):
-    if found[name] > model.num_layers:
-      found[name] = 0
+    if values[name] > model.num_layers:
+      values[name] = 0
   said = rope_json.FIELDS[model.rope_scaling].values()
-  return found | {
+  return values | {
     name: DEFAULT[name] for fields in rope_json.FIELDS.values() for name in fields.values() if name not in said
   }
 
@@ -134,9 +134,9 @@ def misfits(theirs: Config, model: settings.Model) -> dict[str, Any]:
   Keys and values may have more heads here, each a copy, where they have no biases or norms of all heads. Raises
   InputError as `read_config`.
   """
-  wanted = canonical(dataclasses.replace(model, **{name: DEFAULT[name] for name in READ} | read_config(theirs)))
+  expected = canonical(dataclasses.replace(model, **{name: DEFAULT[name] for name in READ} | read_config(theirs)))
   ours = canonical(model)
-  differ = {name: x for name, x in wanted.items() if ours[name] != x}
+  differ = {name: x for name, x in expected.items() if ours[name] != x}
   heads = model.num_kv_heads or model.num_heads
   if differ.keys() == {'num_kv_heads'} and heads % differ['num_kv_heads'] == 0:
     return differ if model.qkv_bias or model.qk_norm == 'all' else {}

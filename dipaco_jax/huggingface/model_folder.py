@@ -56,10 +56,10 @@ def make_files(
 def is_our_config(config: bytes) -> bool:
   """Returns whether a config.json is as `make_files` wrote it: transformers keeps our key and adds its own."""
   try:
-    found = json_text.parse(config)
+    content = json_text.parse(config)
   except ValueError:
     return False
-  return isinstance(found, dict) and 'dipaco_jax' in found and 'transformers_version' not in found
+  return isinstance(content, dict) and 'dipaco_jax' in content and 'transformers_version' not in content
 
 
 def check_config(s: settings.Settings):
@@ -70,12 +70,12 @@ def check_config(s: settings.Settings):
   tokenizer = open_tokenizer(s)
   theirs = _fitting_config(folder, s.model, tokenizer)
   model = transformer.make_model(s.model, tokenizer.vocab_size)
-  wanted, ours = their_names(theirs, model), transformer.shapes(model)
-  there = weight_files.all_shapes(folder)
-  _check_names(folder, there, wanted, s.model.tied)
-  for name, our_name in wanted.items():
-    _check_shape(folder, name, there[name], our_name, ours[our_name].shape)
-  if s.model.tied and families.ENDS['head/kernel'] in there:
+  their_tensors, ours = their_names(theirs, model), transformer.shapes(model)
+  shapes_in_files = weight_files.all_shapes(folder)
+  _check_names(folder, shapes_in_files, their_tensors, s.model.tied)
+  for name, our_name in their_tensors.items():
+    _check_shape(folder, name, shapes_in_files[name], our_name, ours[our_name].shape)
+  if s.model.tied and families.ENDS['head/kernel'] in shapes_in_files:
     load_params(folder, model)  # whether that is the embedding
   for file in weight_files.find(folder):
     weight_files.check_values(folder, file)
@@ -104,30 +104,30 @@ def their_names(theirs: Mapping[str, Any], model: transformer.Transformer) -> di
 
 def _check_tokenizer(folder: str, named: str):
   """Raises InputError where a config names no tokenizer, or another than the folder has."""
-  there: dict[str, bytes] = {}
+  contents: dict[str, bytes] = {}
   for name in (tokenizer_files.JSON, tokenizer_files.MODEL):
     with contextlib.suppress(OSError):
-      there[f'{folder}/{name}'] = remote_files.read(f'{folder}/{name}')
-  if named in there or (named and not there):
+      contents[f'{folder}/{name}'] = remote_files.read(f'{folder}/{name}')
+  if named in contents or (named and not contents):
     return
-  if not named and there:
-    words = f'comes with its tokenizer: set config.tokenizer.model_file={min(there)}'
-    raise InputError(f'config.pretrain.init={folder} {words}')
+  if not named and contents:
+    problem = f'comes with its tokenizer: set config.tokenizer.model_file={min(contents)}'
+    raise InputError(f'config.pretrain.init={folder} {problem}')
   if not named:
     advice = foreign_files.explain_missing_tokenizer(folder, remote_files.list_names(folder))
     raise InputError(f'config.pretrain.init={folder} {advice}')
   with contextlib.suppress(OSError):  # opening it tells what is wrong
-    if remote_files.read(named) not in there.values():
-      words = f'is not the tokenizer that config.pretrain.init={folder} comes with: leave it out'
-      raise InputError(f'config.tokenizer.model_file={named} {words}')
+    if remote_files.read(named) not in contents.values():
+      problem = f'is not the tokenizer that config.pretrain.init={folder} comes with: leave it out'
+      raise InputError(f'config.tokenizer.model_file={named} {problem}')
 
 
-def _check_names(folder: str, there: Collection[str], wanted: Collection[str], tied: bool):
+def _check_names(folder: str, present: Collection[str], expected: Collection[str], tied: bool):
   """Raises InputError where a parameter is missing, or one that is there would be dropped."""
-  if missing := sorted({*wanted} - {*there}):
+  if missing := sorted({*expected} - {*present}):
     raise weight_files.wrong(folder, f'{", ".join(weight_files.find(folder))} has no {missing[0]}')
   derived = {families.ENDS['head/kernel']} if tied else set()
-  if odd := sorted(name for name in {*there} - {*wanted} - derived if not re.fullmatch(families.DERIVED, name)):
+  if odd := sorted(name for name in {*present} - {*expected} - derived if not re.fullmatch(families.DERIVED, name)):
     raise weight_files.wrong(folder, f'{odd[0]} is not a parameter of this model, of {len(odd)} such')
 
 
@@ -142,41 +142,43 @@ def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, 
   Raises InputError where the folder's model is no path of this config, or a file is not what it should be.
   """
   theirs, heads = _fitting_config(folder, model.config), model.config.num_heads
-  shapes, wanted, head = transformer.shapes(model), their_names(theirs, model), families.ENDS['head/kernel']
-  found: dict[str, np.ndarray] = {}
+  shapes = transformer.shapes(model)
+  their_tensors = their_names(theirs, model)
+  head = families.ENDS['head/kernel']
+  params: dict[str, np.ndarray] = {}
   sha256: dict[str, str] = {}
-  there: set[str] = set()
+  present: set[str] = set()
   head_VD: np.ndarray | None = None
   for file in weight_files.find(folder):
-    sha256[file], arrays, names = weight_files.load(folder, file, {*wanted, head})
-    there |= {*names}
+    sha256[file], arrays, names = weight_files.load(folder, file, {*their_tensors, head})
+    present |= {*names}
     head_VD = arrays.get(head, head_VD)
-    for name in arrays.keys() & wanted.keys():
-      our_name = wanted[name]
+    for name in arrays.keys() & their_tensors.keys():
+      our_name = their_tensors[name]
       _check_shape(folder, name, arrays[name].shape, our_name, shapes[our_name].shape)
-      found[our_name] = families.to_ours(our_name, arrays[name], shapes[our_name].shape)
-  _check_names(folder, there, wanted, model.config.tied)
+      params[our_name] = families.to_ours(our_name, arrays[name], shapes[our_name].shape)
+  _check_names(folder, present, their_tensors, model.config.tied)
   if model.config.tied and head_VD is not None:
-    _check_tied(folder, head_VD, found['embed/tokens'])
+    _check_tied(folder, head_VD, params['embed/tokens'])
   kv_heads, left_out = theirs.get('num_key_value_heads') or heads, theirs['vocab_size'] - model.vocab_size
   if kv_heads < (model.config.num_kv_heads or heads):
-    words = '%s: keys and values of %d heads are repeated for %d'
-    logging.warning(words, folder, kv_heads, model.config.num_kv_heads or heads)
+    message = '%s: keys and values of %d heads are repeated for %d'
+    logging.warning(message, folder, kv_heads, model.config.num_kv_heads or heads)
   if left_out:
     logging.warning('%s: %d rows of its vocabulary are left out: the tokenizer has no such ids', folder, left_out)
   about = {'folder': folder, 'sha256': sha256, 'key_value_heads': kv_heads, 'vocabulary_left_out': left_out}
   if isinstance(most := theirs.get('max_position_embeddings'), int):
     about['max_positions'] = most
   about |= origin.describe(folder)
-  return dict(sorted(found.items())), about
+  return dict(sorted(params.items())), about
 
 
 def _check_tied(folder: str, head_VD: np.ndarray, tokens_VD: np.ndarray):
   """Raises InputError where a head that is there is not the embedding, as config.json says."""
   if not np.array_equal(head_VD[: len(tokens_VD)].astype(np.float32), tokens_VD):
-    words = 'is not model.embed_tokens.weight, though its tie_word_embeddings is True'
+    problem = 'is not model.embed_tokens.weight, though its tie_word_embeddings is True'
     raise weight_files.wrong(
-      folder, f'{families.ENDS["head/kernel"]} {words}: set it to False there, and config.model.tied=False'
+      folder, f'{families.ENDS["head/kernel"]} {problem}: set it to False there, and config.model.tied=False'
     )
 
 
@@ -196,14 +198,16 @@ def _fitting_config(folder: str, model: settings.Model, tokenizer: Tokenizer | N
 
 def _explain_rows(num_rows: int, tokenizer: Tokenizer) -> str:
   """Says which tokens have no row in the embedding, and what helps."""
-  words = f'its vocab_size is {num_rows}, and its tokenizer has {tokenizer.vocab_size} tokens'
+  problem = f'its vocab_size is {num_rows}, and its tokenizer has {tokenizer.vocab_size} tokens'
   added = json_text.parse(tokenizer.files.get(tokenizer_files.JSON, b'{}')).get('added_tokens', [])
   beyond = [token['content'] for token in added if token['id'] >= num_rows]
   if len(beyond) != tokenizer.vocab_size - num_rows:
-    return f'{words}: it is the tokenizer of another model; put the one of this model there'
+    return f'{problem}: it is the tokenizer of another model; put the one of this model there'
   names = ', '.join(map(repr, beyond[:3])) + (', ...' if len(beyond) > 3 else '')
   resize = f'in transformers, model.resize_token_embeddings({tokenizer.vocab_size}) and save_pretrained'
-  return f'{words}: the added {names} has no row; take it out of tokenizer.json and tokenizer_config.json, or {resize}'
+  return (
+    f'{problem}: the added {names} has no row; take it out of tokenizer.json and tokenizer_config.json, or {resize}'
+  )
 
 
 def _json(value: Any) -> bytes:

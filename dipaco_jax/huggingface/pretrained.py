@@ -27,12 +27,12 @@ def fill(values: dict[str, Any], given: Collection[str], workdir: str = '') -> N
   field is given that is of a tokenizer trained here.
   """
   folder = values['pretrain']['init'] = located(values['pretrain']['init'])
-  if not (found := _begun(workdir, folder)):
-    found = {'model': read_model(folder), 'tokenizer': _tokenizer(folder)}
-  if found['tokenizer'] and (odd := sorted(TRAINED & {*given})):
-    words = f'is of a tokenizer that is trained, and config.pretrain.init={folder} comes with its own: leave it out'
-    raise InputError(f'config.{odd[0]} {words}')
-  for section, fields in found.items():
+  if not (theirs := _begun(workdir, folder)):
+    theirs = {'model': read_model(folder), 'tokenizer': _tokenizer(folder)}
+  if theirs['tokenizer'] and (odd := sorted(TRAINED & {*given})):
+    problem = f'is of a tokenizer that is trained, and config.pretrain.init={folder} comes with its own: leave it out'
+    raise InputError(f'config.{odd[0]} {problem}')
+  for section, fields in theirs.items():
     ours = values[section]
     for name, x in fields.items():
       default = config_json.DEFAULT[name] if section == 'model' else ''
@@ -76,14 +76,14 @@ def _unreadable(folder: str, why: str) -> InputError:
   if folder.startswith(remote_files.HUB):
     name = folder.removeprefix(remote_files.HUB)
     return InputError(f'config.pretrain.init={name}: there is no such folder, and from the Hub: {why}')
-  words = "name a folder as Hugging Face's transformers writes it, or a model on the Hub, as 'name/model'"
-  return InputError(f'config.pretrain.init={folder}: config.json: {why}; {words}')
+  fix = "name a folder as Hugging Face's transformers writes it, or a model on the Hub, as 'name/model'"
+  return InputError(f'config.pretrain.init={folder}: config.json: {why}; {fix}')
 
 
 def _tokenizer(folder: str) -> dict[str, str]:
   """Returns the folder's own tokenizer: what its authors' tokenizer.json says goes before SentencePiece's model."""
-  found = [f'{folder}/{name}' for name in (tokenizer_files.JSON, tokenizer_files.MODEL)]
-  return next(({'model_file': path} for path in found if remote_files.can_open(path)), {})
+  candidates = [f'{folder}/{name}' for name in (tokenizer_files.JSON, tokenizer_files.MODEL)]
+  return next(({'model_file': path} for path in candidates if remote_files.can_open(path)), {})
 
 
 def _begun(workdir: str, folder: str) -> dict[str, Any]:

@@ -66,12 +66,12 @@ def _scaling(given: dict[str, Any], most_positions: Any) -> dict[str, Any]:
   given = {**usual, 'original_max_position_embeddings': most_positions, **given}
   if missing := [name for name in fields if given.get(name) is None and name != 'attention_factor']:
     raise InputError(f'its rope scaling has no {missing[0]}')
-  found = {
+  values = {
     field: json_fields.value(f'rope scaling {name}', given[name], field)
     for name, field in fields.items()
     if name in given
   }
-  return {'rope_scaling': KINDS[kind]} | found
+  return {'rope_scaling': KINDS[kind]} | values
 
 
 def _check(given: Config, kind: str, fields: Any):
@@ -84,8 +84,8 @@ def _check(given: Config, kind: str, fields: Any):
     raise InputError(f'its rope scaling has {_names(unknown)}, which is not understood')
 
 
-def _names(found: Any) -> str:
-  return ', '.join(sorted(found))
+def _names(rope_type: Any) -> str:
+  return ', '.join(sorted(rope_type))
 
 
 def write(model: settings.Model) -> dict[str, Any] | None:
@@ -93,7 +93,7 @@ def write(model: settings.Model) -> dict[str, Any] | None:
   if model.rope_scaling == 'none':
     return None
   fields = FIELDS[model.rope_scaling]
-  found = {name: getattr(model, field) for name, field in fields.items()}
-  if not found.get('attention_factor', 1):
-    del found['attention_factor']
-  return {'rope_type': model.rope_scaling} | found
+  values = {name: getattr(model, field) for name, field in fields.items()}
+  if not values.get('attention_factor', 1):
+    del values['attention_factor']
+  return {'rope_type': model.rope_scaling} | values

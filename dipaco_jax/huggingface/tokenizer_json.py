@@ -14,7 +14,12 @@ from dipaco_jax.data import sentencepiece_tokenizer, tokenizer_files
 from dipaco_jax.data.tokenizer import SPACE, Tokenizer
 
 UNIGRAM, BPE = 1, 2  # kinds of models
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6  # kinds of pieces
+# Kinds of pieces.
+NORMAL = 1
+UNKNOWN = 2
+CONTROL = 3
+USER_DEFINED = 4
+BYTE = 6
 NO_TEXT = (UNKNOWN, CONTROL, BYTE)  # which SentencePiece never finds in a text, even where their names are spelled
 MANY = 1 << 20
 OR_ANOTHER = 'use the tokenizer.json of its model if there is one, or train another'
@@ -130,7 +135,7 @@ def _check(proto):
     'it has unused pieces': not kinds <= {NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE},
     'it has user_defined_symbols and add_dummy_prefix or remove_extra_whitespaces': is_cut,
   }
-  if why := [words for words, is_so in odd.items() if is_so]:
+  if why := [problem for problem, is_so in odd.items() if is_so]:
     raise InputError(f'the tokenizer cannot be written as {tokenizer_files.JSON}: {why[0]}; {OR_ANOTHER}')
 
 
@@ -140,18 +145,18 @@ def _spaces_in_front(spec) -> int:
 
 
 def _normalizers(spec) -> list[dict[str, Any]]:
-  found: list[dict[str, Any]] = []
+  normalizers: list[dict[str, Any]] = []
   if spec.precompiled_charsmap:
     charsmap = base64.b64encode(spec.precompiled_charsmap).decode()
-    found.append({'type': 'Precompiled', 'precompiled_charsmap': charsmap})
+    normalizers.append({'type': 'Precompiled', 'precompiled_charsmap': charsmap})
   if spec.remove_extra_whitespaces:
-    found += [_replace('Regex', r'\A +', ''), _replace('Regex', ' {2,}', ' ')]  # ^ and $ would be of every line
-  found.append(_replace('String', ' ', SPACE))
+    normalizers += [_replace('Regex', r'\A +', ''), _replace('Regex', ' {2,}', ' ')]  # ^ and $ would be of every line
+  normalizers.append(_replace('String', ' ', SPACE))
   if spec.remove_extra_whitespaces:
-    found.append(_replace('Regex', rf'{SPACE}+\z', ''))  # SentencePiece takes its own sign for a space there
+    normalizers.append(_replace('Regex', rf'{SPACE}+\z', ''))  # SentencePiece takes its own sign for a space there
   if spec.add_dummy_prefix:
-    found.append({'type': 'Prepend', 'prepend': SPACE})
-  return found
+    normalizers.append({'type': 'Prepend', 'prepend': SPACE})
+  return normalizers
 
 
 def _replace(kind: str, pattern: str, content: str) -> dict[str, Any]:

@@ -28,9 +28,9 @@ AGAIN = 'download or copy the file again, or name another folder'
 Shapes = dict[str, tuple[int, ...]]
 
 
-def wrong(folder: str, words: str) -> InputError:
+def wrong(folder: str, problem: str) -> InputError:
   """Returns the error of a folder that no grid can start from."""
-  return InputError(f'config.pretrain.init={folder}: {words}')
+  return InputError(f'config.pretrain.init={folder}: {problem}')
 
 
 def find(folder: str) -> list[str]:
@@ -45,23 +45,23 @@ def find(folder: str) -> list[str]:
 
 def _shards(folder: str, index: str) -> list[str]:
   of = parsed(folder, index, read(folder, index)).get('weight_map')
-  found = sorted({str(file) for file in of.values()}) if isinstance(of, dict) else []
-  if not found or any('/' in file or '\\' in file for file in found):
+  file_names = sorted({str(file) for file in of.values()}) if isinstance(of, dict) else []
+  if not file_names or any('/' in file or '\\' in file for file in file_names):
     raise wrong(folder, f'{index} has no weight_map that names files beside it; name another folder')
-  if missing := [file for file in found if not remote_files.can_open(f'{folder}/{file}')]:
+  if missing := [file for file in file_names if not remote_files.can_open(f'{folder}/{file}')]:
     raise wrong(folder, f'{missing[0]}, which {index} names, cannot be read: {AGAIN}')
-  return found
+  return file_names
 
 
 def all_shapes(folder: str) -> Shapes:
   """Returns names and shapes of all weights of a folder; raises InputError as `shapes`, or where two files have one."""
-  found: Shapes = {}
+  merged_shapes: Shapes = {}
   for file in find(folder):
     of_file = shapes(folder, file)
-    if twice := sorted(found.keys() & of_file.keys()):
+    if twice := sorted(merged_shapes.keys() & of_file.keys()):
       raise wrong(folder, f'{twice[0]} is in {file} and in another file: {AGAIN}')
-    found |= of_file
-  return found
+    merged_shapes |= of_file
+  return merged_shapes
 
 
 def shapes(folder: str, name: str) -> Shapes:
@@ -79,17 +79,17 @@ def _shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
   try:
     header_bytes = int.from_bytes(file.read(8), 'little')
     header = json_text.parse(file.read(min(header_bytes, MOST_HEADER_BYTES)))
-    found = {key: (x['dtype'], tuple(x['shape'])) for key, x in header.items() if key != '__metadata__'}
+    shapes = {key: (x['dtype'], tuple(x['shape'])) for key, x in header.items() if key != '__metadata__'}
     ends = [x['data_offsets'][1] for key, x in header.items() if key != '__metadata__']
     expected_bytes = 8 + header_bytes + max(ends, default=0)
   except (ValueError, AttributeError, TypeError, KeyError, IndexError) as e:
     raise wrong(folder, f'{name} is no safetensors file, or not whole: {AGAIN}') from e
-  for key, (kind, _) in found.items():
+  for key, (kind, _) in shapes.items():
     if kind not in tensors.DTYPES or (key.endswith(('.weight', '.bias')) and kind not in FLOATS):
       raise _wrong_type(folder, name, kind)
   if (num_bytes := file.seek(0, os.SEEK_END)) != expected_bytes:
     raise wrong(folder, f'{name} has {num_bytes:,} bytes, and its header describes {expected_bytes:,}: {AGAIN}')
-  return {key: shape for key, (_, shape) in found.items()}
+  return {key: shape for key, (_, shape) in shapes.items()}
 
 
 def check_values(folder: str, name: str) -> None:
@@ -116,7 +116,7 @@ def _torch_shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
   return {key: tuple(x.shape) for key, x in _torch_load(folder, name, file, 'meta').items()}
 
 
-def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str, np.ndarray], Collection[str]]:
+def load(folder: str, name: str, tensor_names: Collection[str]) -> tuple[str, dict[str, np.ndarray], Collection[str]]:
   """Returns a file's sha256, those of its weights that are wanted, and the names of all.
 
   Raises InputError where the file is damaged or has a value that is not finite.
@@ -128,7 +128,7 @@ def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str
     loaded = _torch_load(folder, name, io.BytesIO(data), 'cpu')
     for key, x in loaded.items():
       _check_finite(folder, name, key, int((~x.float().isfinite()).sum()))
-    return sha256, {key: x.float().numpy() for key, x in loaded.items() if key in wanted}, loaded.keys()
+    return sha256, {key: x.float().numpy() for key, x in loaded.items() if key in tensor_names}, loaded.keys()
   try:
     arrays = tensors.from_bytes(memoryview(data))
   except KeyError as e:
@@ -137,7 +137,7 @@ def load(folder: str, name: str, wanted: Collection[str]) -> tuple[str, dict[str
     raise wrong(folder, f'{name} is no safetensors file, or not whole: {AGAIN} ({e})') from e
   for key, x in arrays.items():
     _check_finite(folder, name, key, _count_not_finite(x))
-  return sha256, {key: x for key, x in arrays.items() if key in wanted}, arrays.keys()
+  return sha256, {key: x for key, x in arrays.items() if key in tensor_names}, arrays.keys()
 
 
 def _count_not_finite(x: np.ndarray) -> int:
@@ -157,19 +157,19 @@ def _torch_load(folder: str, name: str, file: BinaryIO, device: str) -> dict[str
   try:
     import torch
   except ImportError as e:
-    words = "is PyTorch's own file: pip install torch, or convert it to safetensors"
-    raise wrong(folder, f'{name} {words}') from e
+    problem = "is PyTorch's own file: pip install torch, or convert it to safetensors"
+    raise wrong(folder, f'{name} {problem}') from e
   try:
-    found = torch.load(file, map_location=device, weights_only=True)
+    tensors = torch.load(file, map_location=device, weights_only=True)
   except Exception as e:  # of pickle, zipfile and PyTorch
-    words = f'is no file of weights alone as PyTorch writes it, or not whole: {AGAIN}'
-    raise wrong(folder, f'{name} {words} ({" ".join(str(e).split())[:100]})') from e
-  if not isinstance(found, dict) or not all(isinstance(x, torch.Tensor) for x in found.values()):
+    problem = f'is no file of weights alone as PyTorch writes it, or not whole: {AGAIN}'
+    raise wrong(folder, f'{name} {problem} ({" ".join(str(e).split())[:100]})') from e
+  if not isinstance(tensors, dict) or not all(isinstance(x, torch.Tensor) for x in tensors.values()):
     raise wrong(folder, f'{name} is not of tensors by name; name another folder')
-  for key, x in found.items():
+  for key, x in tensors.items():
     if x.layout is not torch.strided or (key.endswith(('.weight', '.bias')) and str(x.dtype) not in TORCH_FLOATS):
       raise _wrong_type(folder, name, str(x.dtype))
-  return found
+  return tensors
 
 
 def read(folder: str, name: str) -> bytes:
@@ -189,8 +189,8 @@ def unreadable(folder: str, name: str, e: OSError) -> InputError:
 def parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
   """Returns an object of JSON; raises InputError."""
   try:
-    if isinstance(found := json_text.parse(data), dict):
-      return found
+    if isinstance(content := json_text.parse(data), dict):
+      return content
   except ValueError:
     pass
   raise wrong(folder, f'{name} is not JSON of an object; name another folder')

@@ -24,7 +24,9 @@ class Text:
   """A request and the text that continues it."""
 
   def __init__(self, request: Request, transcript: Transcript, turn: int = 0):
-    self.request, self.transcript, self.turn = request, transcript, turn
+    self.request = request
+    self.transcript = transcript
+    self.turn = turn
     self.tokens = list(request.tokens)  # with the prompt
     self.paths: list[int] = []  # one after another
     self.finished = ''  # or why: 'stop', 'length', 'cancelled' or 'error'
@@ -113,9 +115,9 @@ class Batch:
 
   def _resize(self, num_rows: int, capacity: int):
     """Makes the state `num_rows` rows of `capacity` positions, rows in use first."""
-    if not (there := self._capacity(self.state)):
+    if not (num_positions := self._capacity(self.state)):
       capacity = 0  # nothing has positions
-    if (num_rows, capacity) == (len(self.members), there):
+    if (num_rows, capacity) == (len(self.members), num_positions):
       return
     used = [i for i, text in enumerate(self.members) if text]
     rows = jnp.asarray((used + [0] * num_rows)[:num_rows])

@@ -35,8 +35,8 @@ class BatchedRouter:
     try:
       while self._waiting:
         batch, self._waiting = self._waiting[: SIZES[-1]], self._waiting[SIZES[-1] :]
-        found = await asyncio.to_thread(self._scores_or_errors, [text for text, _ in batch])
-        for (_, future), one in zip(batch, found, strict=True):
+        results = await asyncio.to_thread(self._scores_or_errors, [text for text, _ in batch])
+        for (_, future), one in zip(batch, results, strict=True):
           if future.cancelled():  # the client has gone
             continue
           if isinstance(one, Exception):
@@ -64,8 +64,8 @@ class BatchedRouter:
     return [next(rows) if isinstance(prefix, np.ndarray) else prefix for prefix in prefixes]
 
   def _alone(self, prefix: np.ndarray) -> np.ndarray | Exception:
-    found = _or_error(self.router.batch_scores, [prefix])
-    return found if isinstance(found, Exception) else found[0]
+    result = _or_error(self.router.batch_scores, [prefix])
+    return result if isinstance(result, Exception) else result[0]
 
 
 def _or_error(function, argument) -> np.ndarray | Exception:

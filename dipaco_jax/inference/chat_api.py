@@ -36,7 +36,9 @@ FIXED: dict[str, tuple] = dict(messages=(), tools=(None, []), documents=(None, [
 
 
 class ChatFormat:
-  id_prefix, whole_object, piece_object = 'chatcmpl', 'chat.completion', 'chat.completion.chunk'
+  id_prefix = 'chatcmpl'
+  whole_object = 'chat.completion'
+  piece_object = 'chat.completion.chunk'
 
   def whole(self, text: str) -> dict[str, Any]:
     return {'message': {'role': 'assistant', 'content': text, 'refusal': None}}
@@ -86,8 +88,8 @@ def _max_tokens(values: dict[str, Any], room: int) -> int:
   """Returns the tokens that an answer may have: by default, as many as there is room for."""
   most, other = values.get(LIMIT), values.get('max_tokens')
   if most is not None and other is not None and most != other:
-    words = f'max_tokens={other} contradicts max_completion_tokens={most}: leave one of them out'
-    raise ApiError(400, words, 'max_tokens')
+    problem = f'max_tokens={other} contradicts max_completion_tokens={most}: leave one of them out'
+    raise ApiError(400, problem, 'max_tokens')
   return next((number for number in (most, other) if number is not None), room)
 
 
@@ -95,15 +97,15 @@ def _check_template_values(given: dict[str, Any]):
   """Raises ApiError where a name for the template is one of those that are fixed."""
   for name in given.keys() & FIXED.keys():
     if given[name] not in FIXED[name]:
-      words = f'chat_template_kwargs.{name} is not supported: leave it out'
-      raise ApiError(400, words, 'chat_template_kwargs', 'unsupported_parameter')
+      problem = f'chat_template_kwargs.{name} is not supported: leave it out'
+      raise ApiError(400, problem, 'chat_template_kwargs', 'unsupported_parameter')
 
 
 def _as_chat_error(error: ApiError, values: dict[str, Any]) -> ApiError:
   """Returns an error of a completion in the fields of a chat: its messages, and the limit that was given."""
-  words, param = str(error), error.body['error']['param']
+  message, param = str(error), error.body['error']['param']
   if LIMIT in values:
-    words, param = words.replace('max_tokens', LIMIT), LIMIT if param == 'max_tokens' else param
+    message, param = message.replace('max_tokens', LIMIT), LIMIT if param == 'max_tokens' else param
   if param == 'prompt':
-    words, param = words.replace('prompt', 'conversation'), 'messages'
-  return ApiError(error.status, words, param)
+    message, param = message.replace('prompt', 'conversation'), 'messages'
+  return ApiError(error.status, message, param)

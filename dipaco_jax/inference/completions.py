@@ -94,7 +94,9 @@ async def _until_finished(pending: PendingRequest) -> AsyncIterator[Delta]:
 
 async def _chunks(request: CompletionRequest, deltas: AsyncIterator[Delta]) -> AsyncIterator[dict[str, Any]]:
   """Gives the objects of a stream: those of each delta, and at the end the usage if that is asked for."""
-  name, kind, model = openai_api.new_id(request.format.id_prefix), request.format.piece_object, request.model
+  name = openai_api.new_id(request.format.id_prefix)
+  kind = request.format.piece_object
+  model = request.model
   prefixes, num_tokens = dict(enumerate(request.prefixes)), 0
   no_usage = {'usage': None} if request.include_usage else {}
   async for delta in deltas:

@@ -44,10 +44,10 @@ class Protocol(H11Protocol):
     super().connection_made(transport)
     self.is_cut, self.since = False, self.loop.time()
     self.state: tuple = ()
-    there = [other for other in self.connections if isinstance(other, Protocol) and not other.is_cut]
-    if len(there) > self.limits.most:
+    open_connections = [other for other in self.connections if isinstance(other, Protocol) and not other.is_cut]
+    if len(open_connections) > self.limits.most:
       logging.warning('all %d connections are taken: the ones idle longest are closed', self.limits.most)
-      idle = (other for other in there if other.awaited())
+      idle = (other for other in open_connections if other.awaited())
       for other in heapq.nsmallest(1 + self.limits.most // 16, idle, key=lambda other: other.since):
         other.cut()
 

@@ -48,8 +48,8 @@ def _check_message(name: str, message: Mapping[str, Any]) -> dict[str, str]:
   if role not in ROLES:
     raise InputError(f'{name}.role is {str(role)[:80]!r}: it should be one of {", ".join(ROLES)}')
   if not (isinstance(content, str) or (isinstance(content, list) and all(map(_is_text, content)))):
-    words = 'it should be a text, or a list of parts like {"type": "text", "text": "A text"}'
-    raise InputError(f'{name}.content is not supported: {words}')
+    problem = 'it should be a text, or a list of parts like {"type": "text", "text": "A text"}'
+    raise InputError(f'{name}.content is not supported: {problem}')
   if SURROGATES.search(_text(content)):
     raise InputError(f'{name}.content has half a character (a lone surrogate): send whole ones')
   for field, value in message.items():

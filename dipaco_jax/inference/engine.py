@@ -15,6 +15,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,10 @@ class Engine:
   """Continues texts, those of one path together, with no more than `max_paths` paths in memory."""
 
   def __init__(self, run: TrainedRun, max_paths: int = 4, max_batch: int = 8, version: int | None = None):
-    self.run, self.max_paths, self.max_batch, self.version = run, max_paths, max_batch, version
+    self.run = run
+    self.max_paths = max_paths
+    self.max_batch = max_batch
+    self.version = version
     self.waiting: list[Text] = []
     self.moving: dict[Text, tuple[decoding.Texts, ModuleMarks]] = {}  # from a path to another
     self.batches: collections.OrderedDict[int, Batch] = collections.OrderedDict()  # the next to advance first
@@ -211,12 +215,15 @@ class Engine:
     r = text.request
     values = (r.seed, jnp.uint32), (r.temperature, jnp.float32), (r.top_k, jnp.int32), (r.top_p, jnp.float32)
     sampling = decoding.SamplingParams(*(jnp.full(1, value, dtype) for value, dtype in values))
-    tokens_1L, length = _padded(r.tokens, self.max_length), np.int32(len(r.tokens))
-    return _prefill(path.model, self._keep, path.params, tokens_1L, length, jnp.full(1, text.limit), sampling)
+    tokens_1L = _padded(r.tokens, self.max_length)
+    prompt = _Prompt(tokens_1L, np.int32(len(r.tokens)), jnp.full(1, text.limit), sampling)
+    return _prefill(path.model, self._keep, path.params, prompt)
 
   def change_path(self, text: Text, row: decoding.Texts, old: ModuleMarks, new: Path) -> decoding.Texts:
     """Returns the row as if all of the text had been read under the new path."""
-    row, first, N = row._replace(end=jnp.full(1, text.limit)), new.first_difference(old), new.model.config.num_layers
+    row = row._replace(end=jnp.full(1, text.limit))
+    first = new.first_difference(old)
+    N = new.model.config.num_layers
     self.recomputed += (N - first) * (len(text.tokens) - 1)
     self.recomputed_without_cache += N * (len(text.tokens) - 1)
     if first < N:
@@ -248,15 +255,22 @@ def _padded(tokens: Sequence[int], max_length: int) -> np.ndarray:
   return packing.pad([np.asarray(tokens)], min(bucket_length(len(tokens)), max_length))[0]
 
 
+class _Prompt(NamedTuple):
+  """The tokens of a text that is to grow, and how."""
+
+  tokens_1L: Any  # padded to a bucket's length
+  length: Any  # number of the tokens before the padding
+  end_1: Any  # the position where the text ends
+  sampling: decoding.SamplingParams
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _prefill(
-  model: Transformer, keep, params: Params, tokens_1L, length, end_1, sampling: decoding.SamplingParams
-) -> decoding.Texts:
-  cache, logits_1V = decoding.prefill(
-    model, params, decoding.embed(model, params, tokens_1L), length, 0, decoding.EMPTY, keep
-  )
-  position_1 = length[None]
-  return decoding.Texts(cache, decoding.sample(logits_1V, sampling, position_1), position_1, end_1, sampling)
+def _prefill(model: Transformer, keep: decoding.Blocks, params: Params, prompt: _Prompt) -> decoding.Texts:
+  entry = decoding.Entry(decoding.embed(model, params, prompt.tokens_1L))
+  cache, logits_1V = decoding.prefill(model, params, entry, prompt.length, keep)
+  position_1 = prompt.length[None]
+  token_1 = decoding.sample(logits_1V, prompt.sampling, position_1)
+  return decoding.Texts(cache, token_1, position_1, prompt.end_1, prompt.sampling)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -265,4 +279,5 @@ def _recompute(model: Transformer, keep, first: int, params: Params, row: decodi
   L = tokens_1L.shape[1]
   below = decoding.resize(model, row.cache, L)
   x_1LD = below.entering[first] if first else decoding.embed(model, params, tokens_1L)
-  return row._replace(cache=decoding.prefill(model, params, x_1LD, row.position[0], first, below, keep)[0])
+  entry = decoding.Entry(x_1LD, first, below)
+  return row._replace(cache=decoding.prefill(model, params, entry, row.position[0], keep)[0])

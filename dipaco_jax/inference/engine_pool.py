@@ -68,8 +68,8 @@ class EnginePool:
 
   def ready(self, path: int) -> list[Remote]:
     """Returns the engines of a path that answer, those with the fewest open requests first, then by turns."""
-    there = [remote for remote in self.remotes if remote.engine.path == path and remote.is_in]
-    return sorted(there, key=lambda remote: (remote.num_open, remote.last_turn))
+    ready_remotes = [remote for remote in self.remotes if remote.engine.path == path and remote.is_in]
+    return sorted(ready_remotes, key=lambda remote: (remote.num_open, remote.last_turn))
 
   @property
   def ready_paths(self) -> set[int]:
@@ -95,7 +95,9 @@ class EnginePool:
 
   def take_out(self, remote: Remote, why: str):
     if remote.is_in:
-      remote.is_in, remote.num_errors, remote.times_out = False, 0, remote.times_out + 1
+      remote.is_in = False
+      remote.num_errors = 0
+      remote.times_out = remote.times_out + 1
       remote.out.set()
       logging.warning('%s is out: %s', remote, why)
 

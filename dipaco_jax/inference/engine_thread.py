@@ -43,8 +43,8 @@ class Metrics:
     counter = functools.partial(prometheus.Counter, registry=registry)
     gauge = functools.partial(prometheus.Gauge, registry=registry)
     histogram = functools.partial(prometheus.Histogram, registry=registry, buckets=SECONDS)
-    words = 'Requests for completions by HTTP status (499: the client disconnected).'
-    self.requests = counter('dipaco_requests', words, ['status'])
+    description = 'Requests for completions by HTTP status (499: the client disconnected).'
+    self.requests = counter('dipaco_requests', description, ['status'])
     self.prompt_tokens = counter('dipaco_prompt_tokens', 'Prompt tokens read.')
     self.completion_tokens = counter('dipaco_completion_tokens', 'Tokens written.')
     self.waiting = gauge('dipaco_waiting_texts', 'Texts that have no token yet.')
@@ -136,16 +136,16 @@ class EngineThread:
     return False  # the inbox and new texts come first
 
   def _send_deltas(self):
-    found = [(pending, delta) for pending in self._pending for delta in self._deltas(pending)]
+    deltas = [(pending, delta) for pending in self._pending for delta in self._deltas(pending)]
     self._pending = [pending for pending in self._pending if pending.texts]
-    if found:
-      self._loop.call_soon_threadsafe(_put_deltas, found)
+    if deltas:
+      self._loop.call_soon_threadsafe(_put_deltas, deltas)
     self.metrics.active.set(sum(batch.count for batch in self.engine.batches.values()) + len(self.engine.moving))
     self.metrics.paths.set(len(self.engine.paths))
 
   def _deltas(self, pending: PendingRequest) -> list[Delta]:
     """Returns what is new in the texts of a request, and lets go of those that are finished."""
-    found = []
+    deltas = []
     for index, text in list(pending.texts.items()):
       if index not in pending.first_token_at and (text.num_new or text.finished):
         self._num_begun += 1
@@ -159,10 +159,10 @@ class EngineThread:
           seconds = time.monotonic() - pending.first_token_at[index]
           self.metrics.token_s.observe(seconds / (text.num_new - 1))
       if piece or text.finished:
-        found.append(Delta(index, piece, text.finished, tuple(text.paths), text.num_new))
-    return found
+        deltas.append(Delta(index, piece, text.finished, tuple(text.paths), text.num_new))
+    return deltas
 
 
-def _put_deltas(found: list[tuple[PendingRequest, Delta]]):
-  for pending, delta in found:
+def _put_deltas(deltas: list[tuple[PendingRequest, Delta]]):
+  for pending, delta in deltas:
     pending.deltas.put_nowait(delta)

@@ -37,15 +37,15 @@ class Engines(NamedTuple):
 def parse(data: bytes, option: str, environ: Mapping[str, str]) -> Engines:
   """Parses and checks a file; raises InputError. `option` is what named it."""
   try:
-    found = json_text.parse(data, _without_twins)
+    content = json_text.parse(data, _without_twins)
   except ValueError as e:
     raise InputError(f'{option} is not JSON: {" ".join(str(e).split())}') from e
-  if not isinstance(found, dict) or not isinstance(paths := found.get('paths'), dict) or not paths:
+  if not isinstance(content, dict) or not isinstance(paths := content.get('paths'), dict) or not paths:
     raise InputError(f'{option} should be {EXAMPLE}')
-  if odd := sorted(found.keys() - {'paths', 'fallback'}):
+  if odd := sorted(content.keys() - {'paths', 'fallback'}):
     raise InputError(f'{option}: there is no {odd[0]!r}; it may have "paths" and "fallback"')
-  if found.get('fallback') not in (None, 'nearest'):
-    raise InputError(f'{option}: fallback={found["fallback"]!r} should be "nearest", or left out')
+  if content.get('fallback') not in (None, 'nearest'):
+    raise InputError(f'{option}: fallback={content["fallback"]!r} should be "nearest", or left out')
   engines: list[Engine] = []
   for name, listed in paths.items():
     if not re.fullmatch('0|[1-9][0-9]{0,8}', name):
@@ -57,24 +57,26 @@ def parse(data: bytes, option: str, environ: Mapping[str, str]) -> Engines:
       if engine in engines:
         raise InputError(f'{option}: paths.{name}[{i}] is there twice: leave one of them out')
       engines.append(engine)
-  return Engines(tuple(engines), found.get('fallback') == 'nearest')
+  return Engines(tuple(engines), content.get('fallback') == 'nearest')
 
 
 def check_paths(engines: Engines, num_paths: int, option: str):
   """Raises InputError where an engine is of no path of the run, or a path has none and no other may replace it."""
-  there = {engine.path for engine in engines.all}
-  if odd := sorted(path for path in there if path >= num_paths):
+  served_paths = {engine.path for engine in engines.all}
+  if odd := sorted(path for path in served_paths if path >= num_paths):
     raise InputError(f'{option}: paths.{odd[0]}: the paths of this run are 0 to {num_paths - 1}')
-  if (missing := sorted({*range(num_paths)} - there)) and not engines.nearest:
-    words = f'path {missing[0]} has no engine' + (f', and {len(missing) - 1} more have none' if missing[1:] else '')
-    raise InputError(f'{option}: {words}: name one, or set "fallback": "nearest" to take the nearest path that has one')
+  if (missing := sorted({*range(num_paths)} - served_paths)) and not engines.nearest:
+    problem = f'path {missing[0]} has no engine' + (f', and {len(missing) - 1} more have none' if missing[1:] else '')
+    raise InputError(
+      f'{option}: {problem}: name one, or set "fallback": "nearest" to take the nearest path that has one'
+    )
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-  found = dict(pairs)
-  if len(found) < len(pairs):
+  content = dict(pairs)
+  if len(content) < len(pairs):
     raise ValueError(f'{next(k for k, _ in pairs if [p[0] for p in pairs].count(k) > 1)!r} is there twice')
-  return found
+  return content
 
 
 def _engine(one: Any, path: int, where: str, environ: Mapping[str, str]) -> Engine:

@@ -1,7 +1,8 @@
 """What our HTTP servers answer alike: their models, health and metrics, beside the POST routes that each has."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 import prometheus_client as prometheus
@@ -19,25 +20,66 @@ class Metrics(Protocol):
   requests: prometheus.Counter  # by status
 
 
-def make_app(
-  posts: Mapping[str, Callable[[Request], Awaitable[Any]]],
-  served: Callable[[], tuple[str, int]],
-  health: Callable[[Request], Awaitable[Response]],
-  metrics: Metrics,
-  api_key: str,
-  hosts: Collection[str] | None,
-  lifespan: Any,
-) -> Starlette:
-  """Makes the app of a server.
+class HttpServer(Protocol):
+  """What the app of a server is made of."""
 
-  Args:
-    posts: endpoints by path, to which requests are counted.
-    served: returns the model's name and its number of paths; raises ApiError where it cannot be asked yet.
-    health: the endpoint of /health.
-    api_key: that requests to /v1 must bring; '': none.
-    hosts: names in the header Host that are answered; None: all.
-    lifespan: Starlette's.
-  """
+  @property
+  def metrics(self) -> Metrics: ...
+
+  @property
+  def api_key(self) -> str:
+    """The key that requests to /v1 must bring; '' if none is needed."""
+
+  @property
+  def hosts(self) -> Collection[str] | None:
+    """Names in the header Host that are answered; None answers all."""
+
+  def served(self) -> tuple[str, int]:
+    """Returns the model's name and its number of paths; raises ApiError while it cannot be asked yet."""
+
+  async def complete(self, request: Request) -> Any:
+    """Answers POST /v1/completions."""
+
+  async def chat(self, request: Request) -> Any:
+    """Answers POST /v1/chat/completions."""
+
+  async def health(self, request: Request) -> Response:
+    """Answers GET /health."""
+
+  def lifespan(self, app: Starlette) -> AbstractAsyncContextManager[None]:
+    """Runs around the serving of requests, as Starlette calls it."""
+
+
+def make_app(server: HttpServer) -> Starlette:
+  """Makes the app of a server; POST requests are counted by status."""
+  posts: dict[str, Callable[[Request], Awaitable[Any]]] = {
+    '/v1/completions': server.complete,
+    '/v1/chat/completions': server.chat,
+  }
+
+  async def export_metrics(request: Request) -> Response:
+    return Response(prometheus.generate_latest(server.metrics.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
+
+  def count(path: str, status: int):
+    if path in posts:
+      server.metrics.requests.labels(status).inc()
+
+  routes = [
+    *(Route(path, endpoint, methods=['POST']) for path, endpoint in posts.items()),
+    *_model_routes(server.served),
+    Route('/health', server.health),
+    Route('/metrics', export_metrics),
+  ]
+  endpoints = f'{", ".join(f"POST {path}" for path in posts)}, GET /v1/models, GET /health and GET /metrics'
+  return Starlette(
+    routes=routes,
+    middleware=[Middleware(http_messages.guarded, api_key=server.api_key, hosts=server.hosts, count=count)],
+    exception_handlers=http_messages.error_handlers(endpoints),
+    lifespan=server.lifespan,
+  )
+
+
+def _model_routes(served: Callable[[], tuple[str, int]]) -> list[Route]:
   created = int(time.time())
 
   async def list_models(request: Request) -> Response:
@@ -48,24 +90,4 @@ def make_app(
     openai_api.named_path(*served(), name)
     return JSONResponse(openai_api.model_object(name, created))
 
-  async def export_metrics(request: Request) -> Response:
-    return Response(prometheus.generate_latest(metrics.registry), media_type=prometheus.CONTENT_TYPE_LATEST)
-
-  def count(path: str, status: int):
-    if path in posts:
-      metrics.requests.labels(status).inc()
-
-  routes = [
-    *(Route(path, endpoint, methods=['POST']) for path, endpoint in posts.items()),
-    Route('/v1/models', list_models),
-    Route('/v1/models/{name:path}', retrieve_model),
-    Route('/health', health),
-    Route('/metrics', export_metrics),
-  ]
-  words = f'{", ".join(f"POST {path}" for path in posts)}, GET /v1/models, GET /health and GET /metrics'
-  return Starlette(
-    routes=routes,
-    middleware=[Middleware(http_messages.guarded, api_key=api_key, hosts=hosts, count=count)],
-    exception_handlers=http_messages.error_handlers(words),
-    lifespan=lifespan,
-  )
+  return [Route('/v1/models', list_models), Route('/v1/models/{name:path}', retrieve_model)]

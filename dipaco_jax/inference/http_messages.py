@@ -67,8 +67,8 @@ def error_handlers(routes: str) -> dict[Any, Any]:
     if isinstance(error, ApiError):
       return error_response(error)
     if isinstance(error, HTTPException):  # Starlette's 404 and 405
-      words = f'there is no {request.method} {request.url.path}: there are {routes}'
-      return error_response(ApiError(error.status_code, words), error.headers)
+      message = f'there is no {request.method} {request.url.path}: there are {routes}'
+      return error_response(ApiError(error.status_code, message), error.headers)
     if isinstance(error, ClientDisconnect):
       return Response(status_code=CLIENT_CLOSED)
     return error_response(ApiError(500, FAILED))
@@ -95,8 +95,8 @@ def guarded(app: ASGIApp, api_key: str, hosts: Collection[str] | None, count: Ca
     if scope['type'] != 'http':
       return await app(scope, receive, send)
     if odd := _odd_host(scope, hosts):
-      words = f'this server does not answer to the name {odd[:80]!r}: --allowed_hosts can name it'
-      return await error_response(ApiError(403, words))(scope, receive, send)
+      problem = f'this server does not answer to the name {odd[:80]!r}: --allowed_hosts can name it'
+      return await error_response(ApiError(403, problem))(scope, receive, send)
     if not scope['path'].startswith('/v1/'):
       return await app(scope, receive, send)
     status = CLIENT_CLOSED

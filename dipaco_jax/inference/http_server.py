@@ -49,18 +49,14 @@ class Server:
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status. Raises what ended the engine's thread."""
-    status = self.lifecycle.run(self._app(), listener, limits, access_log)
+    status = self.lifecycle.run(http_app.make_app(self), listener, limits, access_log)
     self.engine_thread.thread.join(CLOSE_S)
     if self.engine_thread.failure:
       raise self.engine_thread.failure
     return status
 
-  def _app(self) -> Starlette:
-    posts = {'/v1/completions': self.complete, '/v1/chat/completions': self.chat}
-    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self.hosts, self._lifespan)
-
   @contextlib.asynccontextmanager
-  async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+  async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
     async with self.lifecycle.listening(self.metrics.connections):
       self.engine_thread.start(asyncio.get_running_loop(), self._changed)
       yield
@@ -100,7 +96,7 @@ class Server:
     state = 'stopping' if self.lifecycle.signal else 'ready' if self.model else 'loading'
     return JSONResponse({'status': state}, 200 if state == 'ready' else 503)
 
-  def _served(self) -> tuple[str, int]:
+  def served(self) -> tuple[str, int]:
     model = self._ready_model()
     return model.name, model.num_paths
 

@@ -114,9 +114,9 @@ class Dipaco(TemplateLM):
     a token that reaches from the context into the continuation is scored. Spaces at the end of the context belong to
     the continuation. A continuation that adds no token is scored as the end of the text.
     """
-    whole, alone = self.tok_encode(context + continuation), self.tok_encode(context.rstrip())
-    num_shared = len(os.path.commonprefix([whole, alone]))  # noqa: RUF071  # of lists
-    return whole[:num_shared], whole[num_shared:] or [self.eot_token_id]
+    all_tokens, alone = self.tok_encode(context + continuation), self.tok_encode(context.rstrip())
+    num_shared = len(os.path.commonprefix([all_tokens, alone]))  # noqa: RUF071  # of lists
+    return all_tokens[:num_shared], all_tokens[num_shared:] or [self.eot_token_id]
 
   def _loglikelihood_tokens(self, requests, disable_tqdm: bool = False, **kwargs) -> list[tuple[float, bool]]:
     """Returns (log p, whether greedy) of each continuation; a request is (texts, context ids, continuation ids)."""
@@ -225,5 +225,5 @@ def _scores(
   read_BL, targets_BL = tokens_BL[:, :-1], tokens_BL[:, 1:]
   x_BLD, head_DV = transformer.logit_factors(model, params, read_BL, jnp.ones_like(read_BL))
   x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
-  found = loss.token_scores(x_ND, head_DV, targets_BL.reshape(-1), model.config.loss_chunk)
-  return jax.tree.map(lambda x_N: x_N.reshape(targets_BL.shape), found)
+  scores = loss.token_scores(x_ND, head_DV, targets_BL.reshape(-1), model.config.loss_chunk)
+  return jax.tree.map(lambda x_N: x_N.reshape(targets_BL.shape), scores)

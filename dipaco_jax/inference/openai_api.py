@@ -83,7 +83,9 @@ class AnswerFormat(Protocol):
 class TextFormat:
   """The format of completions."""
 
-  id_prefix, whole_object, piece_object = 'cmpl', 'text_completion', 'text_completion'
+  id_prefix = 'cmpl'
+  whole_object = 'text_completion'
+  piece_object = 'text_completion'
 
   def whole(self, text: str) -> dict[str, Any]:
     return {'text': text}
@@ -153,9 +155,9 @@ class ServedModel:
     except seals.Damaged:  # a fault of the server's; its message names the workdir
       raise
     except InputError as e:
-      words = str(e).removeprefix('--')  # of '--path=4: ...'
-      param = re.split(r'\W', words)[0]
-      raise ApiError(400, words, param if param in FIELDS else None) from e
+      message = str(e).removeprefix('--')  # of '--path=4: ...'
+      param = re.split(r'\W', message)[0]
+      raise ApiError(400, message, param if param in FIELDS else None) from e
 
 
 def prompt_list(prompt: Any) -> list[Any]:
@@ -172,12 +174,12 @@ def check_count(values: Mapping[str, Any], num_prompts: int, max_texts: int):
 
 def named_path(name: str, num_paths: int, given: str) -> int | None:
   """Returns the path that a model's name stands for, None for the model `name` itself; raises ApiError."""
-  found = re.fullmatch(re.escape(name) + r'(/path-(0|[1-9][0-9]{0,8}))?', given)
-  if not found or (found[2] and int(found[2]) >= num_paths):
+  match = re.fullmatch(re.escape(name) + r'(/path-(0|[1-9][0-9]{0,8}))?', given)
+  if not match or (match[2] and int(match[2]) >= num_paths):
     paths = f'{name}/path-0' + (f' to path-{num_paths - 1}' if num_paths > 1 else '')
-    words = f'there is no model {given[:80]!r}: ask for {name}, or {paths}'
-    raise ApiError(404, words, 'model', 'model_not_found')
-  return int(found[2]) if found[2] else None
+    message = f'there is no model {given[:80]!r}: ask for {name}, or {paths}'
+    raise ApiError(404, message, 'model', 'model_not_found')
+  return int(match[2]) if match[2] else None
 
 
 def asked_path(values: Mapping[str, Any], name: str, num_paths: int) -> int | None:
@@ -201,9 +203,9 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def check_type(name: str, value: Any, fields: Fields = FIELDS):
   """Raises ApiError where a field is of another type."""
-  words, is_valid = fields[name]
+  description, is_valid = fields[name]
   if not is_valid(value):
-    raise ApiError(400, f'{name} should be {words}', name)
+    raise ApiError(400, f'{name} should be {description}', name)
 
 
 def check_there(values: Mapping[str, Any], *names: str):
@@ -234,8 +236,8 @@ def parse_fields(body: bytes, fields: Fields, unsupported: Mapping[str, tuple], 
 def _check_stop(stop: str | Sequence[str]):
   strings = (stop,) if isinstance(stop, str) else stop
   if len(strings) > MAX_STOPS or max(map(len, strings), default=0) > MAX_STOP_LENGTH:
-    words = f'stop should have {MAX_STOPS} strings at most, of {MAX_STOP_LENGTH} characters at most'
-    raise ApiError(400, words, 'stop')
+    message = f'stop should have {MAX_STOPS} strings at most, of {MAX_STOP_LENGTH} characters at most'
+    raise ApiError(400, message, 'stop')
 
 
 def _check_field(name: str, value: Any, fields: Fields, unsupported: Mapping[str, tuple]):
@@ -245,23 +247,23 @@ def _check_field(name: str, value: Any, fields: Fields, unsupported: Mapping[str
     return
   if name not in fields:
     nearest = difflib.get_close_matches(name, fields, 1)
-    words = f'; did you mean {nearest[0]}?' if nearest else ': leave it out'
-    raise ApiError(400, f'there is no field {name[:80]!r}{words}', name[:80], 'unknown_parameter')
+    hint = f'; did you mean {nearest[0]}?' if nearest else ': leave it out'
+    raise ApiError(400, f'there is no field {name[:80]!r}{hint}', name[:80], 'unknown_parameter')
   check_type(name, value, fields)
 
 
 def _prompts(prompts: Sequence[Any], tokenizer: Tokenizer) -> list[tuple[str, tuple[int, ...]]]:
-  found = []
+  parsed_prompts = []
   for one in prompts:
     if isinstance(one, str):
       if not one.isascii() and re.search('[\ud800-\udfff]', one):
         raise ApiError(400, 'prompt has half a character (a lone surrogate): send whole ones', 'prompt')
-      found.append((one, tuple(tokenizer.encode(one, eos=False).tolist())))
+      parsed_prompts.append((one, tuple(tokenizer.encode(one, eos=False).tolist())))
     elif not 0 <= min(one) <= max(one) < tokenizer.vocab_size:
       raise ApiError(400, f'prompt has a token that is not from 0 to {tokenizer.vocab_size - 1}', 'prompt')
     else:
-      found.append((tokenizer.decode(one), tuple(one)))
-  return found
+      parsed_prompts.append((tokenizer.decode(one), tuple(one)))
+  return parsed_prompts
 
 
 def wants_usage(values: Mapping[str, Any]) -> bool:

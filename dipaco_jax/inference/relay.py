@@ -79,7 +79,9 @@ def open_session(timeout_s: float) -> aiohttp.ClientSession:
 class Relay:
   def __init__(self, pool: EnginePool, metrics: Metrics, timeout_s: float):
     """Engines may take `timeout_s` until an answer begins, and as long again for the rest of one that is no stream."""
-    self.pool, self.metrics, self.timeout_s = pool, metrics, timeout_s
+    self.pool = pool
+    self.metrics = metrics
+    self.timeout_s = timeout_s
     self.open: dict[asyncio.Task, int] = {}  # with how many engines each asks
     self.ended: ApiError | None = None  # why what is open was ended
 

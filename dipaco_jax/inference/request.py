@@ -24,7 +24,9 @@ class Request:
 
 def check_request(request: Request, max_length: int):
   """Raises InputError that names the field and the fix; `max_length` is in tokens, prompt included."""
-  given, most, every = len(request.tokens), request.max_tokens, request.reroute_every
+  given = len(request.tokens)
+  most = request.max_tokens
+  every = request.reroute_every
   if not given:
     raise InputError('prompt is empty: give it a word')
   if most < 1:

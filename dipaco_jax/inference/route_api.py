@@ -83,11 +83,11 @@ def deal(asked: Asked, ranks: Sequence[tuple[int, ...]]) -> list[Part]:
 
 def merge(parts: Sequence[Part], answers: Sequence[bytes]) -> bytes:
   """Joins the answers to the parts of a request, in the order of its prompts; raises ValueError where one is odd."""
-  found = [json_text.parse(answer) for answer in answers]
+  contents = [json_text.parse(answer) for answer in answers]
   n = parts[0].values.get('n', 1)
   choices, usage = [], dict.fromkeys(USAGE, 0)
   try:
-    for part, answer in zip(parts, found, strict=True):
+    for part, answer in zip(parts, contents, strict=True):
       for choice in answer['choices']:
         prompt, sample = divmod(choice['index'], n)
         choices.append(choice | {'index': part.prompts[prompt] * n + sample})
@@ -95,5 +95,5 @@ def merge(parts: Sequence[Part], answers: Sequence[bytes]) -> bytes:
         usage[name] += answer['usage'][name]
   except (KeyError, TypeError, IndexError) as e:
     raise ValueError(f'an answer without {e}') from e
-  whole = found[0] | {'choices': sorted(choices, key=lambda choice: choice['index']), 'usage': usage}
-  return json.dumps(whole, ensure_ascii=False).encode()
+  merged = contents[0] | {'choices': sorted(choices, key=lambda choice: choice['index']), 'usage': usage}
+  return json.dumps(merged, ensure_ascii=False).encode()

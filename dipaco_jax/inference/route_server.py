@@ -44,17 +44,13 @@ class RouteServer:
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status."""
-    return self.lifecycle.run(self._app(), listener, limits, access_log)
+    return self.lifecycle.run(http_app.make_app(self), listener, limits, access_log)
 
-  def _app(self) -> Starlette:
-    posts = {'/v1/completions': self.complete, '/v1/chat/completions': self.chat}
-    return http_app.make_app(posts, self._served, self.health, self.metrics, self.api_key, self.hosts, self._lifespan)
-
-  def _served(self) -> tuple[str, int]:
+  def served(self) -> tuple[str, int]:
     return self.parser.name, self.parser.num_paths
 
   @contextlib.asynccontextmanager
-  async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+  async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
     async with relay.open_session(self.timeout_s) as session:
       self.pool = EnginePool(self.engines, session, self.metrics)
       self.relay = relay.Relay(self.pool, self.metrics, self.timeout_s)
@@ -113,8 +109,8 @@ class RouteServer:
     """Returns the best path, or with a fallback all paths that have an engine, the best first."""
     ready = self.pool.ready_paths
     ranked = [int(path) for path in np.argsort(-scores, kind='stable')]
-    found = [path for path in ranked if path in ready] if self.engines.nearest else []
-    return tuple(found) or (ranked[0],)
+    open_paths = [path for path in ranked if path in ready] if self.engines.nearest else []
+    return tuple(open_paths) or (ranked[0],)
 
   async def health(self, request: Request) -> Response:
     """GET /health: 200 while texts of some path can be answered; which paths have no engine is listed."""

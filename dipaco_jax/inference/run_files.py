@@ -38,9 +38,9 @@ class RunFiles:
 
   def read_json(self, name: str, *needed: str) -> dict[str, Any]:
     """Reads a JSON object that should have the keys `needed`."""
-    if (found := seals.loads(self.read(name), *needed)) is None:
+    if (content := seals.loads(self.read(name), *needed)) is None:
       raise self.damaged(name)
-    return found
+    return content
 
   def read_arrays(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
     try:
@@ -55,8 +55,8 @@ class RunFiles:
   def damaged(self, name: str) -> seals.Damaged:
     """Returns the error that says what is wrong with a file, and the fix where there is one."""
     file = self.storage.local_path(name)
-    words = remedies.explain(file) if file else f'{self.storage.url_of(name)} is missing or not as it was written'
-    return seals.Damaged(name, words)
+    message = remedies.explain(file) if file else f'{self.storage.url_of(name)} is missing or not as it was written'
+    return seals.Damaged(name, message)
 
   @contextlib.contextmanager
   def required(self, name: str) -> Iterator[None]:

@@ -191,9 +191,9 @@ class TrainedRun:
 
   def _path(self, number: int, version: int) -> Path:
     coordinates = self.layout.grid.coordinates(number)
-    found = {level: self._module(*place) for level, place in self.module_files(number, version).items()}
-    vocab_size = next(m['embed/tokens'].shape[0] for m in found.values() if 'embed/tokens' in m)
-    return Path(number, coordinates, version, transformer.make_model(self.settings.model, vocab_size), found, self)
+    modules = {level: self._module(*place) for level, place in self.module_files(number, version).items()}
+    vocab_size = next(m['embed/tokens'].shape[0] for m in modules.values() if 'embed/tokens' in m)
+    return Path(number, coordinates, version, transformer.make_model(self.settings.model, vocab_size), modules, self)
 
   def number(self, path: int | Sequence[int]) -> int:
     """Returns the number of a path given by number or coordinates; raises InputError where there is no such path."""
@@ -203,18 +203,18 @@ class TrainedRun:
         return int(path)
     elif len(path) == len(grid.shape) and all(i in range(size) for i, size in zip(path, grid.shape, strict=True)):
       return grid.path(tuple(path))
-    words = ','.join(map(str, path)) if isinstance(path, tuple | list) else path
+    text = ','.join(map(str, path)) if isinstance(path, tuple | list) else path
     sizes = ' x '.join(map(str, grid.shape)) or 'one path'
-    raise InputError(f'--path={words}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
+    raise InputError(f'--path={text}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
 
   def module_files(self, number: int, version: int) -> dict[str, tuple[str, str]]:
     """Returns {level: (file, sha256)} of a path's modules; raises InputError where there is no such version."""
-    digests, found = self._digests(version), {}
+    digests, files_by_level = self._digests(version), {}
     for level in self.layout.levels:
       module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
       key = f'{module_store.module_key(level, module)}.safetensors'
-      found[level.name] = f'modules/{version}/{key}', digests.get(key, seals.UNKNOWN)
-    return found
+      files_by_level[level.name] = f'modules/{version}/{key}', digests.get(key, seals.UNKNOWN)
+    return files_by_level
 
   @property
   def router(self) -> TextRouter:
@@ -287,9 +287,9 @@ class TrainedRun:
       except Missing as e:
         if not digests:
           parts = {name.split('/')[1] for name in self.files.storage.names('modules')}
-          there = sorted(int(part) for part in parts if part.isdigit())
-          words = f'there are {", ".join(map(str, there))}' if there else NOT_YET
-          raise InputError(f'--workdir={self.workdir}: there is no version {version}; {words}') from e
+          versions = sorted(int(part) for part in parts if part.isdigit())
+          hint = f'there are {", ".join(map(str, versions))}' if versions else NOT_YET
+          raise InputError(f'--workdir={self.workdir}: there is no version {version}; {hint}') from e
         break
     return digests
 

@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import backends, retry
-from dipaco_jax.storage.lock_waits import Held
+from dipaco_jax.storage.lock import Held
 
 SQLITE_TRANSIENT = 5, 6, 10, 13, 14  # BUSY, LOCKED, IOERR, FULL, CANTOPEN
 SQLITE_READ_ONLY = 3, 8  # PERM, READONLY

@@ -13,7 +13,6 @@ counts as absent. Whatever is lost can be made again (lineage.py): a disk that f
 
 import collections
 import contextlib
-import fcntl
 import itertools
 import logging
 import os
@@ -26,9 +25,10 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from dipaco_jax.islands.path_state import Arrays
-from dipaco_jax.storage import files, tensors
+from dipaco_jax.storage import files, lock, tensors
 
 HELD, LOCK, HOLDER = 'held', 'lock', 'holder'
+NOT_FREE = lock.Held, FileNotFoundError, NotADirectoryError  # of a slot
 DIGITS = 16  # of a digest, in names
 NAME = re.compile(r'(\d+)-(\d+)-(?:step(\d+)-)?([0-9a-f]*)')
 STATE, ASIDE = '.state', '.aside'
@@ -211,46 +211,39 @@ class HeldStates:
 @contextlib.contextmanager
 def slot(place: pathlib.Path) -> Iterator[HeldStates]:
   """Takes the first free slot of this machine, and holds it until the end of the block, or of the process."""
-  folder, handle = _lock_first(place / HELD)
-  try:
+  with contextlib.ExitStack() as stack:
+    folder = _lock_first(stack, place / HELD)
     files.tidy(folder)
     count = sum(1 for other in (place / HELD).iterdir() if other.name.isdecimal())
     yield HeldStates(folder, _holder(folder / HOLDER), int(MEMORY_SHARE * machine_memory() / count))
-  finally:
-    os.close(handle)
 
 
 def remove_free(place: pathlib.Path):
   """Removes the slots that no process holds, when the run is finished."""
   for folder in (place / HELD).glob('*'):
-    if (handle := _locked(folder)) is not None:
+    with contextlib.suppress(*NOT_FREE), _locked(folder):
       shutil.rmtree(folder, ignore_errors=True)
-      os.close(handle)
   with contextlib.suppress(OSError):
     (place / HELD).rmdir()
 
 
-def _lock_first(folder: pathlib.Path) -> tuple[pathlib.Path, int]:
-  """Locks the first slot that is free, made if all are held; returns it and what holds the lock."""
+def _lock_first(stack: contextlib.ExitStack, folder: pathlib.Path) -> pathlib.Path:
+  """Locks the first slot that is free, made if all are held, until the stack is closed; returns it."""
   for n in itertools.count():
     (folder / str(n)).mkdir(parents=True, exist_ok=True)
-    if (handle := _locked(folder / str(n))) is not None:
-      return folder / str(n), handle
+    with contextlib.suppress(*NOT_FREE):
+      stack.enter_context(_locked(folder / str(n)))
+      return folder / str(n)
   raise AssertionError('there is no end of numbers')
 
 
-def _locked(folder: pathlib.Path) -> int | None:
-  """Returns the open file that locks a slot; None where another process has it, or it is being removed."""
-  try:
-    handle = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-  except (FileNotFoundError, NotADirectoryError):
-    return None
-  with contextlib.suppress(BlockingIOError, FileNotFoundError):
-    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    if os.path.samestat(os.fstat(handle), os.stat(folder / LOCK)):
-      return handle
-  os.close(handle)
-  return None
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+  """Locks a slot during the block; raises one of NOT_FREE where another process has it, or it is being removed."""
+  with lock.locked(folder / LOCK, os.O_RDWR | os.O_CREAT, patience_s=0) as handle:
+    if not os.path.samestat(os.fstat(handle), os.stat(folder / LOCK)):
+      raise FileNotFoundError(folder / LOCK)
+    yield
 
 
 def _holder(file: pathlib.Path) -> str:

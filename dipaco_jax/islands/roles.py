@@ -65,49 +65,50 @@ def check_settings(settings: settings_lib.Settings):
     raise InputError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
 
 
-def run_role(
-  role: str, settings: settings_lib.Settings, workdir: str, url: str | None, name: str, share: str, lease_s: float,
-  is_backup: bool = False, resumes: bool = True, watched: metrics_server.MetricsServer | None = None,
-  profiler: profiling.Profiler = profiling.NONE,
-) -> dict[str, Any]:  # fmt: skip
+@dataclasses.dataclass(frozen=True)
+class Process:
+  """A process of an islands run."""
+
+  role: str  # one of ROLES
+  workdir: str  # the place that all processes share, a folder or the URL of a bucket
+  lease_s: float  # how long a claim lasts without a heartbeat
+  url: str | None = None  # of the registry; None or '' for a file in the workdir
+  name: str = ''  # '' for its role, host and process id
+  share: str = ''  # 'i/n', for an outer executor: which modules it takes before others
+  is_backup: bool = False  # whether this worker takes abandoned tasks and those of stragglers only
+  resumes: bool = True  # whether it resumes a run that has diverged; False where its parent has done so
+  metrics: metrics_server.MetricsServer | None = None  # the server of this role's metrics for Prometheus
+  profiler: profiling.Profiler = profiling.NONE  # of the inner steps of a worker
+
+
+def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any]:
   """Works in a role until the run is finished, and returns its last fact, with the perplexity.
 
   `settings` are the same in all its processes. Of a worker's hosts, the others than the first return {}.
 
-  Args:
-    workdir: the place that all processes share, a folder or the URL of a bucket.
-    url: of the registry; None or '': a file in the workdir.
-    name: of this process; '': its role, host and process id.
-    lease_s: how long a claim lasts without a heartbeat.
-    share: 'i/n', for an outer executor: which modules it takes before others.
-    is_backup: whether this worker takes abandoned tasks and stragglers' only.
-    resumes: whether to resume a run that has diverged, as the process that starts roles may have done before.
-    watched: the server that tells Prometheus what this role does; None: it is not told.
-    profiler: of the inner steps of a worker.
-
   Raises InputError where another config began this run, or the database or the place cannot be used; Diverged.
   """
-  hosts = Hosts()
+  hosts, role = Hosts(), process.role
   if role != 'worker' and not hosts.is_alone:
     raise InputError(f'--distributed is for workers, of several hosts; --role={role} is one process')
-  storage, local = open_storage(workdir), make_local_place(workdir)
+  storage, local = open_storage(process.workdir), make_local_place(process.workdir)
   own = on_own_devices(settings)
-  run = run_lib.unattended(local, own, own.mesh.data, profiler)
-  url = url or registry_url.in_folder(local)
+  run = run_lib.unattended(local, own, own.mesh.data, process.profiler)
+  url = process.url or registry_url.in_folder(local)
   check_place(storage, local, url)
-  registry = Registry(url, lease_s)
+  registry = Registry(url, process.lease_s)
   run_id = settle(registry, storage, settings, local)
   if role == 'worker' and hosts.is_first:
     inputs.check_inputs(local, settings, keeps=False)
-  island = Island(run, registry, storage, name or f'{role}-{socket.gethostname()}-{os.getpid()}')
+  island = Island(run, registry, storage, process.name or f'{role}-{socket.gethostname()}-{os.getpid()}')
   if not hosts.is_first:
     inner_phase.follow(island, hosts)
     return {}
-  resumed = screening_facts.resume(island) if resumes else screening_facts.times_resumed(registry)
+  resumed = screening_facts.resume(island) if process.resumes else screening_facts.times_resumed(registry)
   kept = kept_arrays.begin(storage, local, f'{run_id}-{resumed}')
   island = dataclasses.replace(island, resumed=resumed, weights=ModuleWeights(kept))
   try:
-    serve(island, role, share, is_backup, hosts, local, f'{run_id}-{resumed}', watched)
+    serve(island, process, hosts, local / 'scratch' / f'{run_id}-{resumed}')
   except Diverged as e:
     hosts.broadcast({'diverged': str(e)})
     raise
@@ -134,39 +135,45 @@ def tidy(role: str, local: pathlib.Path):
     held_states.remove_free(local)  # what this worker held, and those that are gone
 
 
-def serve(
-  island: Island, role: str, share: str, is_backup: bool, hosts: Hosts, local: pathlib.Path, number: str,
-  watched: metrics_server.MetricsServer | None = None,
-):  # fmt: skip
-  """Serves until the run is finished; sums that wait for others are in `scratch`, below `local`, by run `number`."""
-
-  def work(claims: Claims, perform: Perform):
-    made = Role(claims, perform)
-    if watched:
-      watched.read = made.read_metrics
-    made.serve()
-
-  if role == 'monitor':
+def serve(island: Island, process: Process, hosts: Hosts, scratch: pathlib.Path):
+  """Serves until the run is finished; `scratch` is the folder of sums that wait for other contributions."""
+  if process.role == 'monitor':
     with monitor.saying_stopped(island):
       monitor.watch(island)
-  elif role == 'outer':
-    executor = outer_executor.Executor(local / 'scratch' / number)
-    keys = island.all_modules()[part_named(share)] if share else None
+  elif process.role == 'outer':
+    keys = island.all_modules()[part_named(process.share)] if process.share else None
     island.weights.kept.versions = 1  # an outer step needs the version before alone, and makes the next
     island.weights.kept.memory_bytes = int(held_states.MEMORY_SHARE * held_states.machine_memory())
-    work(Claims(island, role, outer_executor.KINDS, keys), executor.perform)
-  elif role == 'evaluator':
-    work(Claims(island, role, evaluator.KINDS), evaluator.perform)
+    claims = Claims(island, process.role, outer_executor.KINDS, keys)
+    work(process, claims, outer_executor.Executor(scratch).perform)
+  elif process.role == 'evaluator':
+    work(process, Claims(island, process.role, evaluator.KINDS), evaluator.perform)
   else:
-    kinds = worker.KINDS if hosts.is_alone else worker.TRAIN
-    with contextlib.ExitStack() as stack:
-      held, line = stack.enter_context(held_states.slot(local)), state_facts.Line()
-      stack.enter_context(hand_over.answering(island, held))
-      stack.enter_context(state_facts.publishing(island, held, line))
-      does, island.weights.kept.memory_bytes = worker.Worker(held, hosts, line), held.memory_bytes
-      pool = Backup(island, kinds, held.holder) if is_backup else None
-      fetches = dict.fromkeys(worker.TRAIN, does.fetch)
-      work(Claims(island, role, kinds, fetches=fetches, pool=pool, holder=held.holder), does.perform)
+    serve_worker(island, process, hosts)
+
+
+def serve_worker(island: Island, process: Process, hosts: Hosts):
+  """Trains until the run is finished, and answers other workers that ask for states that this one holds."""
+  kinds = worker.KINDS if hosts.is_alone else worker.TRAIN
+  line = state_facts.Line()
+  with contextlib.ExitStack() as stack:
+    held = stack.enter_context(held_states.slot(island.run.workdir))
+    stack.enter_context(hand_over.answering(island, held))
+    stack.enter_context(state_facts.publishing(island, held, line))
+    island.weights.kept.memory_bytes = held.memory_bytes
+    own_worker = worker.Worker(held, hosts, line)
+    pool = Backup(island, kinds, held.holder) if process.is_backup else None
+    fetches = dict.fromkeys(worker.TRAIN, own_worker.fetch)
+    claims = Claims(island, process.role, kinds, fetches=fetches, pool=pool, holder=held.holder)
+    work(process, claims, own_worker.perform)
+
+
+def work(process: Process, claims: Claims, perform: Perform):
+  """Performs the tasks that a process claims until the run is finished."""
+  role = Role(claims, perform)
+  if process.metrics:
+    process.metrics.read = role.read_metrics
+  role.serve()
 
 
 def resume(workdir: str, url: str) -> int:

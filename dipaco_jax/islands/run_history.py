@@ -159,7 +159,7 @@ def updates(island: Island, path: int, phase: int, after: int) -> int:
   """Returns what `Job.updates` does after so many steps of a path's phase, where paths take turns on one device."""
   num_paths, times = island.layout.grid.num_paths, island.timetable
   piece = next(i for i, piece in enumerate(times.pieces(phase)) if after <= piece.end)
-  return job_lib.count_updates(times, num_paths, num_paths, phase, path, after, piece)
+  return job_lib.count_updates(times, num_paths, num_paths, job_lib.Point(phase, path, after, piece))
 
 
 def trained(island: Island, told: History) -> list[Fact]:

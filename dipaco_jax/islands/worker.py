@@ -9,7 +9,7 @@ import functools
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent import futures
 from typing import Any, NamedTuple
 
@@ -81,17 +81,24 @@ class Worker:
       return self.train(island, task, lease)
     return {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard}[task.kind](island, task, lease)
 
-  def fetch(self, island: Island, task: Task) -> Beginning | None:
-    """Reads what the training for a task begins with: a path's shard, parameters, and state.
+  def fetch(self, island: Island, task: Task) -> Callable[[], Beginning]:
+    """Reads what the training for a task begins with (a path's shard, parameters and state); returns what returns it.
 
-    None where it goes on from the piece that is being trained now; what it takes over is read. Raises Later.
+    A task that follows the piece that is being trained now begins with the state after that piece. Then only the
+    modules that it takes over are read ahead, and the call reads the rest. Raises Later.
     """
     path, part = int(task.key), pieces.part_of(island, task)
     inner_phase.make_job(island, island.round_of(part.phase))
     if not pieces.begins_whole(island, part):
       path_exchange.take_over(island, path, part)
       if self.at_work == (path, pieces.before(island, part)):
-        return None
+        return lambda: self.fetch(island, task)()
+    beginning = self.find_beginning(island, task)
+    return lambda: beginning
+
+  def find_beginning(self, island: Island, task: Task) -> Beginning:
+    """Finds the newest state that the training for a task can begin from, and reads it."""
+    path = int(task.key)
     if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
     found = lineage.find(island, self.held, task)
@@ -121,7 +128,7 @@ class Worker:
   def train(self, island: Island, task: Task, lease: Lease) -> Publish:
     """Trains a piece of a path's phase, or the rest of what was begun on this machine."""
     path, part, self.at_work = int(task.key), pieces.part_of(island, task), None
-    beginning, replay = self.replay(island, lease, lease.fetched() or self.fetch_here(island, task))
+    beginning, replay = self.replay(island, lease, lease.fetched()())
     self.at_work = path, part
     started, step = time.time(), beginning.step
     trained = self.train_first(island, lease, beginning)
@@ -161,12 +168,6 @@ class Worker:
       schedule.go_on(island, path, part, self.held.holder)
     except Exception as e:
       logging.warning('path %d goes on only when its last piece is published: %s', path, e)
-
-  def fetch_here(self, island: Island, task: Task) -> Beginning:
-    """Fetches, now that the piece before is trained; or was given up."""
-    found = self.fetch(island, task)
-    assert found
-    return found
 
   @time_use.doing(time_use.LOST)
   def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
@@ -219,9 +220,7 @@ class Worker:
       if lineage.is_finite(arrays):
         self.held.put_within(Key(path, phase, origin(island, path, phase), step), arrays)
 
-    state = beginning.state
-    if beginning.step == piece.begin and not pieces.begins_whole(island, part):
-      state = path_exchange.mixed(island, path, part, state)
+    state = first_state(island, path, beginning)
     is_due, is_first = own_levels.evaluates(island, part), lease.task.is_first and not is_replay
     evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due and not is_first else []
     is_due &= not evaluated
@@ -231,15 +230,12 @@ class Worker:
       if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
         self.scheduler.submit(self.schedule_next, island, path, part)
       found = inner_phase.run(island, self.hosts, start, state, begins_with, done)
-    params = found.state.params
     if found.evaluation:
       evaluated = [own_levels.evaluation_fact(path, phase, *found.evaluation)]
     for fact in evaluated:
       state = own_levels.note_evaluation(island, fact, state)
-    sent, residuals = path_exchange.send(island, path, part, found.state, state)
-    left = state.left | path_exchange.of_levels(island, params, island.timetable.left(piece.sent, phase))
-    after = state._replace(params=params, inner=found.state.inner, residuals=residuals, left=left)
-    return Trained(metrics, sent, after, found.loss, evaluated)
+    sent, state = send(island, path, part, state, found.state)
+    return Trained(metrics, sent, state, found.loss, evaluated)
 
   def hold_replayed(
     self, island: Island, path: int, part: Part, sent: dict[str, Sent], own_modules: list[Fact], state: PathState
@@ -289,6 +285,24 @@ def go_on(island: Island, path: int, parts: tuple[Part, ...], state: PathState) 
     carried = state.own_arrays() if fresh else state.carried()
     state = path_exchange.whole(island, path, first.phase, carried)
   return Beginning(parts, pieces.piece(island, first).begin, state, fresh)
+
+
+def first_state(island: Island, path: int, beginning: Beginning) -> PathState:
+  """Returns the state that the first inner step begins with; at the beginning of a piece it has new modules."""
+  part = beginning.parts[0]
+  if beginning.step == pieces.piece(island, part).begin and not pieces.begins_whole(island, part):
+    return path_exchange.mixed(island, path, part, beginning.state)
+  return beginning.state
+
+
+def send(
+  island: Island, path: int, part: Part, before: PathState, trained: PathState
+) -> tuple[dict[str, Sent], PathState]:
+  """Returns what a path sends after a piece, by level, and its state then; `before` is its state before the piece."""
+  sent, residuals = path_exchange.send(island, path, part, trained, before)
+  leaving = island.timetable.left(pieces.piece(island, part).sent, part.phase)
+  left = before.left | path_exchange.of_levels(island, trained.params, leaving)
+  return sent, before._replace(params=trained.params, inner=trained.inner, residuals=residuals, left=left)
 
 
 def send_again(island: Island, path: int, part: Part, sent: dict[str, Sent]):

@@ -9,16 +9,16 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from dipaco_jax.storage import lock_waits
+from dipaco_jax.storage import lock
 
 TURN_S = 10.0  # a turn takes milliseconds
 
 
 @contextlib.contextmanager
 def writer_turn(file: str) -> Iterator[None]:
-  """Lets one process at a time into the block, of all that write into `file`. Raises lock_waits.Held after TURN_S."""
+  """Lets one process at a time into the block, of all that write into `file`. Raises lock.Held after TURN_S."""
   flags = os.O_WRONLY | os.O_CREAT
   with contextlib.ExitStack() as stack:
-    with lock_waits.locked(f'{file}.next', flags, TURN_S):
-      stack.enter_context(lock_waits.locked(f'{file}.lock', flags, TURN_S))
+    with lock.locked(f'{file}.next', flags, TURN_S):
+      stack.enter_context(lock.locked(f'{file}.lock', flags, TURN_S))
     yield

@@ -18,24 +18,10 @@ from jax import Array
 
 from dipaco_jax.models import blocked, flash
 from dipaco_jax.models.products import into_float32
+from dipaco_jax.models.scores import PLAIN, Scores
 
 LANES = 128  # of a TPU; splash takes multiples of it as lengths
 BLOCKS = (512, 256, LANES)  # tokens in a block: the first that divides the length
-
-
-class Scores(NamedTuple):
-  """How queries and keys are scored."""
-
-  window: int = 0  # tokens that a token sees, itself included; 0: all before it
-  query_scale: float = 0.0  # products are divided by its root; 0: by that of K
-  cap: float = 0.0  # c, of c tanh(x / c); 0: none
-
-  def factor(self, size: int) -> float:
-    """Returns what products of queries and keys are multiplied by."""
-    return (self.query_scale or size) ** -0.5
-
-
-PLAIN = Scores()
 
 
 class Cache(NamedTuple):
@@ -98,7 +84,7 @@ def attend(
   if kernel == 'splash' and length % LANES == 0:
     return splash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores)
   if kernel == 'flash' and flash.takes(q_BLHK) and not scores.cap:
-    return flash.flash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores.window, scores.factor(q_BLHK.shape[3]))
+    return flash.flash(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores)
   if kernel == 'blocked' and not scores.cap:
     return blocked.blocked(q_BLHK, k_BLGK, v_BLGK, segments_BL, scores.window, scores.factor(q_BLHK.shape[3]))
   same_BLL = segments_BL[:, :, None] == segments_BL[:, None, :]

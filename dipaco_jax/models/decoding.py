@@ -33,6 +33,14 @@ Blocks = tuple[int, ...]
 EMPTY = Cache((), {})
 
 
+class Entry(NamedTuple):
+  """Where the computation of a prompt begins."""
+
+  x_BLD: jax.Array  # hidden state that enters `block`; from `embed`, or kept in a cache
+  block: int = 0  # the lowest block to compute
+  below: Cache = EMPTY  # the cache of the blocks below, with S = L
+
+
 class SamplingParams(NamedTuple):
   """Sampling parameters of each of B texts."""
 
@@ -58,22 +66,22 @@ def embed(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array
 
 
 def prefill(
-  model: Transformer, params: Params, x_BLD: jax.Array, length: jax.Array, first: int, below: Cache, keep: Blocks
+  model: Transformer, params: Params, entry: Entry, length: jax.Array, keep: Blocks
 ) -> tuple[Cache, jax.Array]:
-  """Computes blocks `first` and up for tokens 0 to L - 1 of each text at one time.
+  """Computes blocks `entry.block` and up for tokens 0 to L - 1 of each text at one time.
 
   Args:
     model, params: the path.
-    x_BLD: hidden state that enters block `first`; from `embed`, or kept in a cache.
+    entry: the lowest block to compute, and what is known below it.
     length: number of the L tokens that count, int32; later ones are padding, to be overwritten.
-    first: the lowest block to compute.
-    below: the cache of the blocks below `first`, with S = L; EMPTY if first = 0.
     keep: blocks whose input is kept.
 
   Returns:
     A cache with S = L, and the logits of the next token, float32 [B, V].
   """
-  blocks, entering = [*below.blocks[:first]], {n: x for n, x in below.entering.items() if n < first}
+  x_BLD, first, below = entry
+  blocks = [*below.blocks[:first]]
+  entering = {n: x for n, x in below.entering.items() if n < first}
   index_BL = jnp.broadcast_to(jnp.arange(x_BLD.shape[1]), x_BLD.shape[:2])
   for n in range(first, model.config.num_layers):
     if n in keep:

@@ -25,6 +25,8 @@ from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 
+from dipaco_jax.models.scores import PLAIN, Scores
+
 RESIDUALS = 'attention'  # name of the residuals that a kernel's gradient needs beside q, k and v
 HIDDEN = -1e30  # the score of a key that is not seen; finite, so that a block without seen keys gives no NaN
 
@@ -61,14 +63,22 @@ def runs_here() -> bool:
   return new_enough and importlib.util.find_spec('jax.experimental.pallas.triton') is not None
 
 
+class Spans(NamedTuple):
+  """The keys that each query sees, and the queries that see each key: both form a span in the row."""
+
+  starts_BL: Array  # first key that a query sees; the last one is its own
+  ends_BL: Array  # end of the queries that see a key; the first one is its own
+
+
+class Run(NamedTuple):
+  """How kernels are run."""
+
+  scale: float  # s
+  interpret: bool  # with plain operations, without a GPU
+
+
 def flash(
-  q_BLHK: Array,
-  k_BLGK: Array,
-  v_BLGK: Array,
-  segments_BL: Array,
-  window: int = 0,
-  scale: float = 0.0,
-  interpret: bool = False,
+  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, segments_BL: Array, scores: Scores = PLAIN, interpret: bool = False
 ) -> Array:
   """Returns attention, [B, L, H, K], in the type of q.
 
@@ -76,15 +86,21 @@ def flash(
     q_BLHK: queries, of a shape and type that `takes` takes.
     k_BLGK, v_BLGK: keys and values; G divides H, and H / G queries share a head of these.
     segments_BL: segment ids; those of a segment are next to each other.
-    window: tokens that a token sees, itself included; 0: all before it.
-    scale: s; 0: K^-1/2.
+    scores: how queries and keys are scored; a cap is not supported.
     interpret: computes with plain operations, without a GPU.
   """
-  starts_BL, ends_BL = segment_starts(segments_BL), segments_BL.shape[1] - segment_starts(segments_BL[:, ::-1])[:, ::-1]
+  run = Run(scores.factor(q_BLHK.shape[3]), interpret)
+  return _attention(q_BLHK, k_BLGK, v_BLGK, _spans(segments_BL, scores.window), run)
+
+
+def _spans(segments_BL: Array, window: int) -> Spans:
+  starts_BL = segment_starts(segments_BL)
+  ends_BL = segments_BL.shape[1] - segment_starts(segments_BL[:, ::-1])[:, ::-1]
   if window:
     index_L = jnp.arange(segments_BL.shape[1], dtype=jnp.int32)
-    starts_BL, ends_BL = jnp.maximum(starts_BL, index_L - window + 1), jnp.minimum(ends_BL, index_L + window)
-  return _attention(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, scale or q_BLHK.shape[3] ** -0.5, interpret)
+    starts_BL = jnp.maximum(starts_BL, index_L - window + 1)
+    ends_BL = jnp.minimum(ends_BL, index_L + window)
+  return Spans(starts_BL, ends_BL)
 
 
 def segment_starts(segments_BL: Array) -> Array:
@@ -94,32 +110,28 @@ def segment_starts(segments_BL: Array) -> Array:
   return jax.lax.cummax(jnp.where(segments_BL != previous_BL, index_BL, 0), axis=1)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6))
-def _attention(
-  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, starts_BL: Array, ends_BL: Array, scale: float, interpret: bool
-) -> Array:
-  return _forward(q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, scale, interpret)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def _attention(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, spans: Spans, run: Run) -> Array:
+  return _forward(q_BLHK, k_BLGK, v_BLGK, spans, run)[0]
 
 
-def _forward(
-  q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, starts_BL: Array, ends_BL: Array, scale: float, interpret: bool
-) -> tuple[Array, tuple]:
+def _forward(q_BLHK: Array, k_BLGK: Array, v_BLGK: Array, spans: Spans, run: Run) -> tuple[Array, tuple]:
   B, L, H, _ = q_BLHK.shape
-  args = (q_BLHK, k_BLGK, v_BLGK, starts_BL)
+  args = (q_BLHK, k_BLGK, v_BLGK, spans.starts_BL)
   out = (jax.ShapeDtypeStruct(q_BLHK.shape, q_BLHK.dtype), jax.ShapeDtypeStruct((B, H, L), jnp.float32))
-  found = _call(_forward_kernel, FORWARD, 'queries', args, out, scale, interpret)
-  o_BLHK, lse_BHL = (checkpoint_name(x, RESIDUALS) for x in found)
-  return o_BLHK, (q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, o_BLHK, lse_BHL)
+  results = _call(_forward_kernel, FORWARD, 'queries', args, out, run)
+  o_BLHK, lse_BHL = (checkpoint_name(x, RESIDUALS) for x in results)
+  return o_BLHK, (q_BLHK, k_BLGK, v_BLGK, spans, o_BLHK, lse_BHL)
 
 
-def _backward(scale: float, interpret: bool, residuals: tuple, do_BLHK: Array) -> tuple:
-  q_BLHK, k_BLGK, v_BLGK, starts_BL, ends_BL, o_BLHK, lse_BHL = residuals
+def _backward(run: Run, residuals: tuple, do_BLHK: Array) -> tuple:
+  q_BLHK, k_BLGK, v_BLGK, (starts_BL, ends_BL), o_BLHK, lse_BHL = residuals
   delta_BHL = jnp.einsum('BLHK,BLHK->BHL', do_BLHK, o_BLHK, preferred_element_type=jnp.float32)
   args = (q_BLHK, k_BLGK, v_BLGK, starts_BL, do_BLHK, lse_BHL, delta_BHL)
   out = jax.ShapeDtypeStruct(q_BLHK.shape, q_BLHK.dtype)
-  (dq_BLHK,) = _call(_dq_kernel, BACKWARD_QUERIES, 'queries', args, (out,), scale, interpret)
-  dk_BLHK, dv_BLHK = _call(_dkv_kernel, BACKWARD_KEYS, 'keys', (*args, ends_BL), (out, out), scale, interpret)
-  return dq_BLHK, _sum_groups(dk_BLHK, k_BLGK), _sum_groups(dv_BLHK, v_BLGK), None, None
+  (dq_BLHK,) = _call(_dq_kernel, BACKWARD_QUERIES, 'queries', args, (out,), run)
+  dk_BLHK, dv_BLHK = _call(_dkv_kernel, BACKWARD_KEYS, 'keys', (*args, ends_BL), (out, out), run)
+  return dq_BLHK, _sum_groups(dk_BLHK, k_BLGK), _sum_groups(dv_BLHK, v_BLGK), None
 
 
 _attention.defvjp(_forward, _backward)
@@ -133,7 +145,7 @@ def _sum_groups(dx_BLHK: Array, x_BLGK: Array) -> Array:
   return dx_BLHK.reshape(B, L, G, -1, K).astype(jnp.float32).sum(3).astype(x_BLGK.dtype)
 
 
-def _call(kernel: Callable, blocks: Blocks, over: str, args: tuple, out: tuple, scale: float, interpret: bool) -> tuple:
+def _call(kernel: Callable, blocks: Blocks, over: str, args: tuple, out: tuple, run: Run) -> tuple:
   """Runs a kernel for every block of queries or keys of every row and head; it sees its own row and head."""
   from jax.experimental.pallas import triton
 
@@ -150,13 +162,13 @@ def _call(kernel: Callable, blocks: Blocks, over: str, args: tuple, out: tuple, 
     return pl.BlockSpec((None, length, None, K), lambda i, b, h: (b, place(i), h // group, 0))
 
   return pl.pallas_call(
-    functools.partial(kernel, blocks=blocks, scale=scale),
+    functools.partial(kernel, blocks=blocks, scale=run.scale),
     grid=(L // size, B, H),
     in_specs=[spec(x, L) for x in args],
     out_specs=[spec(x, size) for x in out],
     out_shape=out,
-    compiler_params=None if interpret else triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
-    interpret=interpret,
+    compiler_params=None if run.interpret else triton.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+    interpret=run.interpret,
     name=kernel.__name__.strip('_'),
   )(*args)
 

@@ -45,15 +45,15 @@ def write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping[
 
 
 def _write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping[str, np.ndarray]):
-  found = run.sequences('validation')
-  sequences = found.read(range(len(found)))
+  validation = run.sequences('validation')
+  sequences = validation.read(range(len(validation)))
   texts = [run.tokenizer.decode(x.tokens).encode('utf-8', 'replace') for x in sequences]
   arrays = {f'nats/{name}': np.asarray(x, np.float64) for name, x in nats.items()} | {
     'tokens': np.asarray(tokens, np.int64),
     'bytes': run.validation_bytes(),
     'domain': np.array([x.domain for x in sequences], np.int32),
     'path': np.asarray(path, np.int32),
-    'content': found.contents(),
+    'content': validation.contents(),
     'text': np.array([_number(text) for text in texts], np.uint64),
     'beginning': np.array([_number(b' '.join(text.split())[:BEGINNING]) for text in texts], np.uint64),
   }

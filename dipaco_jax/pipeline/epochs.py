@@ -29,17 +29,17 @@ def read(
   """Returns the epochs of base, paths and dense control: as the stages noted them, else by the shards that are here."""
   pretrain, train = results.get('pretrain', {}), results.get('train', {})
   base, of_rounds = _shards(workdir, 'base'), [_shards(workdir, str(number)) for number in range(s.rounds + 1)]
-  found = {
+  epochs = {
     'pretrain_epochs': pretrain.get('epochs'),
     'pretrain_text_tokens': pretrain.get('text_tokens'),
     'control_epochs': control_steps * s.train.batch_size / _rows(base) if base and control_steps else None,
     'epochs_by_path': train.get('epochs_by_path'),
   }
-  if base and pretrain and found['pretrain_epochs'] is None:
-    found |= {f'pretrain_{name}': value for name, value in _of_base(s, base).items()}
-  if all(of_rounds) and train and found['epochs_by_path'] is None:
-    found['epochs_by_path'] = _of_paths(s, [meta['shard_rows'] for meta in of_rounds])
-  return found
+  if base and pretrain and epochs['pretrain_epochs'] is None:
+    epochs |= {f'pretrain_{name}': value for name, value in _of_base(s, base).items()}
+  if all(of_rounds) and train and epochs['epochs_by_path'] is None:
+    epochs['epochs_by_path'] = _of_paths(s, [meta['shard_rows'] for meta in of_rounds])
+  return epochs
 
 
 def _shards(workdir: pathlib.Path, name: str) -> dict[str, Any]:

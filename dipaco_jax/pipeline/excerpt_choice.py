@@ -103,10 +103,14 @@ def read(
       return known(path)[chosen]
     return reader.read(path, (rows[0][chosen], rows[1][chosen]), size)[0]
 
-  found, words, documents = chunk_losses.gather_losses(paths, W, nats), _words(reader.tokenizer, texts, W), []
+  losses = chunk_losses.gather_losses(paths, W, nats)
+  chunk_texts = _words(reader.tokenizer, texts, W)
+  documents = []
   for n, text in enumerate(texts):
-    losses, of_text = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in found)), (W, reader.prefix_tokens, paths[n])
-    documents.append(chunk_losses.make_excerpt(text.name, words[n], len(text.tokens), *of_text, losses))
+    own_losses = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in losses))
+    chunks = list(zip(chunk_texts[n], paths[n], strict=True))
+    prefix = reader.prefix_tokens
+    documents.append(chunk_losses.make_excerpt(text.name, chunks, len(text.tokens), W, prefix, own_losses))
   return chunk_losses.Excerpts(W, reader.prefix_tokens, reader.by, documents)
 
 
@@ -135,20 +139,20 @@ def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[
 
 def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str]]:
   """Returns the text of every chunk of every text; a character whose bytes lie in two chunks goes to the second."""
-  found: list[list[str]] = []
+  texts_by_chunk: list[list[str]] = []
   transcript = Transcript(tokenizer, ())
   for text, following in zip(texts, [*texts[1:], None], strict=True):
     if not text.goes_on:
       transcript = Transcript(tokenizer, ())
-    words = []
+    chunk_texts = []
     for start in range(0, len(text.tokens), W):
       for token in text.tokens[start : start + W]:
         transcript.add(token)
       if start + W >= len(text.tokens) and not (following and following.goes_on):
         transcript.close()
-      words.append(transcript.take(final=True))
-    found.append(words)
-  return found
+      chunk_texts.append(transcript.take(final=True))
+    texts_by_chunk.append(chunk_texts)
+  return texts_by_chunk
 
 
 # -- of a run
@@ -168,8 +172,8 @@ def _write(run: run_lib.Run):
   folder, is_scored = run.workdir / 'evaluation' / 'validation', s.evaluate.reroute_every or s.evaluate.mixture
   scored = token_losses.read(folder, run.layout.grid.num_paths) if is_scored else None
   known: Known = (lambda path: scored.nll[path][chosen, :length]) if scored else None
-  found = read(_reader_of_run(run), texts, chunk_tokens(s), length, first[chosen].tolist(), known)
-  publishing.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(found.to_dict()))
+  excerpts = read(_reader_of_run(run), texts, chunk_tokens(s), length, first[chosen].tolist(), known)
+  publishing.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(excerpts.to_dict()))
 
 
 def choose(run: run_lib.Run) -> list[int]:

@@ -47,14 +47,14 @@ def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
 
 
 def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.ndarray]:
-  found, prefix = run.sequences(split), run.settings.routing.prefix_tokens
+  split_sequences, prefix = run.sequences(split), run.settings.routing.prefix_tokens
   base = jax.device_put(run.base())
   rows = FEATURE_ROWS if sum(x.size for x in base.values()) < LARGE_MODEL else FEATURE_ROWS // 16
   progress = display.Progress(f'features of {split}', len(indices), 'sequences')
   for start in range(0, len(indices), rows):
     chosen = indices[start : start + rows]
     tokens = np.zeros((rows, prefix), np.int32)  # of one shape, for one program
-    tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in found.read(chosen)]
+    tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in split_sequences.read(chosen)]
     yield np.asarray(program(run.model)(base, tokens))[: len(chosen)]
     progress.update(start + len(chosen))
   progress.close()
@@ -62,14 +62,14 @@ def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.
 
 def texts(run: run_lib.Run, split: str, chunks: Iterable[np.ndarray]) -> Iterator[own_router.Texts]:
   """Yields what a router of the user's sees of a split's sequences, for each of the `chunks` of their indices."""
-  found, routing = run.sequences(split), run.settings.routing
-  lengths_N, sees = found.lengths(), own_router.uses_features(routing)
+  split_sequences, routing = run.sequences(split), run.settings.routing
+  lengths_N, sees = split_sequences.lengths(), own_router.uses_features(routing)
 
   def decode(tokens: np.ndarray) -> str:
     return run.tokenizer.decode(tokens)  # which is opened only for routers that read words
 
   for indices in chunks:
-    tokens = [sequence.tokens for sequence in found.read(indices)]
+    tokens = [sequence.tokens for sequence in split_sequences.read(indices)]
     z_ND = np.concatenate(list(compute(run, split, indices))) if sees else None
     yield own_router.make_texts(tokens, lengths_N[indices], routing.prefix_tokens, decode, z_ND)
 
@@ -84,16 +84,16 @@ def router_data(run: run_lib.Run) -> np.ndarray:
   return draw_router_data(run.sequences('train'), run.settings)
 
 
-def draw_router_data(found: sequences.Sequences, settings: settings_lib.Settings) -> np.ndarray:
+def draw_router_data(train: sequences.Sequences, settings: settings_lib.Settings) -> np.ndarray:
   """Returns the same of a run's training sequences and its settings."""
-  contents, fraction = found.contents(), settings.routing.router_fraction
-  return holdouts.draw_documents(contents, settings.seed, fraction, 'router data', router_pieces(found, fraction))
+  contents, fraction = train.contents(), settings.routing.router_fraction
+  return holdouts.draw_documents(contents, settings.seed, fraction, 'router data', router_pieces(train, fraction))
 
 
-def router_pieces(found: sequences.Sequences, fraction: float) -> holdouts.DrawnPieces | None:
+def router_pieces(train: sequences.Sequences, fraction: float) -> holdouts.DrawnPieces | None:
   """Returns the pieces of longer texts that are router data; hold-outs lie before them."""
-  draws = found.draws()
-  return None if draws is None else holdouts.draw_pieces(found.contents(), draws, fraction)
+  draws = train.draws()
+  return None if draws is None else holdouts.draw_pieces(train.contents(), draws, fraction)
 
 
 def check_router_data(run: run_lib.Run):
@@ -103,5 +103,5 @@ def check_router_data(run: run_lib.Run):
     return
   num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum())
   if count < num_paths:
-    words = f'{count} sequences, fewer than the {num_paths} paths: raise it, or give more text'
-    raise InputError(f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {words}')
+    problem = f'{count} sequences, fewer than the {num_paths} paths: raise it, or give more text'
+    raise InputError(f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {problem}')

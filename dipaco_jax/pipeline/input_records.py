@@ -26,11 +26,11 @@ def read_inputs(workdir: pathlib.Path) -> Inputs:
   if not file.exists():
     return Inputs({}, {})
   try:
-    found = seals.read_json(file, 'files', 'stages')
+    record = seals.read_json(file, 'files', 'stages')
   except seals.Damaged:
     logging.warning('%s is damaged: whether text and models are those that the run began with is not known', file)
     return Inputs({}, {})
-  return Inputs(found['files'], found['stages'])
+  return Inputs(record['files'], record['stages'])
 
 
 def write_inputs(workdir: pathlib.Path, inputs: Inputs) -> None:

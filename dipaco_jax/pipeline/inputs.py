@@ -32,14 +32,14 @@ def find_inputs(s: settings_lib.Settings, stage: str) -> dict[str, content.Conte
     return {MODEL: _content_of(s.pretrain.init, names)}
   if stage != 'tokenize':
     return {}
-  found = content.of_text(s.data)
+  contents = content.of_text(s.data)
   if s.tokenizer.model_file:
     folder, name = os.path.split(s.tokenizer.model_file)
     beside = [other for other in tokenizer_files.BESIDE if remote_files.can_open(f'{folder or "."}/{other}')]
     of_tokenizer = _content_of(folder or '.', (name, *beside))
     renamed = tuple(file._replace(name='' if file.name == name else file.name) for file in of_tokenizer.files)
-    found[TOKENIZER] = content.Content(renamed)
-  return found
+    contents[TOKENIZER] = content.Content(renamed)
+  return contents
 
 
 def _content_of(folder: str, names: tuple[str, ...]) -> content.Content:
@@ -49,19 +49,19 @@ def _content_of(folder: str, names: tuple[str, ...]) -> content.Content:
 def compute_digests(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) -> dict[str, str]:
   """Returns {field: digest} of what a stage would read now, and keeps digests of files for the next time."""
   known = input_records.read_inputs(workdir)
-  found = _describe(s, stage, digests := content.Digests(known.files))
+  described = _describe(s, stage, digests := content.Digests(known.files))
   if digests.known != known.files:
     input_records.write_inputs(workdir, known._replace(files=digests.known))
-  return {field: about['digest'] for field, about in found.items()}
+  return {field: about['digest'] for field, about in described.items()}
 
 
 def _describe(s: settings_lib.Settings, stage: str, digests: content.Digests) -> dict[str, dict]:
   """Returns {field: {'digest', 'files': {path: digest}}} of what a stage would read now."""
   with display.doing('comparing text and models with what is known of them', tells=False):
-    found = find_inputs(s, stage)
+    contents = find_inputs(s, stage)
     return {
       field: {'digest': digests.of_content(of), 'files': digests.of_files(file.path for file in of.files)}
-      for field, of in found.items()
+      for field, of in contents.items()
     }
 
 
@@ -76,12 +76,12 @@ def note_inputs(run: run_lib.Run, stage: str) -> None:
 def _note(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) -> bool:
   """Notes the inputs of a stage; returns whether something was made of others."""
   known = input_records.read_inputs(workdir)
-  found = _describe(s, stage, digests := content.Digests(known.files))
-  before, now = known.digests(stage), {field: about['digest'] for field, about in found.items()}
+  described = _describe(s, stage, digests := content.Digests(known.files))
+  before, now = known.digests(stage), {field: about['digest'] for field, about in described.items()}
   if before and before != now:
     [changed, *_] = sorted(field for field in before | now if before.get(field) != now.get(field))
     logging.warning('config.%s: it has changed since stage %s began, which begins again', changed, stage)
-  input_records.write_inputs(workdir, input_records.Inputs(digests.known, known.stages | {stage: found}))
+  input_records.write_inputs(workdir, input_records.Inputs(digests.known, known.stages | {stage: described}))
   return bool(before) and before != now
 
 
@@ -110,9 +110,9 @@ def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = 
   for stage in READERS:
     if known.stages.get(stage) and _is_used(workdir, stage):
       for field, about in known.stages[stage].items():
-        for path, words in _find_changed(s, field, about['files'], digests):
+        for path, change in _find_changed(s, field, about['files'], digests):
           fix = f'restore what was read, or use another --workdir than {workdir}'
-          raise InputError(f'config.{field}: {path} {words} stage {stage} of this run read the files: {fix}')
+          raise InputError(f'config.{field}: {path} {change} stage {stage} of this run read the files: {fix}')
   if keeps and digests.known != known.files:
     input_records.write_inputs(workdir, known._replace(files=digests.known))
 

@@ -19,12 +19,12 @@ from dipaco_jax.training.programs import Programs
 
 def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> job_lib.Job:
   """Returns the pretraining of one path on all text: plain AdamW, as one phase whose outer step only takes over."""
-  s, made = run.settings, run.base_programs
+  s, programs = run.settings, run.base_programs
   once = job_lib.Schedule(phases=1, steps_per_phase=s.pretrain.steps, steps_per_dispatch=s.train.steps_per_dispatch)
   data = job_lib.Data(s.pretrain.batch_size, streams(run, 'base', s.pretrain.batch_size))
-  evaluation = job_lib.Evaluation(validate=functools.partial(validate_stage.validate, run, made))
+  evaluation = job_lib.Evaluation(validate=functools.partial(validate_stage.validate, run, programs))
   return job_lib.Job(
-    'pretrain', made, once, data, _alone, base=params, base_state=None, evaluation=evaluation,
+    'pretrain', programs, once, data, _alone, base=params, base_state=None, evaluation=evaluation,
     later_work=plan.later_work(s, 'pretrain'),
   )  # fmt: skip
 
@@ -39,16 +39,16 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
 
   Global steps, and so schedules, go on from the base and earlier rounds, and so does a path's own place in its shard.
   """
-  s, made = run.settings, run.programs
+  s, programs = run.settings, run.programs
   begin = round_end(s, number - 1) if number else 0
-  schedule = dataclasses.replace(_schedule(s), begin=begin, until=round_end(s, number), timetable=made.timetable)
+  schedule = dataclasses.replace(_schedule(s), begin=begin, until=round_end(s, number), timetable=programs.timetable)
   data = job_lib.Data(s.train.batch_size, streams(run, str(number), s.train.batch_size))
   holdout = validate_stage.holdout_rows(run, number) if s.train.early_stopping else None
-  validate = functools.partial(validate_stage.validate, run, made, number=number)
-  sample = samples.while_training(run, made, number)
+  validate = functools.partial(validate_stage.validate, run, programs, number=number)
+  sample = samples.while_training(run, programs, number)
   evaluation = job_lib.Evaluation(holdout, validate, s.evaluate.every_phases, sample)
   return job_lib.Job(
-    'train', made, schedule, data, weights(run, number), base=run.base(), base_state=base_state(run, made),
+    'train', programs, schedule, data, weights(run, number), base=run.base(), base_state=base_state(run, programs),
     keep_state=s.inner.keep_state, evaluation=evaluation, publish=True, round=number, lost=lost(run),
     later_work=plan.later_work(s, 'train'),
   )  # fmt: skip
@@ -59,16 +59,16 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
 
   Schedules go on from the base, and text where the base stopped reading. Phases are for hold-outs and validation only.
   """
-  s, made = run.settings, run.control_programs
+  s, programs = run.settings, run.control_programs
   first = -(-s.pretrain.steps * s.pretrain.batch_size // s.train.batch_size) - s.pretrain.steps
   batch = streams(run, 'base', s.train.batch_size)
   data = job_lib.Data(s.train.batch_size, lambda path, step: batch(path, first + step))
   holdout = validate_stage.control_holdout(run) if s.train.early_stopping else None
-  validate = functools.partial(validate_stage.validate, run, made)
+  validate = functools.partial(validate_stage.validate, run, programs)
   evaluation = job_lib.Evaluation(holdout, validate, s.evaluate.every_phases)
   schedule = _schedule(dense_control.control_settings(s))
   return job_lib.Job(
-    stage.control_name(s), made, schedule, data, _alone, base=run.base(), base_state=base_state(run, made),
+    stage.control_name(s), programs, schedule, data, _alone, base=run.base(), base_state=base_state(run, programs),
     evaluation=evaluation, publish=True,
   )  # fmt: skip
 
@@ -111,9 +111,9 @@ def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.Sta
   checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
   run.disk.publish()
   with display.doing('looking for a checkpoint to go on from'), time_use.doing(time_use.CHECKPOINT):
-    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.disk, run.profiler)
+    trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.disk)
   with run.graceful(trainer.has_news):
-    state = trainer.train()
+    state = trainer.train(run.profiler)
   if job.publish:
     run.disk.follow(f'{job.name} is trained to phase {job.schedule.end}')
   return state
@@ -150,9 +150,9 @@ def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:
   return jax.tree_util.tree_map_with_path(lambda at, _: arrays[jax.tree_util.keystr(at)], structure)
 
 
-def base_state(run: run_lib.Run, made: Programs) -> Any:
+def base_state(run: run_lib.Run, programs: Programs) -> Any:
   """Returns the inner state that the base model ended with; None where it was not trained, or is not taken over."""
   if not run.settings.inner.inherit_state:
     return None
   arrays = tensors.read_arrays(run.workdir / 'base' / 'inner.safetensors')
-  return from_leaves(arrays, jax.eval_shape(made.specs.inner.init, made.shapes)) if arrays else None
+  return from_leaves(arrays, jax.eval_shape(programs.specs.inner.init, programs.shapes)) if arrays else None

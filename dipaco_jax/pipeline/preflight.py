@@ -55,8 +55,8 @@ def kept(workdir: pathlib.Path):
 
 def check_place(workdir: pathlib.Path):
   """Raises InputError where the directory holds other things than a run; those of a disk do not count."""
-  there = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
-  if not there & {'lock', 'config.json'} and (others := there - {'lost+found'}):
+  names = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
+  if not names & {'lock', 'config.json'} and (others := names - {'lost+found'}):
     raise InputError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
 
 
@@ -78,22 +78,22 @@ def check_model(settings: settings_lib.Settings):
   kernel, platform = settings.model.attention, jax.default_backend()
   if (owner := {'splash': 'tpu', 'flash': 'gpu', 'cudnn': 'gpu'}.get(kernel, platform)) != platform:
     raise InputError(f"config.model.attention='{kernel}' is for a {owner.upper()}: use 'auto'")
-  made = transformer.make_model(settings.model, settings.tokenizer.vocab_size)
-  shapes = transformer.shapes(made)
+  model = transformer.make_model(settings.model, settings.tokenizer.vocab_size)
+  shapes = transformer.shapes(model)
   if settings.model.block:
-    block_check.check(made)
+    block_check.check(model)
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
   _check_optimizers(settings, shapes)
   if extension.is_reference(settings.routing.method):
     own_router.rehearse(settings)
   rate_check.check_rates(settings)
-  wanted = settings.train.microbatch
+  microbatch = settings.train.microbatch
   for stage, grid in (('train', layout.grid), ('pretrain', grid_lib.Grid())):
     sizes = settings.batch_sizes(stage)
     rows = sizes[f'{stage}.batch_size'] // mesh.place(grid, settings.mesh, sizes, jax.devices()).data
-    if (used := inner.rows_at_once(rows, wanted)) < min(wanted, rows):
-      words = 'config.train.microbatch=%d does not divide the %d rows of %s on a device: %d at a time are used'
-      logging.warning(words, wanted, rows, f'{stage}.batch_size', used)
+    if (used := inner.rows_at_once(rows, microbatch)) < min(microbatch, rows):
+      message = 'config.train.microbatch=%d does not divide the %d rows of %s on a device: %d at a time are used'
+      logging.warning(message, microbatch, rows, f'{stage}.batch_size', used)
 
 
 def check_costs(workdir: pathlib.Path, settings: settings_lib.Settings):
@@ -102,7 +102,7 @@ def check_costs(workdir: pathlib.Path, settings: settings_lib.Settings):
     return
   record = stage_records.read_record(workdir, 'tokenize')
   size = record['result']['vocab_size'] if record else model_folder.vocab_size(settings)
-  _check_costs(settings, size, whole=True)
+  _check_costs(settings, size, is_whole_run=True)
 
 
 def check_worker_costs(settings: settings_lib.Settings):
@@ -111,13 +111,13 @@ def check_worker_costs(settings: settings_lib.Settings):
     size = model_folder.vocab_size(settings)
   except InputError:  # another process has the tokenizer
     return
-  _check_costs(settings.dense(), size, whole=False)
+  _check_costs(settings.dense(), size, is_whole_run=False)
 
 
-def _check_costs(settings: settings_lib.Settings, vocab_size: int, whole: bool):
+def _check_costs(settings: settings_lib.Settings, vocab_size: int, is_whole_run: bool):
   sized = dataclasses.replace(settings.tokenizer, vocab_size=vocab_size)
   with display.doing('estimating memory and time', tells=False):
-    cost_check.check(dataclasses.replace(settings, tokenizer=sized), stopping.say, whole=whole)
+    cost_check.check(dataclasses.replace(settings, tokenizer=sized), stopping.say, is_whole_run=is_whole_run)
 
 
 def _check_optimizers(s: settings_lib.Settings, shapes: dict[str, jax.ShapeDtypeStruct]):
@@ -129,8 +129,10 @@ def _check_optimizers(s: settings_lib.Settings, shapes: dict[str, jax.ShapeDtype
   }.items():
     if name in named:
       with extension.blaming(name, named[name]):
-        made = make()
-        updates, _ = jax.eval_shape(lambda params, made=made: made.update(params, made.init(params), params), shapes)
+        optimizer = make()
+        updates, _ = jax.eval_shape(
+          lambda params, optimizer=optimizer: optimizer.update(params, optimizer.init(params), params), shapes
+        )
       if jax.tree.map(_shape, updates) != jax.tree.map(_shape, shapes):
         raise InputError(f'config.{name}={named[name]!r}: its updates should have the shapes of the parameters')
   if (name := 'inner.schedule') in named:
@@ -158,8 +160,8 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
     if old.train.phases != settings.train.phases and not settings.inner.decay_steps:
       more = 'more phases stretch the cosine, so the learning rate steps up'
       fewer = 'fewer phases shorten the cosine, so the learning rate steps down'
-      words = '%s; --config.inner.decay_steps states its length from the start'
-      logging.warning(words, more if old.train.phases < settings.train.phases else fewer)
+      message = '%s; --config.inner.decay_steps states its length from the start'
+      logging.warning(message, more if old.train.phases < settings.train.phases else fewer)
   publishing.write_json(file, settings.to_dict())
   (workdir / stage_records.REFUSED).unlink(missing_ok=True)
   files.write_file(workdir / 'command.txt', os.fsencode(f'{command}\n'))

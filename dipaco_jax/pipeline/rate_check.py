@@ -48,10 +48,10 @@ def _check_warmup(s: settings_lib.Settings) -> None:
       f'{what} reaches only {share:.0%} of config.inner.learning_rate in the {s.num_steps} steps of the run: {fix}'
     )
   if asked < 0 and steps < settings_lib.MOST_WARMUP_STEPS and processes.is_first():
-    words = (
+    message = (
       'the learning rate warms up in a tenth of the schedule, %d of %d steps; config.inner.warmup_steps changes that'
     )
-    logging.warning(words, steps, s.decay_steps)
+    logging.warning(message, steps, s.decay_steps)
 
 
 def _check_rewarm(s: settings_lib.Settings) -> None:
@@ -76,5 +76,5 @@ def _check_end(s: settings_lib.Settings) -> None:
       f'steps: raise it to {s.num_steps}, or set 0 for the whole run'
     )
   if processes.is_first():
-    words = 'config.inner.decay_steps=%d: the last %d of %d steps are trained at the lowest learning rate'
-    logging.warning(words, s.inner.decay_steps, behind, s.num_steps)
+    message = 'config.inner.decay_steps=%d: the last %d of %d steps are trained at the lowest learning rate'
+    logging.warning(message, s.inner.decay_steps, behind, s.num_steps)

@@ -20,8 +20,8 @@ from dipaco_jax.training import evaluation, processes
 
 def score_router_data(run: run_lib.Run) -> token_losses.TokenLosses | None:
   """Returns token losses of router data on the first process, if the config has a use for them; see `score`."""
-  wanted = run.settings.evaluate.refit_router or _is_learned(run)
-  return score(run, 'train') if wanted and features.router_data(run).any() else None
+  is_needed = run.settings.evaluate.refit_router or _is_learned(run)
+  return score(run, 'train') if is_needed and features.router_data(run).any() else None
 
 
 def _is_learned(run: run_lib.Run) -> bool:
@@ -44,7 +44,9 @@ def figures(run: run_lib.Run, router_data: token_losses.TokenLosses | None) -> d
 
 
 def _figures(run: run_lib.Run, scored: token_losses.TokenLosses, chosen: np.ndarray | None) -> dict[str, Any]:
-  s, first, result = run.settings.evaluate, run.last_routes(), dict[str, Any]()
+  s = run.settings.evaluate
+  first = run.last_routes()
+  result = dict[str, Any]()
 
   def perplexity(nll_N: np.ndarray) -> float:
     return evaluation.perplexity(nll_N.astype(np.float64).sum() / scored.counts.sum())
@@ -72,9 +74,11 @@ def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses | None:
 
   All processes call it, once for each split; the first has them.
   """
-  s, found = run.settings, run.sequences(split)
-  indices = np.arange(len(found)) if split == 'validation' else np.flatnonzero(features.router_data(run))
-  rows = token_losses.Rows(found, indices, run.eval_len if split == 'validation' else s.model.seq_len, run.eval_batch)
+  s, split_sequences = run.settings, run.sequences(split)
+  indices = np.arange(len(split_sequences)) if split == 'validation' else np.flatnonzero(features.router_data(run))
+  rows = token_losses.Rows(
+    split_sequences, indices, run.eval_len if split == 'validation' else s.model.seq_len, run.eval_batch
+  )
   versions = module_store.best_versions(run.workdir)
 
   def params_of_path(path):
@@ -101,8 +105,8 @@ def log_weights(run: run_lib.Run) -> np.ndarray:
   """
   if (fitted := run.last_router()) is None:
     return np.zeros((len(run.sequences('validation')), run.layout.grid.num_paths), np.float32)
-  found = route_stage.scores(run, fitted, 'validation')
-  return (found - found.mean(1, keepdims=True)) / np.maximum(found.std(1, keepdims=True), 1e-9)
+  scores = route_stage.scores(run, fitted, 'validation')
+  return (scores - scores.mean(1, keepdims=True)) / np.maximum(scores.std(1, keepdims=True), 1e-9)
 
 
 def learned_choices(run: run_lib.Run, scored: token_losses.TokenLosses | None) -> np.ndarray | None:
@@ -134,10 +138,10 @@ def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
 
   start = chunk_router.init_params(run.base(), run.layout.grid.num_paths)
   params, _ = chunk_router.train(run.model, start, batch, s.evaluate.chunk_router_steps, s.inner)
-  found = {name: np.asarray(x) for name, x in params.items()}
-  if not all(np.isfinite(x).all() for x in found.values()):
+  arrays = {name: np.asarray(x) for name, x in params.items()}
+  if not all(np.isfinite(x).all() for x in arrays.values()):
     raise InputError('the chooser of paths diverged: set config.evaluate.chunk_router_steps=0, or fewer')
-  kept = tensors.to_bytes(found)
+  kept = tensors.to_bytes(arrays)
   publishing.write_sealed(file.with_name('chooser.safetensors'), kept)
   choose = jax.jit(lambda tokens, segments: chunk_router.choose(run.model, params, tokens, segments))
   texts, blocks = run.sequences('validation'), []

@@ -36,11 +36,11 @@ def reshard(run: run_lib.Run, number: int, version: int):
     score = functools.partial(log_likelihoods, run, version, indices)
     if run.settings.routing.labels == 'coordinate':
       start_N = run.routed('train', number - 1)[indices, 0]
-      found = path_labels.coordinate_ascent(score, start_N, run.layout.grid.shape, MAX_SWEEPS)
+      labels = path_labels.coordinate_ascent(score, start_N, run.layout.grid.shape, MAX_SWEEPS)
     else:
-      found = path_labels.exact(all_scores(run, number, indices, score))
-    check_scores(number, found, len(indices))
-    fit = functools.partial(_fit, run, number, indices, found)
+      labels = path_labels.exact(all_scores(run, number, indices, score))
+    check_scores(number, labels, len(indices))
+    fit = functools.partial(_fit, run, number, indices, labels)
     route_stage.publish_router(run, number, fit, functools.partial(fill, run, number))
   route_stage.write_shards(run, number)
 
@@ -48,35 +48,37 @@ def reshard(run: run_lib.Run, number: int, version: int):
 def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
   """Returns the figures of a round for the report."""
   before, after = (run.routed('train', n)[:, 0] for n in (number - 1, number))
-  found = seals.read_json(run.workdir / 'routing' / str(number) / 'meta.json')
-  return found | {'moved_fraction': float(np.mean(before != after))} | route_stage.summarize_shards(run, number)
+  meta = seals.read_json(run.workdir / 'routing' / str(number) / 'meta.json')
+  return meta | {'moved_fraction': float(np.mean(before != after))} | route_stage.summarize_shards(run, number)
 
 
-def check_scores(number: int, found: path_labels.Labels, num_sequences: int):
+def check_scores(number: int, labels: path_labels.Labels, num_sequences: int):
   """Raises Diverged where no sequence has a label; otherwise warns of the paths with scores that are not finite."""
-  if (found.paths == path_labels.NONE).all():
+  if (labels.paths == path_labels.NONE).all():
     raise Diverged(f'training diverged before round {number} of re-sharding: no path has a finite score on router data')
-  if found.failed.any() and processes.is_first():
-    failed = ', '.join(f'{path} on {found.failed[path]}' for path in np.flatnonzero(found.failed))
-    words = 'round %d of re-sharding: scores that are not finite give no label: path %s of %d router sequences'
-    logging.warning(words, number, failed, num_sequences)
+  if labels.failed.any() and processes.is_first():
+    failed = ', '.join(f'{path} on {labels.failed[path]}' for path in np.flatnonzero(labels.failed))
+    message = 'round %d of re-sharding: scores that are not finite give no label: path %s of %d router sequences'
+    logging.warning(message, number, failed, num_sequences)
 
 
 def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documents: np.ndarray, paths: np.ndarray):
   """Returns S of the pairs (indices[documents [M]], paths [M]), nats [M]; all processes call it together."""
-  made, found = run.programs, run.sequences('train')
-  asked = [np.flatnonzero(paths == path) for path in range(made.layout.grid.num_paths)]
+  programs, train = run.programs, run.sequences('train')
+  asked = [np.flatnonzero(paths == path) for path in range(programs.layout.grid.num_paths)]
 
   def load(path, start, stop):
     chosen = indices[documents[asked[path][start:stop]]]
-    return packing.pad([x.tokens for x in found.read(chosen)], run.settings.model.seq_len)
+    return packing.pad([x.tokens for x in train.read(chosen)], run.settings.model.seq_len)
 
   def params_of_turn(turn):
-    return evaluation.in_flight(made, turn, lambda path: module_store.load_path(run.workdir, run.layout, path, version))
+    return evaluation.in_flight(
+      programs, turn, lambda path: module_store.load_path(run.workdir, run.layout, path, version)
+    )
 
   rows = evaluation.Rows([len(pairs) for pairs in asked], load, run.eval_batch, run.settings.model.seq_len)
   result = np.zeros(len(paths))
-  for path, nll in enumerate(evaluation.losses(made, params_of_turn, rows).nll):
+  for path, nll in enumerate(evaluation.losses(programs, params_of_turn, rows).nll):
     result[asked[path]] = -nll
   return result
 
@@ -86,14 +88,14 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
   placement, num_paths = run.programs.placement, run.layout.grid.num_paths
   folder, everything = run.workdir / 'routing' / f'{number}-scores', np.arange(len(indices))
   files = [folder / f'{path}.npy' for path in range(num_paths)]
-  there = [seals.keep_if_whole(file) for file in files]
-  missing = [turn for turn in placement.turns() if not all(there[path] for path in placement.paths(turn))]
+  are_whole = [seals.keep_if_whole(file) for file in files]
+  missing = [turn for turn in placement.turns() if not all(are_whole[path] for path in placement.paths(turn))]
   processes.barrier(f'what is missing in {folder.name}')
   progress = display.Progress(f'score router data {number}', len(missing), 'turns')
   for i, turn in enumerate(missing):
     paths = placement.paths(turn)
-    found = score(np.tile(everything, len(paths)), np.repeat(paths, len(indices))).reshape(len(paths), -1)
-    for path, of_path in zip(paths, found, strict=True):
+    scores = score(np.tile(everything, len(paths)), np.repeat(paths, len(indices))).reshape(len(paths), -1)
+    for path, of_path in zip(paths, scores, strict=True):
       if processes.is_first():
         publishing.write_array(files[path], of_path)
     progress.update(i + 1)
@@ -119,8 +121,10 @@ def fill(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths_NT: 
       given_P[path] += len(mine)
   if given_P.any():
     each = ', '.join(f'{path} gets {given_P[path]}' for path in np.flatnonzero(given_P))
-    words = 'round %d of re-sharding: paths to which no training text was routed get sequences that suit them: path %s'
-    logging.warning(words, number, each)
+    message = (
+      'round %d of re-sharding: paths to which no training text was routed get sequences that suit them: path %s'
+    )
+    logging.warning(message, number, each)
   return {'given_by_path': given_P.tolist()}
 
 
@@ -131,15 +135,17 @@ def _suitable(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths
   scores_NP = route_stage.scores(run, fitted, 'train', drawn)
   quota = max(1, math.floor(GIVEN_SHARE * paths_NT.shape[1] * len(drawn) / len(count_P)))
   lack_NE = scores_NP.max(axis=1, keepdims=True) - scores_NP[:, empty]
-  found = balanced_assignment.fill_empty_paths(lack_NE, paths_NT[drawn, -1], count_P, quota)
-  return [(path, drawn[mine]) for path, mine in zip(empty, found, strict=True)]
+  chosen = balanced_assignment.fill_empty_paths(lack_NE, paths_NT[drawn, -1], count_P, quota)
+  return [(path, drawn[mine]) for path, mine in zip(empty, chosen, strict=True)]
 
 
-def _fit(run: run_lib.Run, number: int, indices: np.ndarray, found: path_labels.Labels) -> route_stage.Fitted:
+def _fit(run: run_lib.Run, number: int, indices: np.ndarray, labels: path_labels.Labels) -> route_stage.Fitted:
   """Fits the classifier and its bias to the labels; returns it and figures of its accuracy."""
   s, num_paths = run.settings, run.layout.grid.num_paths
-  has_label = found.paths != path_labels.NONE
-  of_all, labels_N, indices = len(indices), found.paths[has_label], indices[has_label]
+  has_label = labels.paths != path_labels.NONE
+  of_all = len(indices)
+  labels_N = labels.paths[has_label]
+  indices = indices[has_label]
   z_ND = jax.numpy.concatenate(list(features.compute(run, 'train', indices)))
   key = jax.random.fold_in(jax.random.key(s.seed), number)
   contents = run.sequences('train').contents()
@@ -151,7 +157,7 @@ def _fit(run: run_lib.Run, number: int, indices: np.ndarray, found: path_labels.
     return classifier.accuracy(fitted, z_ND[tested], labels_N[tested]) if tested.any() else None
 
   frequency_P = np.bincount(labels_N, minlength=num_paths) / len(labels_N)
-  meta = {'scored_pairs': found.scored, 'not_finite_by_path': found.failed.tolist(), 'router_sequences': of_all}
+  meta = {'scored_pairs': labels.scored, 'not_finite_by_path': labels.failed.tolist(), 'router_sequences': of_all}
   meta['accuracy'] = accuracy()
   meta['majority'] = float(np.bincount(labels_N[tested], minlength=num_paths).max() / max(1, tested.sum()))
   meta['label_frequency_by_path'] = frequency_P.tolist()

@@ -61,8 +61,8 @@ def _find_other_input(run: run_lib.Run, record: dict[str, Any], name: str) -> st
   """Says which input of a stage has another content; raises InputError where that is not known."""
   own = run.record(name)
   if 'inputs' not in record or (own and 'inputs' not in own):
-    words = 'it, or this run, was made before the content of text and models was recorded, so they cannot be compared'
-    raise InputError(f'--reuse: {words}: leave --reuse out, or name another run')
+    problem = 'it, or this run, was made before the content of text and models was recorded, so they cannot be compared'
+    raise InputError(f'--reuse: {problem}: leave --reuse out, or name another run')
   now = own['inputs'] if own else inputs.compute_digests(run.workdir, run.settings, name)
   other = sorted(field for field in now | record['inputs'] if now.get(field) != record['inputs'].get(field))
   return f'config.{other[0]} has other contents' if other else ''

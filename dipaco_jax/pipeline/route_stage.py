@@ -42,12 +42,14 @@ def route(run: run_lib.Run) -> dict[str, Any]:
 def summarize_shards(run: run_lib.Run, number: int) -> dict[str, Any]:
   """Summarizes a round's shards and routes for the stage's record."""
   meta = run.shards_meta(number)
-  routed, found, num_paths = run.routed('validation', number), run.sequences('validation'), run.layout.grid.num_paths
+  routed = run.routed('validation', number)
+  validation = run.sequences('validation')
+  num_paths = run.layout.grid.num_paths
   counts = np.bincount(routed, minlength=num_paths).tolist()
-  late = [len(x.tokens) - run.settings.routing.prefix_tokens for x in found.read(range(len(found)))]
+  late = [len(x.tokens) - run.settings.routing.prefix_tokens for x in validation.read(range(len(validation)))]
   tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
-  if processes.is_first() and (words := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
-    logging.warning(words)
+  if processes.is_first() and (warning := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
+    logging.warning(warning)
   nmi = path_labels.normalized_mutual_information(np.array(meta['sequences_by_path_and_domain']))
   return meta | {'validation_sequences': counts, 'domain_nmi': nmi}
 
@@ -132,8 +134,8 @@ def _routed(run: run_lib.Run, fitted: own_router.AnyRouter, split: str, top_n: i
     yield from (fitted.route(texts, top_n) for texts in features.texts(run, split, chunks))
     return
   for indices in chunks:
-    found = [np.asarray(router.route(fitted, z, top_n)) for z in features.compute(run, split, indices)]
-    yield np.concatenate(found).astype(np.int32)
+    routes = [np.asarray(router.route(fitted, z, top_n)) for z in features.compute(run, split, indices)]
+    yield np.concatenate(routes).astype(np.int32)
 
 
 def _assign_within(run: run_lib.Run, fitted: own_router.AnyRouter, capacity: float) -> np.ndarray:
@@ -220,16 +222,18 @@ def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.De
   """Deals the training sequences to the paths and hold-outs; marks router data in `assignment` as nobody's."""
   s = run.settings
   assignment[features.router_data(run)] = -1
-  fraction, found = s.data.holdout_fraction if s.train.early_stopping else 0.0, run.sequences('train', open_parts=1)
-  pieces = features.router_pieces(found, s.routing.router_fraction)
-  return shards.deal(found, assignment, num_shards, s.seed, fraction, pieces.end if pieces else 0.0)
+  fraction, train = s.data.holdout_fraction if s.train.early_stopping else 0.0, run.sequences('train', open_parts=1)
+  pieces = features.router_pieces(train, s.routing.router_fraction)
+  return shards.deal(train, assignment, num_shards, s.seed, fraction, pieces.end if pieces else 0.0)
 
 
 def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Callable[[], np.ndarray], share: Share):
   """Writes the shards of a share that are missing."""
   if not (missing := publishing.missing(folders, share)):
     return
-  s, found, dealt = run.settings, run.sequences('train', open_parts=1), deal(run, assign(), len(folders))
+  s = run.settings
+  train = run.sequences('train', open_parts=1)
+  dealt = deal(run, assign(), len(folders))
   name = folders[0].parent.name.removesuffix('-parts')
   is_trained_on = name != 'base' and (name != '0' or (s.pretrain.steps > 0 and len(folders) > 1))
   if dealt.undrawn and is_trained_on and share[0] == 0:
@@ -239,7 +243,7 @@ def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Cal
   progress = display.Progress(f'shards/{name}', len(missing), 'shards')
   for count, i in enumerate(missing, 1):
     with publishing.publish_directory(folders[i]) as aside:
-      shards.write_shard(found, dealt, i, str(aside), s.model.seq_len)
+      shards.write_shard(train, dealt, i, str(aside), s.model.seq_len)
     progress.update(count)
   progress.close()
 

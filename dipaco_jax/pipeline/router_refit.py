@@ -50,7 +50,9 @@ def refit(run: run_lib.Run, scored: token_losses.TokenLosses | None) -> dict[str
 
 def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dict[str, Any]]:
   """Fits a router to what paths lose on router data, nats a sequence; returns it, or the last round's, and figures."""
-  s, indices, last = run.settings, np.flatnonzero(features.router_data(run)), run.router(run.settings.rounds)
+  s = run.settings
+  indices = np.flatnonzero(features.router_data(run))
+  last = run.router(run.settings.rounds)
   if last is not None and len(indices) < LEAST_SEQUENCES * nll_NP.shape[1]:
     logging.warning(
       'the router of training stays: %d sequences of router data are too few to fit another', len(indices)

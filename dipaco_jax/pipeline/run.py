@@ -85,9 +85,9 @@ class Run:
   def control_programs(self) -> programs_lib.Programs:
     """Programs of the dense control: those of the base model, unless its batches or its schedule are others."""
     dense = dense_control.control_settings(self.settings)
-    made = self._programs(dense, 'train')
-    is_same = made.placement == self.base_programs.placement and dense.decay_steps == self.settings.decay_steps
-    return self.base_programs if is_same else made
+    programs = self._programs(dense, 'train')
+    is_same = programs.placement == self.base_programs.placement and dense.decay_steps == self.settings.decay_steps
+    return self.base_programs if is_same else programs
 
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
     layout = modules.make_layout(settings.grid, settings.levels, transformer.shapes(self.model))
@@ -104,11 +104,11 @@ class Run:
 
     Of text that an earlier version tokenized, and of files of tokens, they are those of the tokens' own text.
     """
-    found = self.sequences('validation')
-    if (counted := found.scored_bytes()) is not None:
+    validation = self.sequences('validation')
+    if (counted := validation.scored_bytes()) is not None:
       return counted.astype(np.int64)
     sizes, prefix = self.tokenizer.piece_bytes(), self.settings.routing.prefix_tokens
-    return np.array([sizes[x.tokens[prefix:]].sum() for x in found.read(range(len(found)))], np.int64)
+    return np.array([sizes[x.tokens[prefix:]].sum() for x in validation.read(range(len(validation)))], np.int64)
 
   def base(self) -> dict[str, np.ndarray]:
     """Returns the parameters of the base model, read from its file each time."""

@@ -62,7 +62,7 @@ def continue_texts(
   """Draws the tokens that follow each text, [B, num_tokens]; seeds_B: uint32."""
   B, L = tokens_BL.shape
   x_BLD = decoding.embed(model, params, tokens_BL)
-  cache, logits_BV = decoding.prefill(model, params, x_BLD, jnp.int32(L), 0, decoding.EMPTY, ())
+  cache, logits_BV = decoding.prefill(model, params, decoding.Entry(x_BLD), jnp.int32(L), keep=())
   sampling = decoding.SamplingParams(seeds_B, jnp.full(B, TEMPERATURE), jnp.zeros(B, jnp.int32), jnp.ones(B))
   position_B = jnp.full(B, L, jnp.int32)
   first_B = decoding.sample(logits_BV, sampling, position_B)
@@ -77,12 +77,12 @@ class Sampler:
 
   def __init__(self, run: run_lib.Run):
     self.run, self.indices = run, choose(run)
-    found, prefix = run.sequences('validation').read(self.indices), run.settings.routing.prefix_tokens
-    self.prompts = [x.tokens[:prefix].astype(np.int32) for x in found]
+    validation, prefix = run.sequences('validation').read(self.indices), run.settings.routing.prefix_tokens
+    self.prompts = [x.tokens[:prefix].astype(np.int32) for x in validation]
     self.seeds = [sampling_seed(run.settings.seed, prompt) for prompt in self.prompts]
     self.num_tokens = max(0, min(TOKENS, run.settings.model.seq_len - prefix))
     domains = run.result('tokenize')['domains']
-    self._documents = [self._document(x.tokens, domains[x.domain]) for x in found]
+    self._documents = [self._document(x.tokens, domains[x.domain]) for x in validation]
 
   def _document(self, tokens: np.ndarray, domain: str) -> dict[str, str]:
     prefix = self.run.settings.routing.prefix_tokens
@@ -162,18 +162,18 @@ def is_due(phase: int) -> bool:
 
 
 def while_training(
-  run: run_lib.Run, made: Programs, number: int
+  run: run_lib.Run, programs: Programs, number: int
 ) -> Callable[[int, Callable[[Coordinates], Any]], None]:
   """Returns (phase, params_of_turn) -> None, which samples the paths of a round now and then; nothing in it raises."""
   sampler = functools.cache(lambda: Sampler(run))
-  size = 4 * sum(x.size for x in made.shapes.values())
+  size = 4 * sum(x.size for x in programs.shapes.values())
   failed: list[str] = []
 
   def sample(phase: int, params_of_turn: Callable[[Coordinates], Any]):
     if failed or not is_due(phase) or processes.joined() or size > MAX_BYTES:
       return
     try:
-      _sample_paths(run, made, sampler(), run.routed('validation', number), phase, params_of_turn)
+      _sample_paths(run, programs, sampler(), run.routed('validation', number), phase, params_of_turn)
     except Exception as e:  # a sample is not worth a run
       failed.append(str(e))
       logging.warning('no samples are made while training: %s', str(e) or repr(e))
@@ -181,16 +181,18 @@ def while_training(
   return sample
 
 
-def _sample_paths(run: run_lib.Run, made: Programs, sampler: Sampler, routed: np.ndarray, phase: int, params_of_turn):
+def _sample_paths(
+  run: run_lib.Run, programs: Programs, sampler: Sampler, routed: np.ndarray, phase: int, params_of_turn
+):
   if not sampler.indices or not sampler.num_tokens:
     return
   paths = routed[sampler.indices].tolist()
   by_path = {}
-  for turn in made.placement.turns():
-    positions = [(i, path) for i, path in enumerate(made.placement.paths(turn)) if path in paths]
+  for turn in programs.placement.turns():
+    positions = [(i, path) for i, path in enumerate(programs.placement.paths(turn)) if path in paths]
     params = params_of_turn(turn) if positions else {}
     for i, path in positions:
-      own = jax.device_get(path_parameters(params, i, len(made.layout.grid.shape)))
+      own = jax.device_get(path_parameters(params, i, len(programs.layout.grid.shape)))
       by_path[path] = sampler.texts(_on_device(own))
   about = _begun(run, sampler)
   if 'base' not in about['texts']:

@@ -27,8 +27,8 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
   try:
     return settings.of_run(seals.loads(file.read_bytes()))
   except (ValueError, AttributeError, TypeError) as e:
-    words = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
-    raise InputError(f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); {words}') from e
+    fix = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
+    raise InputError(f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); {fix}') from e
 
 
 def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
@@ -39,15 +39,15 @@ def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
 
 def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
   """Returns the records of the stages that are complete, by name, in the order of the stages."""
-  found = {name: read_record(workdir, name) for name in stage.NAMES}
-  return {name: record for name, record in found.items() if record}
+  records = {name: read_record(workdir, name) for name in stage.NAMES}
+  return {name: record for name, record in records.items() if record}
 
 
 def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
   """Returns {stage: its result}; where text was sharded anew, that of 'route' is about the newest shards."""
   results = {name: stage['result'] for name, stage in read_stages(workdir).items()}
-  for found in results.get('train', {}).get('rounds', []):
-    results['route'] = results['route'] | found
+  for round_result in results.get('train', {}).get('rounds', []):
+    results['route'] = results['route'] | round_result
   return results
 
 
@@ -61,11 +61,11 @@ def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
 
 def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
   """Reads {stage: seconds so far} of the stages that are not complete."""
-  found = {}
+  seconds = {}
   for name in stage.NAMES:
     with contextlib.suppress(OSError, ValueError):
-      found[name] = _seconds(seconds_file(workdir, name))
-  return found
+      seconds[name] = _seconds(seconds_file(workdir, name))
+  return seconds
 
 
 def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
@@ -122,10 +122,10 @@ def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 def _seconds(file: pathlib.Path) -> float:
   """Reads the seconds from a file. Raises ValueError where it does not hold a number of them."""
-  found = float(file.read_text())
-  if not (math.isfinite(found) and found >= 0):
-    raise ValueError(f'{found} is not a number of seconds')
-  return found
+  seconds = float(file.read_text())
+  if not (math.isfinite(seconds) and seconds >= 0):
+    raise ValueError(f'{seconds} is not a number of seconds')
+  return seconds
 
 
 @contextlib.contextmanager
@@ -187,6 +187,6 @@ def check_changes(workdir: pathlib.Path, old: settings.Settings, new: settings.S
     changed = ['pretrain']  # see stage.same_base; more phases may stretch the cosine
   later = stage.since(changed[0]) if changed else ()
   if not read_refusal(workdir) or any(record_file(workdir, one.name).exists() for one in later):
-    words = settings.in_words(differ)
-    raise InputError(f'--workdir={workdir} holds a run with another config ({words}): use another --workdir')
+    changes = settings.in_words(differ)
+    raise InputError(f'--workdir={workdir} holds a run with another config ({changes}): use another --workdir')
   remove_leftovers(workdir, later)

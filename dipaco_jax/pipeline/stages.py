@@ -108,8 +108,8 @@ def pretrain(run: run_lib.Run) -> dict[str, Any]:
       (aside / 'params.safetensors').write_bytes(tensors.to_bytes(params))
       (aside / 'inner.safetensors').write_bytes(tensors.to_bytes(inner))
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
-  found = {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate}
-  return found | epochs.of_base(run) | about
+  figures = {'steps': run.settings.pretrain.steps, 'tokens': record.tokens, 'tokens_per_s': rate}
+  return figures | epochs.of_base(run) | about
 
 
 def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -128,8 +128,8 @@ def train(run: run_lib.Run) -> dict[str, Any]:
   if run.disk.is_ours:
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
   for number in range(run.settings.rounds):
-    made = [(run.workdir / tree / str(number + 1)).exists() for tree in ('routing', 'shards')]
-    if not processes.any_process(all(made), f'round {number + 1} is there'):
+    exist = [(run.workdir / tree / str(number + 1)).exists() for tree in ('routing', 'shards')]
+    if not processes.any_process(all(exist), f'round {number + 1} is there'):
       jobs.train(run, jobs.paths_job(run, number))
       resharding_round.reshard(run, number + 1, jobs.round_end(run.settings, number))
     run.disk.follow(f'round {number + 1}', with_checkpoints=True)
@@ -142,9 +142,13 @@ def train(run: run_lib.Run) -> dict[str, Any]:
 
 def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
   """Publishes the last phase's modules again, from the last checkpoint, if they were removed."""
-  made, last, pointers = job.programs, job.schedule.phases, run.workdir / 'paths' / 'best.json'
+  programs = job.programs
+  last = job.schedule.phases
+  pointers = run.workdir / 'paths' / 'best.json'
   if not processes.any_process((run.workdir / 'modules' / str(last)).exists(), 'the last version'):
-    module_publishing.publish_modules(run.workdir, last, made.layout, made.unshard(state.modules), disk=run.disk)
+    module_publishing.publish_modules(
+      run.workdir, last, programs.layout, programs.unshard(state.modules), disk=run.disk
+    )
     run.disk.follow('the last version is out')
   if processes.is_first() and not pointers.exists():
     best, losses = state.record.best_version, state.record.best_loss
@@ -201,11 +205,14 @@ def _remove_other_control(run: run_lib.Run):
 
 def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dict[str, Any]:
   """Returns the figures of training for the report."""
-  s, made, phases, tau = run.settings, job.programs, job.schedule.phases, job.schedule.steps_per_phase
-  devices = made.placement.mesh.devices.reshape(-1)
+  s = run.settings
+  programs = job.programs
+  phases = job.schedule.phases
+  tau = job.schedule.steps_per_phase
+  devices = programs.placement.mesh.devices.reshape(-1)
   flops = performance.flops_per_token(s.model, run.model.vocab_size, s.model.seq_len)
   rate = record.timed_tokens / max(record.inner_s, 1e-9)
-  path_parameters = sum(x.size for x in made.shapes.values())
+  path_parameters = sum(x.size for x in programs.shapes.values())
   tokens = record.tokens + run.result('pretrain')['tokens']
   took_part = [[int((of(phase) > 0).sum()) for phase in range(phases)] for of in (job.weights, job.outer_weights)]
   active, heard = (sum(counts) / max(1, phases) for counts in took_part)
@@ -216,14 +223,14 @@ def figures(run: run_lib.Run, job: job_lib.Job, record: state_lib.Record) -> dic
     'step_s': record.inner_s / max(1, record.timed_steps), 'outer_s': record.outer_s / max(1, phases),
     'outer_fraction': record.outer_s / max(1e-9, record.outer_s + record.inner_s),
     'outer_bytes_per_phase':
-      outer.exchanged_bytes(made.layout, made.shapes, heard, s.outer.row_weights, made.specs.compress),
+      outer.exchanged_bytes(programs.layout, programs.shapes, heard, s.outer.row_weights, programs.specs.compress),
     'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * active * tau),
     'peak_memory_bytes': performance.device_peak_bytes(devices) or performance.process_peak_bytes(),
     'train_flops': flops * tokens,
     'model_flops_utilization':
       performance.mfu(flops * rate, devices[0].device_kind, run.model.dtype.name, len(devices)),
-    'parameters_path': path_parameters, 'parameters_total': made.layout.num_parameters(made.shapes),
-    'paths': made.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),
+    'parameters_path': path_parameters, 'parameters_total': programs.layout.num_parameters(programs.shapes),
+    'paths': programs.layout.grid.num_paths, 'device': devices[0].device_kind, 'num_devices': len(devices),
     'dtype': run.model.dtype.name,
     'compilations': sum(run.compilations[name] for name in programs_lib.NAMES),
     'seconds_by_path': [{time_use.INNER: s} for s in record.path_s],

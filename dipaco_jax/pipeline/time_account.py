@@ -38,7 +38,9 @@ class Account:
   """What is noted of a run in this process, by a clock that goes on from the processes before."""
 
   def __init__(self, workdir: pathlib.Path, clock: time_use.Clock):
-    self._file, self._clock, self._is_over = workdir / FILE, clock, False
+    self._file = workdir / FILE
+    self._clock = clock
+    self._is_over = False
     _go_on(_read(workdir), clock)
     clock.has_places, clock.entered = True, self.note
 
@@ -80,11 +82,11 @@ def _go_on(before: dict[str, Any], clock: time_use.Clock):
     return
   began = time.time() - sum(clock.read().values())
   former, gap_s = before['seconds'], 0.0 if before['paused'] else max(0.0, began - before['until'])
-  there = former.setdefault(before['stage'], {})
-  there[time_use.LOST] = there.get(time_use.LOST, 0.0) + gap_s
+  stage_seconds = former.setdefault(before['stage'], {})
+  stage_seconds[time_use.LOST] = stage_seconds.get(time_use.LOST, 0.0) + gap_s
   clock.take(former)
 
 
-def _rounded(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-  rounded = {place: {cause: round(s, 4) for cause, s in seconds.items()} for place, seconds in found.items()}
+def _rounded(seconds_by_stage: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+  rounded = {place: {cause: round(s, 4) for cause, s in seconds.items()} for place, seconds in seconds_by_stage.items()}
   return {place: {cause: s for cause, s in seconds.items() if s} for place, seconds in rounded.items() if place}

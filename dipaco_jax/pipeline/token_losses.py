@@ -83,8 +83,10 @@ def write(
   processes.barrier(f'{name} is prepared')
   placement = programs.placement
   # All processes look before any of them writes.
-  there = {turn: all(nll_file(folder, path).exists() for path in placement.paths(turn)) for turn in placement.turns()}
-  turns = [turn for turn, is_there in there.items() if processes.any_process(not is_there, f'{name}: turn {turn}')]
+  is_written = {
+    turn: all(nll_file(folder, path).exists() for path in placement.paths(turn)) for turn in placement.turns()
+  }
+  turns = [turn for turn, is_there in is_written.items() if processes.any_process(not is_there, f'{name}: turn {turn}')]
   progress = display.Progress(f'score {folder.name}', len(turns), 'turns')
   for done, turn in enumerate(turns, 1):
     _write_turn(programs, evaluation.in_flight(programs, turn, params_of_path), turn, rows, folder)
@@ -175,9 +177,9 @@ def program(programs: Programs):
 
 def _block(rows: Rows, start: int) -> tuple[np.ndarray, np.ndarray]:
   """Tokens and segment ids [B, L] of a batch; the last one is filled up with padding."""
-  found = rows.sequences.read(rows.indices[start : start + rows.batch_size])
-  empty = [np.zeros(0, np.int32)] * (rows.batch_size - len(found))
-  return packing.pad([x.tokens for x in found] + empty, rows.length)
+  block = rows.sequences.read(rows.indices[start : start + rows.batch_size])
+  empty = [np.zeros(0, np.int32)] * (rows.batch_size - len(block))
+  return packing.pad([x.tokens for x in block] + empty, rows.length)
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import corpus, equality, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
+from dipaco_jax.data.cutting import Cutting
 from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import input_records, inputs, run as run_lib
 from dipaco_jax.storage import files, publishing, seals
@@ -55,11 +56,11 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
   return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
 
 
-def _keep(run: run_lib.Run, found: Mapping[str, bytes]):
+def _keep(run: run_lib.Run, contents: Mapping[str, bytes]):
   """Writes a tokenizer's files; the one that makes it a tokenizer comes last."""
   for name in reversed(tokenizer_files.FILES):
-    if name in found:
-      publishing.write_sealed(run.workdir / name, found[name])
+    if name in contents:
+      publishing.write_sealed(run.workdir / name, contents[name])
 
 
 def _is_kept(run: run_lib.Run) -> bool:
@@ -82,8 +83,8 @@ def _read_held_text(
   parts = [folder / f'validation-{k}.json' for k in range(s.data.parts)]
   with display.doing('reading validation text'):
     for k in publishing.missing(parts, share):
-      found = list(corpus.read_held_text(source.settings_of(s), (k, s.data.parts), held.fraction))
-      publishing.write_sealed(parts[k], json.dumps(found).encode())
+      held_text = list(corpus.read_held_text(source.settings_of(s), (k, s.data.parts), held.fraction))
+      publishing.write_sealed(parts[k], json.dumps(held_text).encode())
   run.disk.gather('validation text', f'{folder.name}/validation-*')
   check_parts(parts)
   return equality.HeldText(row for file in parts for row in json.loads(seals.read(file)))
@@ -100,8 +101,8 @@ def _sample(
     for k in publishing.missing(samples, share):
       part, data = (k, s.data.parts), source.settings_of(s)
       documents = corpus.documents(data, 'train', part, held.fraction, held_text=held_text)
-      found = json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed))
-      publishing.write_sealed(samples[k], found.encode())
+      sample = json.dumps(tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed))
+      publishing.write_sealed(samples[k], sample.encode())
 
 
 def _train(run: run_lib.Run, samples: list[Path]) -> Mapping[str, bytes]:
@@ -111,7 +112,7 @@ def _train(run: run_lib.Run, samples: list[Path]) -> Mapping[str, bytes]:
   documents = (document for file in samples for document in json.loads(seals.read(file)))
   drawn = tokenizer.sample(documents, s.tokenizer.sample_bytes, s.seed)
   with display.doing('training the tokenizer'):
-    return tokenizer_files.train((words for _, words in drawn), s.tokenizer)
+    return tokenizer_files.train((text for _, text in drawn), s.tokenizer)
 
 
 def check_parts(parts: list[Path]):
@@ -128,7 +129,9 @@ def write_parts(
   held_text: equality.HeldText | None = None,
 ):
   """Writes the parts of a share that are missing; see `corpus.documents` for `held_text`."""
-  s, parts, done = run.settings, run.settings.data.parts, 0
+  s = run.settings
+  parts, done = s.data.parts, 0
+  cutting = Cutting(s.model.seq_len, run.eval_len, s.routing.prefix_tokens, held.sequences)
   documents = functools.partial(corpus.documents, source.settings_of(s), fraction=held.fraction, held_text=held_text)
   missing = publishing.missing([folder / str(k) for k in range(parts)], share)
   total = most_documents(s.data) * len(missing) // parts
@@ -139,12 +142,9 @@ def write_parts(
       shown.update(before + count, **({'part': part} if parts > 1 else {}))
 
     with publishing.publish_directory(folder / str(k)) as aside:
-      skipped, copies = collections.Counter[str](), collections.Counter[str]()
-      meta = sequences.write_part(
-        functools.partial(documents, part=(k, parts), skipped=skipped, copies=copies), run.tokenizer, str(aside),
-        part=(k, parts), seq_len=s.model.seq_len, eval_len=run.eval_len, prefix_tokens=s.routing.prefix_tokens,
-        pieces=held.sequences, progress=show, skipped=skipped, copies=copies,
-      )  # fmt: skip
+      omitted = left_out.Omitted(collections.Counter(), collections.Counter())
+      text = sequences.TextPart(functools.partial(documents, part=(k, parts), omitted=omitted), k, parts, omitted)
+      meta = sequences.write_part(text, run.tokenizer, str(aside), cutting, progress=show)
     done += meta['train']['documents'] + meta['validation']['documents']
   shown.close()
 
@@ -158,15 +158,18 @@ def most_documents(data: settings.Data) -> int:
 
 def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
   """Publishes `sequences/` when all parts are there, and removes what was left of making it."""
-  made, parts = folder / 'sequences', run.settings.data.parts
+  sequences_folder, parts = folder / 'sequences', run.settings.data.parts
   inputs.check_unchanged(run, 'tokenize')
-  check_parts([made / str(k) for k in range(parts)])
-  meta = sequences.merge_meta(str(made), parts) | {'held_back': held.how, 'validation_fraction': held.fraction}
+  check_parts([sequences_folder / str(k) for k in range(parts)])
+  meta = sequences.merge_meta(str(sequences_folder), parts) | {
+    'held_back': held.how,
+    'validation_fraction': held.fraction,
+  }
   check_rows(run.settings, meta['tokens'])
   left_out.log_all(meta, display.STDERR.note)
   _warn_of_limit(run.settings.data, meta)
-  publishing.write_json(made / 'meta.json', meta)
-  files.put_in_place(made, run.workdir / 'sequences')
+  publishing.write_json(sequences_folder / 'meta.json', meta)
+  files.put_in_place(sequences_folder, run.workdir / 'sequences')
   for left in run.workdir.glob('tokenize-*'):
     shutil.rmtree(left)
 
@@ -175,8 +178,8 @@ def _warn_of_limit(data: settings.Data, meta: Mapping[str, Any]):
   """Logs that the text of the user is limited, where documents are about as many as the limit."""
   fraction = 0.0 if data.validation else meta['validation_fraction']
   if data.source != 'stdlib' and 0 < LIMITED * data.max_documents * (1 - fraction) <= meta['documents']:
-    words = 'config.data.max_documents=%d: no more documents of the text are read; 0 reads all of them'
-    logging.warning(words, data.max_documents)
+    message = 'config.data.max_documents=%d: no more documents of the text are read; 0 reads all of them'
+    logging.warning(message, data.max_documents)
 
 
 def check_init(s: settings.Settings):
@@ -235,6 +238,6 @@ def check_rows(s: settings.Settings, tokens: int):
   """Raises InputError where `tokens` tokens of text cannot fill a batch of every path."""
   rows, num_paths = tokens // s.model.seq_len, Grid(s.grid).num_paths
   if rows < num_paths * s.train.batch_size:
-    words = f'but the text fills only {rows} rows: use a smaller grid or batch, or more text'
+    problem = f'but the text fills only {rows} rows: use a smaller grid or batch, or more text'
     each = f'config.train.batch_size={s.train.batch_size} rows of {s.model.seq_len} tokens each'
-    raise InputError(f'config.grid has {num_paths} paths with {each}, {words}')
+    raise InputError(f'config.grid has {num_paths} paths with {each}, {problem}')

@@ -17,15 +17,17 @@ from dipaco_jax.training.programs import Programs
 
 def control_holdout(run: run_lib.Run) -> evaluation.Rows:
   """Returns hold-out rows of all text, about `train.max_holdout_rows`, as many from every part."""
-  s, folder, counts = run.settings, run.workdir / 'shards' / 'base', run.shards_meta('base')['holdout_rows']
+  s = run.settings
+  folder = run.workdir / 'shards' / 'base'
+  counts = run.shards_meta('base')['holdout_rows']
   most = -(-s.train.max_holdout_rows // len(counts)) or max(counts)
   ends = np.cumsum([min(rows, most) for rows in counts]).tolist()
 
   def load(path, start, stop):
     spans = [(k, max(start - begin, 0), min(stop, end) - begin) for k, (begin, end) in enumerate(pairwise([0, *ends]))]
     files = ((str(folder / str(k) / 'holdout.array_record'), first, last) for k, first, last in spans if first < last)
-    found = [loader.read_rows(file, first, last, s.model.seq_len) for file, first, last in files]
-    return tuple(np.concatenate(arrays) for arrays in zip(*found, strict=True))
+    parts = [loader.read_rows(file, first, last, s.model.seq_len) for file, first, last in files]
+    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
 
   return evaluation.Rows([ends[-1]], load, run.eval_batch, s.model.seq_len)
 
@@ -44,11 +46,11 @@ def holdout_rows(run: run_lib.Run, number: int) -> evaluation.Rows:
 
 def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) -> evaluation.Rows:
   """Returns validation documents as rows, by the path that they are routed to."""
-  found = run.sequences('validation')
+  validation = run.sequences('validation')
   mine = [np.flatnonzero(assignment == path) for path in range(num_paths)]
 
   def load(path, start, stop):
-    return packing.pad([x.tokens for x in found.read(mine[path][start:stop])], run.eval_len)
+    return packing.pad([x.tokens for x in validation.read(mine[path][start:stop])], run.eval_len)
 
   return evaluation.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
 
@@ -60,31 +62,30 @@ class Measured(NamedTuple):
   targets: np.ndarray  # number of those
 
 
-def measure(run: run_lib.Run, made: Programs, params_of_turn, assignment: np.ndarray | None = None) -> Measured:
+def measure(run: run_lib.Run, programs: Programs, params_of_turn, assignment: np.ndarray | None = None) -> Measured:
   """Measures validation documents, each under the path that it is assigned to, or all under the only path."""
-  found, num_paths = run.sequences('validation'), made.layout.grid.num_paths
-  assignment = np.zeros(len(found), np.int32) if assignment is None else assignment
+  validation, num_paths = run.sequences('validation'), programs.layout.grid.num_paths
+  assignment = np.zeros(len(validation), np.int32) if assignment is None else assignment
   with display.doing('validating'):
-    losses = evaluation.losses(made, params_of_turn, validation_rows(run, assignment, num_paths))
-  nll, count = np.zeros(len(found)), np.zeros(len(found))
+    losses = evaluation.losses(programs, params_of_turn, validation_rows(run, assignment, num_paths))
+  nll, count = np.zeros(len(validation)), np.zeros(len(validation))
   for path in range(num_paths):
     nll[assignment == path], count[assignment == path] = losses.nll[path], losses.targets[path]
   return Measured(nll, count)
 
 
-def validate(run: run_lib.Run, made: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
+def validate(run: run_lib.Run, programs: Programs, params_of_turn, number: int | None = None) -> dict[str, Any]:
   """Returns perplexities of validation documents, each under its path by a round's router, or all under one."""
   count = len(run.sequences('validation'))
   assignment = np.zeros(count, np.int32) if number is None else run.routed('validation', number)
-  return summary(run, measure(run, made, params_of_turn, assignment), assignment, made.layout.grid.num_paths)
+  return summary(run, measure(run, programs, params_of_turn, assignment), assignment, programs.layout.grid.num_paths)
 
 
 def summary(run: run_lib.Run, measured: Measured, assignment: np.ndarray, num_paths: int) -> dict[str, Any]:
   """Returns perplexities from each validation document's losses and path."""
-  found = run.sequences('validation')
-  _, domains = found.columns()
-  names = run.result('tokenize')['domains']
-  return evaluation.summarize(*measured, run.validation_bytes(), assignment, domains, num_paths, names)
+  _, domains = run.sequences('validation').columns()
+  scored = evaluation.Scored(*measured, run.validation_bytes(), assignment, domains)
+  return evaluation.summarize(scored, num_paths, run.result('tokenize')['domains'])
 
 
 def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
@@ -92,52 +93,64 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
 
   Where a router was fitted after training, paths are evaluated with that of training too.
   """
-  s, made = run.settings, run.programs
-  assignment, num_paths = run.last_routes(), made.layout.grid.num_paths
-  contents = run.sequences('validation').contents()
-
-  def with_interval(measured: Measured) -> dict[str, Any]:
-    interval = bootstrap.interval(measured.nll, measured.targets, contents_N=contents)
-    return summary(run, measured, assignment, num_paths) | {'perplexity_interval': interval}
-
-  def losses(made: Programs, params_of_path, assignment: np.ndarray | None = None) -> Measured:
-    return measure(run, made, lambda turn: evaluation.in_flight(made, turn, params_of_path), assignment)
-
+  s, programs = run.settings, run.programs
+  assignment, num_paths = run.last_routes(), programs.layout.grid.num_paths
+  validation = run.sequences('validation')
+  _, domains = validation.columns()
+  groups = group_ratios.Groups(domains, run.result('tokenize')['domains'], assignment, validation.contents())
   load = functools.partial(module_store.load_path, run.workdir, run.layout)
-  final = losses(made, functools.partial(load, version=s.train.phases), assignment)
-  best = losses(made, load, assignment) if s.train.early_stopping else final
-  result = with_interval(best) | {
+  final = _measure_paths(run, programs, functools.partial(load, version=s.train.phases), assignment)
+  best = _measure_paths(run, programs, load, assignment) if s.train.early_stopping else final
+  result = _with_interval(run, best, groups, num_paths) | {
     'perplexity_final': summary(run, final, assignment, num_paths)['perplexity'],
-    'validation_documents': len(np.unique(contents[best.targets > 0])),
+    'validation_documents': len(np.unique(groups.content[best.targets > 0])),
     'validation_tokens_by_path': np.bincount(assignment, best.targets, num_paths).astype(int).tolist(),
   }
-  domains, names = run.sequences('validation').columns()[1], run.result('tokenize')['domains']
-  groups = group_ratios.Groups(domains, names, assignment, contents)
   result |= group_ratios.count_documents(groups, best.targets, num_paths)
-  others = {'base': losses(run.base_programs, lambda _: run.base())}
+  others = {'base': _measure_paths(run, run.base_programs, lambda _: run.base())}
   if has_control:
-    others['control'] = losses(*control(run))
+    others['control'] = _measure_paths(run, *control(run))
   if s.evaluate.refit_router:
-    others['as_trained'] = losses(made, load, run.routed('validation', s.rounds))
+    others['as_trained'] = _measure_paths(run, programs, load, run.routed('validation', s.rounds))
   for name, other in others.items():
-    nats = best.nll - other.nll  # whose mean is the logarithm of the perplexities' ratio
-    ratio = float(np.exp(min(nats.sum() / best.targets.sum(), 700.0)))
-    result |= {f'{name}_{key}': value for key, value in with_interval(other).items() if key != 'validation_tokens'}
-    result |= {
-      f'ratio_to_{name}': ratio,
-      f'ratio_to_{name}_interval': bootstrap.interval(nats, best.targets, contents_N=contents),
-    }
-    result |= group_ratios.compare(f'ratio_to_{name}', groups, nats, best.targets, num_paths)
-  document_losses.write(
-    run, assignment, best.targets, {'paths': best.nll} | {n: other.nll for n, other in others.items()}
-  )
+    result |= _compare(run, name, best, other, groups, num_paths)
+  nats = {'paths': best.nll} | {name: other.nll for name, other in others.items()}
+  document_losses.write(run, assignment, best.targets, nats)
   if s.evaluate.matrix:
-    result['loss_matrix'] = evaluation.loss_matrix(made, load, holdout_rows(run, s.rounds))
+    result['loss_matrix'] = evaluation.loss_matrix(programs, load, holdout_rows(run, s.rounds))
   return result
+
+
+def _measure_paths(
+  run: run_lib.Run, programs: Programs, params_of_path: Callable, assignment: np.ndarray | None = None
+) -> Measured:
+  """Measures validation documents under parameters that are loaded path by path."""
+  return measure(run, programs, lambda turn: evaluation.in_flight(programs, turn, params_of_path), assignment)
+
+
+def _with_interval(run: run_lib.Run, measured: Measured, groups: group_ratios.Groups, num_paths: int) -> dict[str, Any]:
+  """Returns perplexities with a bootstrap interval."""
+  interval = bootstrap.interval(measured.nll, measured.targets, contents_N=groups.content)
+  return summary(run, measured, groups.path, num_paths) | {'perplexity_interval': interval}
+
+
+def _compare(
+  run: run_lib.Run, name: str, best: Measured, other: Measured, groups: group_ratios.Groups, num_paths: int
+) -> dict[str, Any]:
+  """Returns another model's perplexities, and the ratio of the paths' perplexity to its own."""
+  nats = best.nll - other.nll  # whose mean is the logarithm of the perplexities' ratio
+  figures = _with_interval(run, other, groups, num_paths)
+  result = {f'{name}_{key}': value for key, value in figures.items() if key != 'validation_tokens'}
+  result[f'ratio_to_{name}'] = float(np.exp(min(nats.sum() / best.targets.sum(), 700.0)))
+  interval = bootstrap.interval(nats, best.targets, contents_N=groups.content)
+  result[f'ratio_to_{name}_interval'] = interval
+  return result | group_ratios.compare(f'ratio_to_{name}', groups, nats, best.targets, num_paths)
 
 
 def control(run: run_lib.Run) -> tuple[Programs, Callable[[int], dict[str, np.ndarray]]]:
   """Returns the dense control's programs, and what loads it, as path 0, at the version that was chosen, or the last."""
-  s, made = run.settings, run.control_programs
+  s, programs = run.settings, run.control_programs
   version = None if s.train.early_stopping else s.train.phases
-  return made, functools.partial(module_store.load_path, run.workdir / stage.CONTROL, made.layout, version=version)
+  return programs, functools.partial(
+    module_store.load_path, run.workdir / stage.CONTROL, programs.layout, version=version
+  )

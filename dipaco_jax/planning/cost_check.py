@@ -21,7 +21,10 @@ LARGEST = 4  # parts of the memory that are named
 
 
 def check(
-  s: settings_lib.Settings, say: Callable[[str], object], machine: Machine | None = None, whole: bool = True
+  s: settings_lib.Settings,
+  say: Callable[[str], object],
+  machine: Machine | None = None,
+  is_whole_run: bool = True,
 ) -> None:
   """Says what memory and time a run takes.
 
@@ -29,21 +32,22 @@ def check(
     s: the run; its `tokenizer.vocab_size` is that of the tokenizer, given or trained.
     say: is given each line.
     machine: where it will run; by default the one at hand.
-    whole: this process does the whole run; otherwise nothing is said of time.
+    is_whole_run: this process does the whole run; otherwise nothing is said of time.
 
   Raises InputError where one inner step does not fit the machine's memory; logs a warning where the whole run may not
   fit what is free.
   """
   if machine is None and _is_small(s):
-    say(f'the run takes less than 1 GB of memory{", and less than a minute besides compilation" if whole else ""}')
+    time = ', and less than a minute besides compilation' if is_whole_run else ''
+    say(f'the run takes less than 1 GB of memory{time}')
     return
   machine = machine or machine_lib.look(transformer.for_device(s.model, jax.default_backend()).dtype)
   memory = run_estimate.estimate_memory(s, machine.devices)
-  words = describe_memory(memory, machine)
+  message = describe_memory(memory, machine)
   if certainly_missing(memory, machine) > 0:
-    raise InputError(f'{words}, which is more than there is: {_advice(s, machine)}')
-  say(words)
-  if whole:
+    raise InputError(f'{message}, which is more than there is: {_advice(s, machine)}')
+  say(message)
+  if is_whole_run:
     say(describe_time(s, machine))
   if bytes_missing(memory, machine) > 0:
     logging.warning('the run may need more memory than is free: %s', _advice(s, machine))
@@ -105,36 +109,36 @@ def _duration(seconds: float) -> str:
 
 def _advice(s: settings_lib.Settings, machine: Machine) -> str:
   """Returns the mildest options with which the run fits, and what it needs then."""
-  found = []
-  for words, changed in _smaller(s, machine):
+  advice = []
+  for change, changed in _smaller(s, machine):
     memory = run_estimate.estimate_memory(changed, machine.devices)
-    found.append(f'{words} ({_needed(memory, machine) / GB:.1f} GB)')
+    advice.append(f'{change} ({_needed(memory, machine) / GB:.1f} GB)')
     if bytes_missing(memory, machine) <= 0:
-      return f'it fits with {found[-1]}'
-  less = f'; {found[-1]} needs least' if found else ''
+      return f'it fits with {advice[-1]}'
+  less = f'; {advice[-1]} needs least' if advice else ''
   return f'use a machine with more memory, or a smaller model{less}'
 
 
 def _smaller(s: settings_lib.Settings, machine: Machine) -> Sequence[tuple[str, settings_lib.Settings]]:
   """Returns runs that need less, with the options that make them: the mildest first."""
-  found, words = [], ''
+  smaller, change = [], ''
   rows = s.train.microbatch or s.train.batch_size
   if rows > 1:
-    s, words = dataclasses.replace(s, train=dataclasses.replace(s.train, microbatch=1)), '--config.train.microbatch=1'
-    found.append((words, s))
+    s, change = dataclasses.replace(s, train=dataclasses.replace(s.train, microbatch=1)), '--config.train.microbatch=1'
+    smaller.append((change, s))
   if s.model.remat == 'none':
     layers = 'scanned' if machine.is_cpu else s.model.layers  # without, XLA for CPUs undoes it
     s = dataclasses.replace(s, model=dataclasses.replace(s.model, remat='full', layers=layers))
-    words += ' --config.model.remat=full' + (' --config.model.layers=scanned' if machine.is_cpu else '')
-    found.append((words.strip(), s))
+    change += ' --config.model.remat=full' + (' --config.model.layers=scanned' if machine.is_cpu else '')
+    smaller.append((change.strip(), s))
   if not machine.is_cpu and not s.train.offload:
-    s, words = (
+    s, change = (
       dataclasses.replace(s, train=dataclasses.replace(s.train, offload=True)),
-      f'{words} --config.train.offload',
+      f'{change} --config.train.offload',
     )
-    found.append((words.strip(), s))
+    smaller.append((change.strip(), s))
   while max((size for _, size in s.grid), default=1) > 2 and grid_lib.Grid(s.grid).num_paths > 4:
     s = dataclasses.replace(s, grid=tuple((name, max(2, size // 2) if size > 2 else size) for name, size in s.grid))
     grid = ' '.join(f'--config.grid.{name}={size}' for name, size in s.grid)
-    found.append((f'{words} {grid}'.strip(), s))
-  return found
+    smaller.append((f'{change} {grid}'.strip(), s))
+  return smaller

@@ -42,25 +42,29 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
   s = dataclasses.replace(settings, model=transformer.for_device(settings.model, 'tpu'))
   # Raises InputError where pretraining's batches do not divide.
   mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)
-  made, base = make_programs(s, topology), base_programs(s, topology)
-  chips = made.placement.mesh.devices.size
-  found: dict[str, Any] = {'topology': topology.name, 'chips': chips, 'chips_per_path': made.placement.data}
-  found |= {'paths_in_turn': len(made.placement.turns()), 'hbm_capacity_bytes': topology.chip.hbm_bytes}
-  found |= count_parameters(s)
+  run_programs, base = make_programs(s, topology), base_programs(s, topology)
+  chips = run_programs.placement.mesh.devices.size
+  figures: dict[str, Any] = {'topology': topology.name, 'chips': chips, 'chips_per_path': run_programs.placement.data}
+  figures |= {'paths_in_turn': len(run_programs.placement.turns()), 'hbm_capacity_bytes': topology.chip.hbm_bytes}
+  figures |= count_parameters(s)
   try:
-    compiled = compile_all(made)
+    compiled = compile_all(run_programs)
     alone = compile_all(base, PROGRAMS[:1]) if base else {}
   except DoesNotFit as e:
-    found |= {'fits': False, 'hbm_bytes_per_chip': e.needed} | wire_needs.estimate(s, ())
-    return found | {'what_fits': find_fitting_options(s, topology)}
-  sent = traffic(made, compiled, topology)
-  found |= memory_use(made, compiled) | sent | roofline.estimate_times(made, compiled['steps'], topology, sent)
+    figures |= {'fits': False, 'hbm_bytes_per_chip': e.needed} | wire_needs.estimate(s, ())
+    return figures | {'what_fits': find_fitting_options(s, topology)}
+  sent = traffic(run_programs, compiled, topology)
+  figures |= (
+    memory_use(run_programs, compiled) | sent | roofline.estimate_times(run_programs, compiled['steps'], topology, sent)
+  )
   if base:
-    found['pretrain'] = pretraining(base, alone, topology)
-  found |= roofline.whole_run(made, found)
-  found |= slices_traffic(s, found, topology) | wire_needs.estimate(s, (found['step_s_low'], found['step_s_high']))
-  found['fits'] = fits(found, topology)
-  return found if found['fits'] else found | {'what_fits': find_fitting_options(s, topology)}
+    figures['pretrain'] = pretraining(base, alone, topology)
+  figures |= roofline.whole_run(run_programs, figures)
+  figures |= slices_traffic(s, figures, topology) | wire_needs.estimate(
+    s, (figures['step_s_low'], figures['step_s_high'])
+  )
+  figures['fits'] = fits(figures, topology)
+  return figures if figures['fits'] else figures | {'what_fits': find_fitting_options(s, topology)}
 
 
 def count_parameters(s: settings_lib.Settings) -> dict[str, int]:
@@ -74,20 +78,22 @@ def count_parameters(s: settings_lib.Settings) -> dict[str, int]:
 def pretraining(base: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
   """Returns the figures of the base model's inner steps, called as those of the paths."""
   sent = traffic(base, compiled, topology)
-  found = memory_use(base, compiled) | sent | roofline.estimate_times(base, compiled['steps'], topology, sent)
-  return {'chips': base.placement.data} | {name: x for name, x in found.items() if not name.startswith('outer')}
+  figures = memory_use(base, compiled) | sent | roofline.estimate_times(base, compiled['steps'], topology, sent)
+  return {'chips': base.placement.data} | {name: x for name, x in figures.items() if not name.startswith('outer')}
 
 
-def fits(found: dict[str, Any], topology: Topology) -> bool:
+def fits(figures: dict[str, Any], topology: Topology) -> bool:
   """Returns whether a run's memory use leaves the runtime its share of a chip's memory."""
-  return all(x['hbm_bytes_per_chip'] <= USABLE * topology.chip.hbm_bytes for x in (found, found.get('pretrain', found)))
+  return all(
+    x['hbm_bytes_per_chip'] <= USABLE * topology.chip.hbm_bytes for x in (figures, figures.get('pretrain', figures))
+  )
 
 
 def make_programs(s: settings_lib.Settings, topology: Topology) -> programs.Programs:
-  made = transformer.make_model(s.model, s.tokenizer.vocab_size)
-  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
+  model = transformer.make_model(s.model, s.tokenizer.vocab_size)
+  layout = modules.make_layout(s.grid, s.levels, transformer.shapes(model))
   placement = mesh.place(layout.grid, s.mesh, s.batch_sizes('train'), topology.devices)
-  return programs.Programs(placement, layout, made, s)
+  return programs.Programs(placement, layout, model, s)
 
 
 def base_programs(s: settings_lib.Settings, topology: Topology) -> programs.Programs | None:
@@ -116,57 +122,59 @@ class Arguments(NamedTuple):
   residuals: Any
 
 
-def argument_shapes(made: programs.Programs) -> Arguments:
+def argument_shapes(run_programs: programs.Programs) -> Arguments:
   """Returns shapes and shardings of all that the programs take, as they lie on the topology's devices."""
-  stacked = jax.eval_shape(made.start, made.shapes)
-  turn = replicated(made, (len(made.placement.positions),), np.int32)  # the paths in flight, on each mesh axis
-  params = jax.eval_shape(made.gather_path, stacked[0], turn)
-  state = jax.eval_shape(made.fresh_state, params)
-  residuals = jax.eval_shape(made.fresh_residuals)
-  at = made.specs
+  stacked = jax.eval_shape(run_programs.start, run_programs.shapes)
+  turn = replicated(
+    run_programs, (len(run_programs.placement.positions),), np.int32
+  )  # the paths in flight, on each mesh axis
+  params = jax.eval_shape(run_programs.gather_path, stacked[0], turn)
+  state = jax.eval_shape(run_programs.fresh_state, params)
+  residuals = jax.eval_shape(run_programs.fresh_residuals)
+  at = run_programs.specs
   specs = at.modules, at.masters, at.outer, at.gathered, at.params, at.state, at.residuals
 
   def place(x, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
   trees = zip((*stacked, params, state, residuals), specs, strict=True)
-  return Arguments(turn, *(jax.tree.map(place, tree, made.specs.shardings(spec)) for tree, spec in trees))
+  return Arguments(turn, *(jax.tree.map(place, tree, run_programs.specs.shardings(spec)) for tree, spec in trees))
 
 
-def replicated(made: programs.Programs, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+def replicated(run_programs: programs.Programs, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
   """Returns the shape of an array that every device of the mesh has whole."""
-  return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(made.placement.mesh, P()))
+  return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(run_programs.placement.mesh, P()))
 
 
-def row_shapes(made: programs.Programs, steps: int | None) -> jax.ShapeDtypeStruct:
+def row_shapes(run_programs: programs.Programs, steps: int | None) -> jax.ShapeDtypeStruct:
   """Returns the shape of tokens, or segment ids, of a dispatch of `steps` steps; None: of a batch of evaluation."""
-  s = made.settings
+  s = run_programs.settings
   size = s.train.batch_size if steps else s.evaluate.batch_size or s.train.batch_size
   length = s.model.seq_len if steps else s.evaluate.seq_len or s.model.seq_len
   leading = (steps,) if steps else ()
-  sharding = NamedSharding(made.placement.mesh, made.specs.rows(len(leading)))
-  return jax.ShapeDtypeStruct((*leading, *made.placement.positions, size, length), np.int32, sharding=sharding)
+  sharding = NamedSharding(run_programs.placement.mesh, run_programs.specs.rows(len(leading)))
+  return jax.ShapeDtypeStruct((*leading, *run_programs.placement.positions, size, length), np.int32, sharding=sharding)
 
 
 PROGRAMS = 'steps', 'accumulate', 'outer', 'evaluate'  # of a phase
 KEYS = {'accumulate': 'finish'}  # of programs in the JSON object, where they have been renamed
 
 
-def compile_all(made: programs.Programs, names: tuple[str, ...] = PROGRAMS) -> dict[str, Any]:
+def compile_all(run_programs: programs.Programs, names: tuple[str, ...] = PROGRAMS) -> dict[str, Any]:
   """Compiles the programs of a phase, or some of them. Raises DoesNotFit where a chip has too little memory."""
-  a = argument_shapes(made)
-  k = made.timetable.unit
-  weights = replicated(made, made.layout.grid.shape, np.float32)
-  turn, first = a.turn, replicated(made, (), np.int32)
+  a = argument_shapes(run_programs)
+  k = run_programs.timetable.unit
+  weights = replicated(run_programs, run_programs.layout.grid.shape, np.float32)
+  turn, first = a.turn, replicated(run_programs, (), np.int32)
   gathering = a.gathered, a.residuals, a.modules, programs.usual(a.outer), a.params, a.state
   calls = {
-    'steps': (a.params, a.state, row_shapes(made, k), row_shapes(made, k), first, weights, turn),
-    'accumulate': (*gathering, weights, weights, first, dict.fromkeys(made.levels, first), turn),
+    'steps': (a.params, a.state, row_shapes(run_programs, k), row_shapes(run_programs, k), first, weights, turn),
+    'accumulate': (*gathering, weights, weights, first, dict.fromkeys(run_programs.levels, first), turn),
     'outer': (a.modules, a.masters, a.outer, a.gathered, weights),
-    'evaluate': (a.params, row_shapes(made, None), row_shapes(made, None)),
+    'evaluate': (a.params, row_shapes(run_programs, None), row_shapes(run_programs, None)),
   }
   try:
-    return {name: made.program(name).lower(*calls[name]).compile() for name in names}
+    return {name: run_programs.program(name).lower(*calls[name]).compile() for name in names}
   except jax.errors.JaxRuntimeError as e:
     if not (needed := bytes_needed(str(e))):
       raise
@@ -187,29 +195,29 @@ def bytes_on_chip(tree) -> int:
   return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
-def memory_use(made: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
+def memory_use(run_programs: programs.Programs, compiled: dict[str, Any]) -> dict[str, Any]:
   """Returns the bytes of a chip's HBM at its fullest, and by kind while a path trains."""
-  a, held = argument_shapes(made), held_bytes(made)
+  a, held = argument_shapes(run_programs), held_bytes(run_programs)
   needed = {name: held[name] + program_bytes(program) for name, program in compiled.items()}
-  found = compiled['steps'].memory_analysis()
-  counted = found.temp_size_in_bytes + bytes_on_chip((a.params, a.state))  # under other names
+  analysis = compiled['steps'].memory_analysis()
+  counted = analysis.temp_size_in_bytes + bytes_on_chip((a.params, a.state))  # under other names
   return {
     'hbm_bytes_per_chip': max(needed.values()),
     'hbm_bytes_by_program': {KEYS.get(name, name): size for name, size in needed.items()},
-    'hbm_bytes_by_kind': state_bytes(made)
+    'hbm_bytes_by_kind': state_bytes(run_programs)
     | {
-      'activations and temporaries': max(0, found.temp_size_in_bytes - bytes_on_chip(a.params)),
+      'activations and temporaries': max(0, analysis.temp_size_in_bytes - bytes_on_chip(a.params)),
       'rows and programs': program_bytes(compiled['steps']) - counted,
     },
   }
 
 
-def held_bytes(made: programs.Programs) -> dict[str, int]:
+def held_bytes(run_programs: programs.Programs) -> dict[str, int]:
   """Returns the bytes that a chip holds while each program of a phase runs, without that program's own arrays."""
-  a, turns = argument_shapes(made), len(made.placement.turns())
+  a, turns = argument_shapes(run_programs), len(run_programs.placement.turns())
   # 'accumulate' is given AdamW's second moments as an argument: they are counted with the program.
-  taken = a.state.optimizer[0].nu if made.settings.outer.row_weights else ()
-  waiting, exchange, own = _waiting_bytes(made, a)
+  taken = a.state.optimizer[0].nu if run_programs.settings.outer.row_weights else ()
+  waiting, exchange, own = _waiting_bytes(run_programs, a)
   return {
     'steps': bytes_on_chip((a.modules, a.outer, a.gathered)) + waiting + exchange + (turns - 1) * own,
     'accumulate': bytes_on_chip((a.outer, a.state))
@@ -223,10 +231,10 @@ def held_bytes(made: programs.Programs) -> dict[str, int]:
   }
 
 
-def state_bytes(made: programs.Programs) -> dict[str, int]:
+def state_bytes(run_programs: programs.Programs) -> dict[str, int]:
   """Returns the bytes of a chip, by kind, of the arrays that a run has while a path trains; of no temporary ones."""
-  a, turns = argument_shapes(made), len(made.placement.turns())
-  waiting, exchange, own = _waiting_bytes(made, a)
+  a, turns = argument_shapes(run_programs), len(run_programs.placement.turns())
+  waiting, exchange, own = _waiting_bytes(run_programs, a)
   return {
     'parameters': bytes_on_chip((a.params, a.modules)),
     'inner states': bytes_on_chip(a.state) + waiting,
@@ -235,13 +243,15 @@ def state_bytes(made: programs.Programs) -> dict[str, int]:
   }
 
 
-def _waiting_bytes(made: programs.Programs, a: Arguments) -> tuple[int, int, int]:
+def _waiting_bytes(run_programs: programs.Programs, a: Arguments) -> tuple[int, int, int]:
   """Returns the bytes of inner states that wait, of what compression and streaming keep, and of a turn's own copy."""
-  turns = len(made.placement.turns())
-  keeps = made.settings.inner.keep_state or made.timetable.stream  # else states end with their turn
-  waiting = (turns - 1) * bytes_on_chip(a.state) if keeps and not made.settings.train.offload else 0
-  own = bytes_on_chip(a.params) if made.timetable.stream or made.settings.outer.lost else 0  # between pieces
-  left = turns * bytes_on_chip({name: a.params[name] for name in made.left_names(made.levels)})
+  turns = len(run_programs.placement.turns())
+  keeps = run_programs.settings.inner.keep_state or run_programs.timetable.stream  # else states end with their turn
+  waiting = (turns - 1) * bytes_on_chip(a.state) if keeps and not run_programs.settings.train.offload else 0
+  own = (
+    bytes_on_chip(a.params) if run_programs.timetable.stream or run_programs.settings.outer.lost else 0
+  )  # between pieces
+  left = turns * bytes_on_chip({name: a.params[name] for name in run_programs.left_names(run_programs.levels)})
   exchange = bytes_on_chip(a.masters) + turns * bytes_on_chip(a.residuals) + left  # see `train_state.State`
   return waiting, exchange, own
 
@@ -266,30 +276,30 @@ def slowest_link(data: int, slices: list[int], group: list[int]) -> str:
   return 'grid' if len({i // data for i in group}) > 1 else 'data'
 
 
-def traffic(made: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
+def traffic(run_programs: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:
   """Counts collectives of an inner and of the outer step, and the bytes that a chip sends, by the link they cross."""
   number = {device: i * topology.slices // len(topology.devices) for i, device in enumerate(topology.devices)}
-  slices = [number[device] for device in made.placement.mesh.devices.reshape(-1)]
+  slices = [number[device] for device in run_programs.placement.mesh.devices.reshape(-1)]
   everybody = list(range(len(slices)))
-  found: dict[str, Any] = {}
+  figures: dict[str, Any] = {}
   for name in (name for name in ('steps', 'outer') if name in compiled):  # in this order, in the JSON too
     count, size = dict.fromkeys(LINKS, 0), dict.fromkeys(LINKS, 0.0)
     for collective in hlo.collectives(compiled[name].as_text()):
-      crossed = [slowest_link(made.placement.data, slices, group) for group in collective.groups or [everybody]]
+      crossed = [slowest_link(run_programs.placement.data, slices, group) for group in collective.groups or [everybody]]
       link = max(crossed, key=LINKS.index)
       count[link] += 1
       size[link] += collective.sent(len(everybody))
-    found |= {f'{name}_collectives': count, f'{name}_collective_bytes': size}
-  crossing = found['steps_collectives']['grid'] + found['steps_collectives']['dcn']
-  sent = sum(found.get('outer_collective_bytes', {}).values())
-  return found | {'inner_grid_collectives': crossing, 'outer_bytes_per_chip': sent}
+    figures |= {f'{name}_collectives': count, f'{name}_collective_bytes': size}
+  crossing = figures['steps_collectives']['grid'] + figures['steps_collectives']['dcn']
+  sent = sum(figures.get('outer_collective_bytes', {}).values())
+  return figures | {'inner_grid_collectives': crossing, 'outer_bytes_per_chip': sent}
 
 
-def slices_traffic(s: settings_lib.Settings, found: dict[str, Any], topology: Topology) -> dict[str, float]:
+def slices_traffic(s: settings_lib.Settings, figures: dict[str, Any], topology: Topology) -> dict[str, float]:
   """Returns the bytes that all chips send to other slices in a phase; {} where there is one slice."""
-  inner, outer = (found[f'{name}_collective_bytes']['dcn'] for name in ('steps', 'outer'))
-  per_chip = s.train.steps_per_phase * found['paths_in_turn'] * inner + outer
-  return {'slices_bytes_per_phase': found['chips'] * per_chip} if topology.slices > 1 else {}
+  inner, outer = (figures[f'{name}_collective_bytes']['dcn'] for name in ('steps', 'outer'))
+  per_chip = s.train.steps_per_phase * figures['paths_in_turn'] * inner + outer
+  return {'slices_bytes_per_phase': figures['chips'] * per_chip} if topology.slices > 1 else {}
 
 
 # -- what would fit
@@ -321,6 +331,6 @@ def find_fitting_options(s: settings_lib.Settings, topology: Topology) -> str:
 
 def _fit(s: settings_lib.Settings, topology: Topology) -> bool:
   """Returns whether pretraining and training fit. Raises DoesNotFit where the compiler cannot place a program."""
-  made, base = make_programs(s, topology), base_programs(s, topology)
-  found = memory_use(made, compile_all(made))
-  return fits(found | ({'pretrain': memory_use(base, compile_all(base, PROGRAMS[:1]))} if base else {}), topology)
+  run_programs, base = make_programs(s, topology), base_programs(s, topology)
+  memory = memory_use(run_programs, compile_all(run_programs))
+  return fits(memory | ({'pretrain': memory_use(base, compile_all(base, PROGRAMS[:1]))} if base else {}), topology)

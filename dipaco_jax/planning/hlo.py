@@ -27,17 +27,17 @@ def collectives(text: str) -> list[Collective]:
 
   Between slices of TPUs the compiler has each device send its part to its host and receive the sum: a `recv`.
   """
-  found = []
+  instructions = []
   for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
     if match := re.search(rf' = (.*?)\s({KINDS})(-start)?\(', line):
       shapes = shapes_in(match[1])
       if match[3] and match[2] in ('all-gather', 'collective-permute'):  # (operands, results, contexts)
         shapes = [shape for shape in shapes if shape != ('u32', '')]
         shapes = shapes[len(shapes) // 2 :]
-      found.append(Collective(match[2], bytes_of(shapes), replica_groups(line)))
+      instructions.append(Collective(match[2], bytes_of(shapes), replica_groups(line)))
     elif match := re.search(r' = \((\w+\[[\d,]*\]).*? recv\(.*xla_megascale', line):
-      found.append(Collective('recv', bytes_of(shapes_in(match[1])), []))
-  return found
+      instructions.append(Collective('recv', bytes_of(shapes_in(match[1])), []))
+  return instructions
 
 
 def shapes_in(text: str) -> list[tuple[str, str]]:
@@ -91,22 +91,22 @@ class Instruction(NamedTuple):
 
 def computations(text: str) -> dict[str, list[Instruction]]:
   """Parses instructions, by computation; that of the program itself is also under ''."""
-  found: dict[str, list[Instruction]] = {}
+  instructions_by_name: dict[str, list[Instruction]] = {}
   body: list[Instruction] = []
   for line in re.sub(r'/\*.*?\*/', '', text).splitlines():
     if match := re.match(rf'(ENTRY )?{NAME} (?:\(.*)?\{{$', line):
-      body = found[match[2]] = []
+      body = instructions_by_name[match[2]] = []
       if match[1]:
-        found[''] = body
+        instructions_by_name[''] = body
     elif match := re.match(rf'\s+(?:ROOT )?{NAME} = (.+?) ([a-z][\w\-]*)\((.*)', line):
       operands = re.findall(r'%([\w.\-]+)', re.split(r'\)(?:,|$)', match[4])[0])
       body.append(Instruction(match[1], match[2], match[3], operands, line))
-  return found
+  return instructions_by_name
 
 
 def array_bytes(shape: str) -> list[int]:
   """Lists the bytes of each array of a shape in HBM, padded to whole tiles; 0 for arrays that are elsewhere."""
-  found = []
+  part_bytes = []
   for kind, dims, layout in re.findall(r'\b([a-z]+\d*)\[([\d,]*)\](?:\{([^}]*)\})?', shape):
     sizes = [int(size) for size in dims.split(',') if size]
     order, _, tiles = layout.partition(':')
@@ -114,8 +114,8 @@ def array_bytes(shape: str) -> list[int]:
       minor = [int(i) for i in order.split(',') if i]
       for i, size in zip(minor, reversed(tile[1].split(',')), strict=False):
         sizes[i] = -(-sizes[i] // int(size)) * int(size)
-    found.append(0 if re.search(r'S\([1-9]', tiles) else BYTES.get(kind, 4) * math.prod(sizes))
-  return found
+    part_bytes.append(0 if re.search(r'S\([1-9]', tiles) else BYTES.get(kind, 4) * math.prod(sizes))
+  return part_bytes
 
 
 def in_hbm(shape: str) -> str:
@@ -202,8 +202,10 @@ class Traffic:
     root = next(x for x in self.bodies[name] if x.line.lstrip().startswith('ROOT'))
     parts = [by_name[x] for x in root.operands] if root.op == 'tuple' else [root]
     updates = {k: x for k, x in enumerate(parts) if x.op == 'dynamic-update-slice'}
-    whole = array_bytes(i.shape)
-    return sum(min(size, self.written(name, updates[k])) if k in updates else size for k, size in enumerate(whole))
+    result_bytes = array_bytes(i.shape)
+    return sum(
+      min(size, self.written(name, updates[k])) if k in updates else size for k, size in enumerate(result_bytes)
+    )
 
 
 def called(i: Instruction, how: str) -> str:

@@ -27,10 +27,10 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   """Returns the FLOPs of one inner step of one path, from the program before it is optimized, with loops unrolled."""
   rows = s.train.batch_size * s.model.seq_len
   plain = dataclasses.replace(s.model, loss_chunk=rows, vocab_chunk=0, layers='unrolled', attention='xla')
-  made = transformer.make_model(plain, s.tokenizer.vocab_size)
-  compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, made, s.routing.prefix_tokens), 0)
+  model = transformer.make_model(plain, s.tokenizer.vocab_size)
+  compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, model, s.routing.prefix_tokens), 0)
   optimizer = choices.make_inner_of_run(s)
-  params = transformer.shapes(made)
+  params = transformer.shapes(model)
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)
   step = functools.partial(inner.step, optimizer, compute)
   state = jax.eval_shape(optimizer.init, params)
@@ -63,44 +63,50 @@ def _share_of_blocks(config: settings_lib.Model) -> float:
   return done / (len(windows) * len(rows) ** 2)
 
 
-def estimate_times(made: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]) -> dict[str, Any]:
+def estimate_times(
+  run_programs: programs.Programs, steps: Any, topology: Topology, sent: dict[str, Any]
+) -> dict[str, Any]:
   """Returns bounds of the seconds of a step, and model FLOPs utilization.
 
   `steps` is the compiled program of inner steps; `sent` are the bytes of collectives on a chip, by `dry_run.traffic`.
   """
-  s, chip, data = made.settings, topology.chip, made.placement.data
+  s = run_programs.settings
+  chip = topology.chip
+  data = run_programs.placement.data
   tokens = s.train.batch_size * s.model.seq_len // data  # of a step, on a chip
   flops = flops_of_step(s) / data
   m = steps.memory_analysis()
   lower = m.argument_size_in_bytes + m.output_size_in_bytes + 2 * m.temp_size_in_bytes
-  upper = hlo.Traffic(steps.as_text()).computation_bytes() / made.timetable.unit  # as `dry_run` compiles them
+  upper = hlo.Traffic(steps.as_text()).computation_bytes() / run_programs.timetable.unit  # as `dry_run` compiles them
   nothing = {'data': 0.0, 'grid': 0.0, 'dcn': 0.0}  # without an outer step
   moved = (sent.get(f'{name}_collective_bytes', nothing) for name in ('steps', 'outer'))  # half of a chip's links send
   sent_s, outer_s = (2 * (x['data'] + x['grid']) / chip.ici_bytes_per_s + x['dcn'] / DCN_BYTES_PER_S for x in moved)
   best_s = max(flops / chip.flops, lower / chip.hbm_bytes_per_s, sent_s)
   worst_s = flops / chip.flops + upper / chip.hbm_bytes_per_s + sent_s
-  useful = performance.flops_per_token(s.model, made.model.vocab_size, s.model.seq_len) * tokens
+  useful = performance.flops_per_token(s.model, run_programs.model.vocab_size, s.model.seq_len) * tokens
   return {
     'flops_per_step': flops * data, 'traffic_bytes_per_step': upper, 'step_s_low': best_s, 'step_s_high': worst_s,
     'mfu_low': useful / (worst_s * chip.flops), 'mfu_high': useful / (best_s * chip.flops),
-    'tokens_per_s': tokens * made.placement.mesh.devices.size / worst_s, 'outer_s': outer_s,
+    'tokens_per_s': tokens * run_programs.placement.mesh.devices.size / worst_s, 'outer_s': outer_s,
   }  # fmt: skip
 
 
-def whole_run(made: programs.Programs, found: dict[str, Any]) -> dict[str, float]:
+def whole_run(run_programs: programs.Programs, figures: dict[str, Any]) -> dict[str, float]:
   """Returns bounds of the hours of the whole run, from its figures and those of its pretraining."""
-  base, chips = found.get('pretrain', {}), made.placement.mesh.devices.size
+  base, chips = figures.get('pretrain', {}), run_programs.placement.mesh.devices.size
   hours = {}
   for name, bound in (('hours_low', 'low'), ('hours', 'high')):
-    pretrain_s = made.settings.pretrain.steps * base.get(f'step_s_{bound}', 0.0)
-    hours[name] = (pretrain_s + phases_s(made, found[f'step_s_{bound}'], found['outer_s'])) / 3600
+    pretrain_s = run_programs.settings.pretrain.steps * base.get(f'step_s_{bound}', 0.0)
+    hours[name] = (pretrain_s + phases_s(run_programs, figures[f'step_s_{bound}'], figures['outer_s'])) / 3600
   return hours | {'chip_hours': hours['hours'] * chips}
 
 
-def phases_s(made: programs.Programs, step_s: float, outer_s: float) -> float:
+def phases_s(run_programs: programs.Programs, step_s: float, outer_s: float) -> float:
   """Returns the seconds of all phases: paths in turn, and the outer step; nothing else."""
-  s = made.settings
-  turns = [made.placement.paths(turn) for turn in made.placement.turns()]
-  active = [choices.active_paths(s.train, made.placement.grid.num_paths, s.seed, n) for n in range(s.train.phases)]
+  s = run_programs.settings
+  turns = [run_programs.placement.paths(turn) for turn in run_programs.placement.turns()]
+  active = [
+    choices.active_paths(s.train, run_programs.placement.grid.num_paths, s.seed, n) for n in range(s.train.phases)
+  ]
   num_turns = sum(bool(of_phase[paths].any()) for of_phase in active for paths in turns)
   return num_turns * s.train.steps_per_phase * step_s + s.train.phases * outer_s

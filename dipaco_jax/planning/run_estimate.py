@@ -52,11 +52,11 @@ def estimate_memory(s: settings_lib.Settings, devices: Sequence[jax.Device]) -> 
 
 
 def _memory_of_stage(s: settings_lib.Settings, stage: str, devices: Sequence[jax.Device]) -> Memory:
-  made = _make_programs(s, stage, devices)
-  a = dry_run.argument_shapes(made)
-  rows = s.batch_sizes(stage)[f'{stage}.batch_size'] // made.placement.data
-  device = dry_run.state_bytes(made) | temporary_bytes(s, inner.rows_at_once(rows, s.train.microbatch))
-  everything = len(made.placement.turns()) * dry_run.bytes_on_chip(a.state)
+  stage_programs = _make_programs(s, stage, devices)
+  a = dry_run.argument_shapes(stage_programs)
+  rows = s.batch_sizes(stage)[f'{stage}.batch_size'] // stage_programs.placement.data
+  device = dry_run.state_bytes(stage_programs) | temporary_bytes(s, inner.rows_at_once(rows, s.train.microbatch))
+  everything = len(stage_programs.placement.turns()) * dry_run.bytes_on_chip(a.state)
   modules_bytes = dry_run.bytes_on_chip(a.modules)
   copies = {'checkpoint': modules_bytes + everything + dry_run.bytes_on_chip(a.outer), 'published': modules_bytes}
   copies['base'] = dry_run.bytes_on_chip(a.params)
@@ -87,14 +87,14 @@ def temporary_bytes(s: settings_lib.Settings, rows: int) -> dict[str, int]:
 
 def _residual_bytes(s: settings_lib.Settings, rows: int) -> int:
   """Returns the bytes that are kept for the backward pass, without the parameters."""
-  made = transformer.make_model(s.model, s.tokenizer.vocab_size)
+  model = transformer.make_model(s.model, s.tokenizer.vocab_size)
   tokens = jax.ShapeDtypeStruct((rows, s.model.seq_len), np.int32)
-  compute = functools.partial(loss.path_loss, made, s.routing.prefix_tokens)
+  compute = functools.partial(loss.path_loss, model, s.routing.prefix_tokens)
 
   def residuals(params, tokens):
     return jax.vjp(lambda params: compute(params, tokens, tokens), params, has_aux=True)[1]
 
-  params = transformer.shapes(made)
+  params = transformer.shapes(model)
   kept = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(residuals, params, tokens)))
   return max(0, kept - sum(x.size * x.dtype.itemsize for x in params.values()))
 
@@ -110,13 +110,13 @@ def count_flops(s: settings_lib.Settings) -> dict[str, float]:
     int(choices.active_paths(s.train, num_paths, s.seed, phase).sum()) for phase in range(s.train.phases)
   )
   tokens = s.train.batch_size * s.model.seq_len  # of a step
-  found = {
+  flops = {
     'pretrain': s.pretrain.steps * s.pretrain.batch_size * s.model.seq_len * per_token,
     'train': steps * tokens * per_token,
   }
   if s.evaluate.control:
-    found['control'] = s.train.phases * s.train.steps_per_phase * tokens * per_token
-  return found | {'evaluate': _evaluated_tokens(s, num_paths) * per_token / 3}  # forward only
+    flops['control'] = s.train.phases * s.train.steps_per_phase * tokens * per_token
+  return flops | {'evaluate': _evaluated_tokens(s, num_paths) * per_token / 3}  # forward only
 
 
 def _evaluated_tokens(s: settings_lib.Settings, num_paths: int) -> int:

@@ -110,14 +110,19 @@ class Plan:
     """Returns the fields of a config that the plan sets."""
     z, side = self.size, round(self.num_paths**0.5)
     shape = ('width', 'num_layers', 'num_heads', 'head_dim', 'mlp_dim', 'seq_len')
-    found: dict[str, Any] = {f'model.{name}': getattr(z, name) for name in shape}
-    found |= {'tokenizer.vocab_size': z.vocab_size, 'grid': {'a': side, 'b': side}, 'levels': self.levels}
-    found |= {'pretrain.steps': self.base_steps, 'pretrain.batch_size': z.rows, 'train.batch_size': z.rows}
-    found |= {'train.phases': self.phases, 'train.steps_per_phase': z.tau, 'inner.learning_rate': z.learning_rate}
-    found |= {'inner.warmup_steps': max(1, self.base_steps // 10), 'train.microbatch': z.microbatch}
+    values: dict[str, Any] = {f'model.{name}': getattr(z, name) for name in shape}
+    values |= {'tokenizer.vocab_size': z.vocab_size, 'grid': {'a': side, 'b': side}, 'levels': self.levels}
+    values |= {'pretrain.steps': self.base_steps, 'pretrain.batch_size': z.rows, 'train.batch_size': z.rows}
+    values |= {'train.phases': self.phases, 'train.steps_per_phase': z.tau, 'inner.learning_rate': z.learning_rate}
+    values |= {'inner.warmup_steps': max(1, self.base_steps // 10), 'train.microbatch': z.microbatch}
     if z is PAPER:  # docs/averaging.md
-      found |= {'outer.optimizer': 'nesterov', 'outer.learning_rate': 0.7, 'outer.rescale': True, 'model.remat': 'dots'}
-    return found
+      values |= {
+        'outer.optimizer': 'nesterov',
+        'outer.learning_rate': 0.7,
+        'outer.rescale': True,
+        'model.remat': 'dots',
+      }
+    return values
 
 
 def blocks_pattern(first: int, end: int) -> str:

@@ -40,9 +40,9 @@ def find_topology(name: str) -> Topology:
   match = re.fullmatch(r'(\w+):([\dx]+)(?:\*(\d+))?', name)
   kind, shape = (match[1], match[2]) if match else ('', '')
   if shape not in SHAPES.get(kind, '').split():
-    there = f'{kind}:SHAPE or {kind}:SHAPE*SLICES with a shape of {SHAPES.get(kind, "").replace(" ", ", ")}'
+    form = f'{kind}:SHAPE or {kind}:SHAPE*SLICES with a shape of {SHAPES.get(kind, "").replace(" ", ", ")}'
     kinds = f'KIND:SHAPE or KIND:SHAPE*SLICES, as v5e:4x4; kinds are {", ".join(SHAPES)}'
-    raise InputError(f'--topology={name} is not known: write {there if kind in SHAPES else kinds}')
+    raise InputError(f'--topology={name} is not known: write {form if kind in SHAPES else kinds}')
   slices = int(match[3] or 1) if match else 1
   os.environ.update(ENVIRONMENT | os.environ)
   devices.restore_libtpu()
@@ -50,8 +50,8 @@ def find_topology(name: str) -> Topology:
 
   options = {'num_slices': slices} | OPTIONS.get(kind, {}) | OPTIONS.get(shape, {})
   try:
-    found: Any = topologies.get_topology_desc(platform='tpu', topology_name=name.split('*')[0], **options)
+    description: Any = topologies.get_topology_desc(platform='tpu', topology_name=name.split('*')[0], **options)
   except RuntimeError as e:
     raise InputError(f'--topology={name}: {e}. The compiler comes with: pip install "dipaco_jax[tpu]"') from e
-  in_order = sorted(found.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))
+  in_order = sorted(description.devices, key=lambda d: (getattr(d, 'slice_index', 0) or 0, d.id))
   return Topology(name, performance.CHIPS[kind], in_order, slices)

@@ -138,7 +138,9 @@ class Simulation:
   """All workers, from the first piece of each path until it is at the last of `steps`."""
 
   def __init__(self, traffic: Traffic, conditions: Conditions, steps: Sequence[Step]):
-    self.traffic, self.conditions, self.steps = traffic, conditions, steps
+    self.traffic = traffic
+    self.conditions = conditions
+    self.steps = steps
     paths = range(traffic.num_paths)
     workers = range(-(-traffic.num_paths // conditions.paths_per_worker))
     self.worker = [path // conditions.paths_per_worker for path in paths]

@@ -1,6 +1,6 @@
 """Pictures with rows or columns for paths, stages or kinds of text: plain data in, a matplotlib Figure out."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
@@ -103,14 +103,14 @@ def early_stopping(versions: Sequence[int], last: int, labels: Sequence[str]):
     ax.axhline(last, color=INK, lw=1, ls=DASHED)
     ax.set_xlim(-0.7, len(versions) - 0.3)
     ax.set_ylim(0, last * 1.08)
-    plot_style.numbers(ax.yaxis, whole=True)
+    plot_style.numbers(ax.yaxis, integer=True)
     plot_style.label_ends(ax, [plot_style.End(last, 'last', INK)])
     plot_style.path_ticks(ax, labels)
     ax.set_ylabel('phase of the best hold-out loss')
   else:
     ax.hist(versions, bins=np.linspace(-0.5, last + 0.5, min(last + 1, 40) + 1), color=BLUE, rwidth=0.92)
-    plot_style.numbers(ax.xaxis, whole=True)
-    plot_style.numbers(ax.yaxis, whole=True)
+    plot_style.numbers(ax.xaxis, integer=True)
+    plot_style.numbers(ax.yaxis, integer=True)
     ax.set(xlabel='phase of the best hold-out loss', ylabel='paths')
   ax.set_title('Phase that each path is taken from')
   return figure
@@ -121,14 +121,14 @@ def bars(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, str]], str]
   """Draws horizontal bars, the first on top; rows are (name, [(length, colour) of each part, end to end], words)."""
   figure, ax = plot_style.axes(HALF, max(2.4, 0.95 + 0.4 * len(rows)))
   longest = max(sum(length for length, _ in parts) for _, parts, _ in rows) or 1
-  for y, (_, parts, words) in enumerate(reversed(rows)):
+  for y, (_, parts, label) in enumerate(reversed(rows)):
     left = 0.0
     for i, (length, colour) in enumerate(parts):
       width, height = max(length, longest * 0.002), min(0.62, 0.16 * len(rows))
       hatched = {'hatch': '////', 'edgecolor': PAPER} if i else {'edgecolor': colour}
       ax.barh(y, width, left=left, height=height, color=colour, lw=0, **hatched)
       left += length
-    plot_style.write(ax, words, (max(left, longest * 0.002), y), (5, 0), va='center', size=SMALL)
+    plot_style.write(ax, label, (max(left, longest * 0.002), y), (5, 0), va='center', size=SMALL)
   ax.set_yticks(range(len(rows)), [name for name, *_ in reversed(rows)])
   ax.set(xlim=(0, longest * 1.32), ylim=(-0.6, len(rows) - 0.4))
   ax.spines[['left', 'bottom']].set_visible(False)
@@ -150,7 +150,8 @@ def kinds_by_paths(counts: np.ndarray, kinds: Sequence[str], labels: Sequence[st
     share = share[:, np.lexsort((-share.max(0), share.argmax(0)))]
   few = len(labels) <= BESIDE
   figure, ax = plot_style.axes(HALF if few else WIDE, max(HEIGHT if few else 2.4, 1.3 + 0.27 * len(names)))
-  _heat(ax, share, 'blue', '{:.0%}' if few else '{:.0f}', 1 if few else 100, len(labels) <= NAMED)
+  write = (lambda cell: f'{cell:.0%}') if few else (lambda cell: f'{100 * cell:.0f}')
+  _heat(ax, share, ('blue', ''), write if len(labels) <= NAMED else None)
   ax.set_yticks(range(len(names)), names)
   plot_style.path_ticks(ax, labels, ', in the order of their main kind')
   ax.set_title('Kinds of text by path' + ('' if few or len(labels) > NAMED else ': % of each path’s sequences'))  # noqa: RUF001
@@ -164,20 +165,23 @@ def loss_matrix(matrix: np.ndarray, labels: Sequence[str]):
   few = len(labels) <= BESIDE
   figure, ax = plot_style.axes(HALF if few else WIDE * 0.7, HEIGHT if few else WIDE * 0.6)
   span = max(float(np.nanmax(np.abs(above))), 1e-3)
-  _heat(ax, above / span, 'orange', '{:+.2f}', span, few, below='blue')
+  _heat(ax, above / span, ('orange', 'blue'), (lambda cell: f'{cell * span:+.2f}') if few else None)
   ax.set_yticks(*((range(len(labels)), labels) if len(labels) <= NAMED else ([],)))
   plot_style.path_ticks(ax, labels)
   ax.set(ylabel='path', xlabel='shard', title='Every path on every shard')
   return figure
 
 
-def _heat(ax, shares: np.ndarray, colour: str, form: str, scale: float, written: bool, below: str = ''):
-  """Draws cells, the stronger the larger: shares in [-1, 1], those below 0 in the colour `below`."""
+def _heat(ax, shares: np.ndarray, colours: tuple[str, str], write: Callable[[float], str] | None):
+  """Draws cells, the stronger the larger: shares in [-1, 1].
+
+  `colours` are those of shares above and below 0; `write` returns the text of a share, None writes nothing.
+  """
   from matplotlib.collections import PolyCollection
 
   places = [(i, j) for i, j in np.ndindex(shares.shape) if np.isfinite(shares[i, j])]
   cells = [[(j - 0.5, i - 0.5), (j + 0.5, i - 0.5), (j + 0.5, i + 0.5), (j - 0.5, i + 0.5)] for i, j in places]
-  names = [colour if shares[at] >= 0 else below for at in places]
+  names = [colours[int(shares[at] < 0)] for at in places]
   if shares.size > MAX_VECTOR_CELLS:
     # As pixels, which page variables cannot recolour: their transparency suits light and dark pages.
     faces = [(PALE[name], abs(shares[at])) for name, at in zip(names, places, strict=True)]
@@ -188,6 +192,8 @@ def _heat(ax, shares: np.ndarray, colour: str, form: str, scale: float, written:
   ax.set(xlim=(-0.5, shares.shape[1] - 0.5), ylim=(shares.shape[0] - 0.5, -0.5))
   ax.grid(visible=False)
   ax.spines[:].set_visible(False)
-  for i, j in places if written else ():
+  if write is None:
+    return
+  for i, j in places:
     if abs(shares[i, j]) >= 0.005:
-      ax.text(j, i, form.format(shares[i, j] * scale), ha='center', va='center', size=SMALL)
+      ax.text(j, i, write(float(shares[i, j])), ha='center', va='center', size=SMALL)

@@ -9,7 +9,7 @@ from dipaco_jax.core import printable, settings
 from dipaco_jax.pipeline import stage
 from dipaco_jax.reports import curve_plots, headline, history, pages, paired_runs, report_page, token_axis
 from dipaco_jax.reports.amounts import count, size
-from dipaco_jax.reports.plot_style import Curve, Picture
+from dipaco_jax.reports.plot_style import Curve, Labels, Picture
 from dipaco_jax.reports.run_contents import Contents
 from dipaco_jax.training import metrics_log
 from dipaco_jax.training.display import duration
@@ -50,11 +50,11 @@ def table(
   `in_bits` leaves out perplexities, which depend on the tokenizer and on the text.
   """
   rows = [['', *short_names(list(reports))]]
-  for words, name, form in FIGURES:
+  for title, name, form in FIGURES:
     if in_bits and name.startswith(PER_TOKEN):
       continue
     values = [_value(report, name) for report in reports.values()]
-    rows.append([words, *('-' if v is None else form(v) for v in values)])
+    rows.append([title, *('-' if v is None else form(v) for v in values)])
     if name == 'perplexity_interval':
       rows += rerouted(list(reports.values()))
   flat = [report_page.settings_in_words(config) for config in configs.values()]
@@ -67,13 +67,13 @@ def table(
 
 def rerouted(reports: Sequence[Mapping[str, Any]]) -> Rows:
   """Returns a row of perplexities for each chooser and W that some run has evaluated, the longest W first [2.4.3]."""
-  found = [report['reroute'] or {} for report in reports]
+  perplexities = [report['reroute'] or {} for report in reports]
   rows = []
-  for chooser in sorted({chooser for one in found for chooser in one}):
-    for every in sorted({every for one in found for every in one.get(chooser, ())}, key=int, reverse=True):
-      values = [one.get(chooser, {}).get(every) for one in found]
-      words = f're-routed, {chooser}, W = {every}'
-      rows.append([words, *('-' if v is None else f'{v:.3f}' for v in values)])
+  for chooser in sorted({chooser for one in perplexities for chooser in one}):
+    for every in sorted({every for one in perplexities for every in one.get(chooser, ())}, key=int, reverse=True):
+      values = [one.get(chooser, {}).get(every) for one in perplexities]
+      title = f're-routed, {chooser}, W = {every}'
+      rows.append([title, *('-' if v is None else f'{v:.3f}' for v in values)])
   return rows
 
 
@@ -109,18 +109,20 @@ def warning(differences: Sequence[str]) -> str:
   if not differences:
     return ''
   named = ' and '.join(filter(None, [', '.join(differences[:-1]), differences[-1]]))
-  words = f'These runs do not have the same {named}: their perplexities are left out, and bits per byte are compared'
+  text = f'These runs do not have the same {named}: their perplexities are left out, and bits per byte are compared'
   if 'validation set' in differences:
-    words += '. Those of different documents may differ because the documents do: compare documents that both runs have'
+    text += '. Those of different documents may differ because the documents do: compare documents that both runs have'
   elif differences == ['training text']:
-    words += '. A difference may be due to the text that they were trained on'
-  return f'{words}.'
+    text += '. A difference may be due to the text that they were trained on'
+  return f'{text}.'
 
 
 def paired(names: Sequence[str], contents: Sequence[Contents]) -> list[Rows]:
   """Returns a table for each run after the first, of the documents that it shares with the first."""
-  found = [(name, paired_runs.compare(contents[0], run)) for name, run in zip(names[1:], contents[1:], strict=True)]
-  return [paired_runs.table(pairs, (names[0], name)) for name, pairs in found if pairs]
+  comparisons = [
+    (name, paired_runs.compare(contents[0], run)) for name, run in zip(names[1:], contents[1:], strict=True)
+  ]
+  return [paired_runs.table(pairs, (names[0], name)) for name, pairs in comparisons if pairs]
 
 
 def pictures(
@@ -131,29 +133,27 @@ def pictures(
   names = short_names(list(reports))
   by_tokens = {}
   for name, workdir, report, s in zip(names, workdirs, reports.values(), configs.values(), strict=True):
-    found = history.make_curves(metrics_log.read_rows(workdir), report['paths'], stage.control_name(s))
-    by_tokens[name] = token_axis.of_paths(s, found.bits if in_bits else found.validation)
+    curves = history.make_curves(metrics_log.read_rows(workdir), report['paths'], stage.control_name(s))
+    by_tokens[name] = token_axis.of_paths(s, curves.bits if in_bits else curves.validation)
   what, key = ('bits per byte', 'base_bits_per_byte') if in_bits else ('perplexity', 'base_perplexity')
   bases = {name: report[key] for name, report in zip(names, reports.values(), strict=True)}
-  made = [Picture(_draw(by_tokens, bases, what, 'tokens'), caption(what, [*bases.values()]))]
+  drawn = [Picture(_draw(by_tokens, bases, what, 'tokens'), caption(what, [*bases.values()]))]
   costs = {name: r['serve_flops_per_token'] for name, r in zip(names, reports.values(), strict=True)}
   if all(costs.values()) and len({*costs.values()}) > 1:  # else it is the same picture
     by_flops = {name: Curve(3 * costs[name] * curve.steps, curve.values) for name, curve in by_tokens.items()}
-    made.append(Picture(_draw(by_flops, bases, what, 'FLOPs'), 'The same against training FLOPs.'))
-  return made
+    drawn.append(Picture(_draw(by_flops, bases, what, 'FLOPs'), 'The same against training FLOPs.'))
+  return drawn
 
 
 def caption(what: str, bases: Sequence[float | None]) -> str:
   """Returns the caption of the runs' curves; `bases` are what the base models have."""
-  words = (
-    f'Routed validation {what} of each run against the tokens that it was trained on, including those of its base.'
-  )
-  return words + (' They start from equally good base models.' if len({*bases}) == 1 and bases[0] is not None else '')
+  text = f'Routed validation {what} of each run against the tokens that it was trained on, including those of its base.'
+  return text + (' They start from equally good base models.' if len({*bases}) == 1 and bases[0] is not None else '')
 
 
 def _draw(curves: Mapping[str, Curve], bases: Mapping[str, float | None], what: str, unit: str) -> Any:
-  xlabel = f'training {unit}, including those of the base'
-  return curve_plots.perplexity_curves(curves, bases, wide=True, xlabel=xlabel, what=what)
+  labels = Labels(f'Validation {what}', what, f'training {unit}, including those of the base')
+  return curve_plots.perplexity_curves(curves, bases, labels, wide=True)
 
 
 def render(rows: Rows, pictures: Sequence[Picture], warning: str, paired: Sequence[Rows]) -> str:

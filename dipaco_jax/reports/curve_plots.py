@@ -7,24 +7,34 @@ import numpy as np
 
 from dipaco_jax.reports import plot_style
 from dipaco_jax.reports.palette import BLUE, COLOURS, GREY, INK, ORANGE, PAPER
-from dipaco_jax.reports.plot_style import DASHDOT, DASHED, HALF, HEIGHT, MAX_COLOURED, WIDE, Curve, End, styled
+from dipaco_jax.reports.plot_style import (
+  DASHDOT,
+  DASHED,
+  HALF,
+  HEIGHT,
+  MAX_COLOURED,
+  WIDE,
+  Curve,
+  Curves,
+  End,
+  Labels,
+  styled,
+)
 
 # Line styles in turn, for readers who cannot tell the colours apart.
 STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))
 
 
 @styled
-def training(
-  title: str, ylabel: str, base: Curve, paths: Curve, labels: Sequence[str], settled: bool = True,
-  xlabel: str = 'training step', control: Curve | None = None,
-):  # fmt: skip
+def training(labels: Labels, curves: Curves, names: Sequence[str], settled: bool = True):
   """Draws the base model's training, then that of the paths, and that of the dense control if there is one.
 
   `settled` leaves out of the y axis what only the first third of the base's steps reaches; else it begins at zero.
   """
+  base, paths, control = curves
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.02)
-  ends = _paths(ax, paths, labels)
+  ends = _paths(ax, paths, names)
   first = len(base.steps) // 3
   if len(base.steps):
     ax.plot(base.steps, base.values, color=ORANGE, lw=1.6, ls=DASHED, label='base')
@@ -34,30 +44,35 @@ def training(
   shown = [paths.values, base.values[first if settled else 0 :], *([control.values] if control and dense else [])]
   if limits := _limits(shown):
     ax.set_ylim(limits if settled else (0, limits[1]))
-  _finish(ax, ends, title, ylabel, xlabel)
+  _finish(ax, ends, labels)
   return figure
 
 
 @styled
-def holdout(curve: Curve, labels: Sequence[str], xlabel: str = 'training step', control: Curve | None = None):
+def holdout(curve: Curve, names: Sequence[str], xlabel: str = 'training step', control: Curve | None = None):
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ax.margins(x=0.03, y=0.08)
-  ends = _paths(ax, curve, labels) + _control(ax, control)
-  _finish(ax, ends, 'Loss on the hold-outs', 'nats per token', xlabel)
+  ends = _paths(ax, curve, names) + _control(ax, control)
+  _finish(ax, ends, Labels('Loss on the hold-outs', 'nats per token', xlabel))
   return figure
 
 
 @styled
 def perplexity_curves(
-  runs: Mapping[str, Curve], base: Mapping[str, float | None], stopped: float | None = None, wide: bool = False,
-  xlabel: str = 'training step', flops_per_token: float | None = None, what: str = 'perplexity', title: str = '',
-):  # fmt: skip
-  """Draws validation perplexity, or `what`; the base model's as a line across, early stopping's as a ring.
+  runs: Mapping[str, Curve],
+  base: Mapping[str, float | None],
+  labels: Labels = Labels('Validation perplexity', 'perplexity'),
+  stopped: float | None = None,
+  wide: bool = False,
+  flops_per_token: float | None = None,
+):
+  """Draws a figure of validation; the base model's as a line across, early stopping's as a ring.
 
   `flops_per_token`, where x is in tokens, adds an axis of FLOPs above.
   """
   figure, ax = plot_style.axes(WIDE, 4.4) if wide else plot_style.axes(HALF, HEIGHT)
-  ends, digits = [], 2 if what == 'perplexity' else 3
+  digits = 2 if labels.ylabel == 'perplexity' else 3
+  ends = []
   for i, (name, curve) in enumerate(runs.items()):
     if len(curve.steps):
       colour = COLOURS[i % MAX_COLOURED]
@@ -73,7 +88,7 @@ def perplexity_curves(
     ax.plot(last, stopped, 'o', color=PAPER, mec=BLUE, mew=1.6, ms=6)
     ends.append(End(stopped, f'stopped\nearly {stopped:.2f}', BLUE, last))
   ax.margins(x=0.03, y=0.12)
-  _finish(ax, ends, title or f'Validation {what}', what, xlabel)
+  _finish(ax, ends, labels)
   if flops_per_token:
     scales = lambda tokens: tokens * flops_per_token, lambda flops: flops / flops_per_token
     above = ax.secondary_xaxis('top', functions=scales)
@@ -83,9 +98,8 @@ def perplexity_curves(
 
 @styled
 def by_phase(
-  title: str, ylabel: str, phases: np.ndarray, series: Mapping[str, np.ndarray], names: Sequence[str],
-  from_zero: bool = False,
-):  # fmt: skip
+  labels: Labels, phases: np.ndarray, series: Mapping[str, np.ndarray], names: Sequence[str], from_zero: bool = False
+):
   """Draws a curve over phases for each name that has one."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ends = []
@@ -97,7 +111,7 @@ def by_phase(
   ax.margins(x=0.03, y=0.1)
   if from_zero:
     ax.set_ylim(bottom=0)
-  _finish(ax, [end for end in ends if np.isfinite(end.y)], title, ylabel, 'phase')
+  _finish(ax, [end for end in ends if np.isfinite(end.y)], labels._replace(xlabel='phase'))
   return figure
 
 
@@ -108,12 +122,12 @@ def over_time(title: str, ylabel: str, seconds: np.ndarray, shares: np.ndarray):
   scale, unit = plot_style.time_unit(seconds[-1])
   ax.step([0, *(seconds / scale)], [shares[0], *shares], where='pre', color=BLUE, lw=2)
   ax.set(xlim=(0, None), ylim=(0, 100))
-  _finish(ax, [], title, ylabel, unit)
+  _finish(ax, [], Labels(title, ylabel, unit))
   plot_style.numbers(ax.xaxis)
   return figure
 
 
-def _paths(ax, curve: Curve, labels: Sequence[str]):
+def _paths(ax, curve: Curve, names: Sequence[str]):
   """Draws a line for each path and their median; returns the labels at their ends, of many paths only the median's."""
   num_paths = curve.values.shape[1]
   ends = []
@@ -126,7 +140,7 @@ def _paths(ax, curve: Curve, labels: Sequence[str]):
       ax.plot(x, y, color=GREY, lw=0.6, alpha=max(0.12, min(0.55, 10 / num_paths)), rasterized=num_paths > 64)
     else:
       ax.plot(x, y, color=COLOURS[p], lw=1.4, ls=STRIPES[p % 4], marker='o' if len(x) < 3 else None, ms=3)
-      ends.append(End(y[-1], f'path {labels[p]}' if num_paths > 1 else labels[p], COLOURS[p], x[-1]))
+      ends.append(End(y[-1], f'path {names[p]}' if num_paths > 1 else names[p], COLOURS[p], x[-1]))
   if num_paths > 1 and len(curve.steps):
     with warnings.catch_warnings():  # of steps where no path has a value
       warnings.simplefilter('ignore', RuntimeWarning)
@@ -154,8 +168,8 @@ def _limits(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, 
   return known.min() - room, known.max() + room
 
 
-def _finish(ax, ends, title: str, ylabel: str, xlabel: str = 'training step'):
-  plot_style.numbers(ax.xaxis, whole=True)
+def _finish(ax, ends: Sequence[End], labels: Labels):
+  plot_style.numbers(ax.xaxis, integer=True)
   plot_style.numbers(ax.yaxis)
   plot_style.label_ends(ax, ends)
-  ax.set(xlabel=xlabel, ylabel=ylabel, title=title)
+  ax.set(**labels._asdict())

@@ -11,19 +11,19 @@ SUPERSCRIPT = str.maketrans('0123456789', '⁰¹²³⁴⁵⁶⁷⁸⁹')
 MAX_LEGEND = 32  # paths; with more, the legend shows those that read something
 
 
-def how_chosen(found: Excerpts) -> str:
-  if not found.by:
+def how_chosen(excerpts: Excerpts) -> str:
+  if not excerpts.by:
     return 'Each text has one path.'
-  prefix, every = found.prefix_tokens, f'The path is chosen again every {found.every} tokens'
-  by = f'the router, from the {prefix} tokens' if found.by == 'router' else 'the learned chooser, from all tokens'
+  prefix, every = excerpts.prefix_tokens, f'The path is chosen again every {excerpts.every} tokens'
+  by = f'the router, from the {prefix} tokens' if excerpts.by == 'router' else 'the learned chooser, from all tokens'
   return f'The router chooses the first path from the first {prefix} tokens of a text. {every}, by {by} before.'
 
 
-def losses(found: Excerpts, document: Excerpt) -> str:
+def losses(excerpts: Excerpts, document: Excerpt) -> str:
   if not document.counted:
-    return f'Not scored: the text has no more than the {found.prefix_tokens} tokens that the router reads.'
+    return f'Not scored: the text has no more than the {excerpts.prefix_tokens} tokens that the router reads.'
   loss = f'Loss in nats per token: base {nats(document.base)}, path {document.path} {nats(document.nats)}'
-  return f'{loss}, with the path chosen again along the text {nats(document.rerouted)}.' if found.by else f'{loss}.'
+  return f'{loss}, with the path chosen again along the text {nats(document.rerouted)}.' if excerpts.by else f'{loss}.'
 
 
 def nats(loss: float | None) -> str:
@@ -37,18 +37,18 @@ def changes_path(document: Excerpt) -> list[bool]:
   return [i == 0 or path != paths[i - 1] for i, path in enumerate(paths)]
 
 
-def to_text(found: Excerpts, grid: Grid, coloured: bool) -> str:
+def to_text(excerpts: Excerpts, grid: Grid, coloured: bool) -> str:
   """Returns each text with its losses, chunk by chunk and as a whole; `coloured` by escape sequences."""
-  parts = [how_chosen(found)]
-  for document in found.documents:
+  parts = [how_chosen(excerpts)]
+  for document in excerpts.documents:
     parts += [printable.name(document.name)] * bool(document.name)
-    parts += [_chunks_in_terminal(document, grid, coloured), _table(document), losses(found, document)]
-  return '\n\n'.join(parts + [_total(found)] * (len(found.documents) > 1))
+    parts += [_chunks_in_terminal(document, grid, coloured), _table(document), losses(excerpts, document)]
+  return '\n\n'.join(parts + [_total(excerpts)] * (len(excerpts.documents) > 1))
 
 
-def _total(found: Excerpts) -> str:
+def _total(excerpts: Excerpts) -> str:
   """Returns a line with the means over all tokens that are counted."""
-  counted = [document for document in found.documents if document.counted]
+  counted = [document for document in excerpts.documents if document.counted]
   tokens = sum(document.counted for document in counted)
 
   def mean(name: str) -> str:
@@ -57,7 +57,7 @@ def _total(found: Excerpts) -> str:
       return nats(None)
     return nats(sum(loss * n for loss, n in losses) / tokens)
 
-  again = f', with the path chosen again along the text {mean("rerouted")}' if found.by else ''
+  again = f', with the path chosen again along the text {mean("rerouted")}' if excerpts.by else ''
   return f'Loss in nats per token, all {tokens} tokens: base {mean("base")}, routed once {mean("nats")}{again}.'
 
 
@@ -70,8 +70,8 @@ def _chunks_in_terminal(document: Excerpt, grid: Grid, coloured: bool) -> str:
       continue
     red, green, blue = bytes.fromhex(palette.path_colours(grid, chunk.path)[0][1:])
     start, end = f'\x1b[38;2;16;42;67;48;2;{red};{green};{blue}m', '\x1b[0m'
-    words = str(chunk.path).translate(SUPERSCRIPT) * is_new + printable.text(chunk.text)
-    text += start + words.replace('\n', f'{end}\n{start}') + end  # else the colour goes on to the margin
+    shown_text = str(chunk.path).translate(SUPERSCRIPT) * is_new + printable.text(chunk.text)
+    text += start + shown_text.replace('\n', f'{end}\n{start}') + end  # else the colour goes on to the margin
   return text
 
 
@@ -84,22 +84,22 @@ def _table(document: Excerpt) -> str:
   return '\n'.join(lines)
 
 
-def to_page(found: Excerpts, grid: Grid, workdir: str) -> str:
+def to_page(excerpts: Excerpts, grid: Grid, workdir: str) -> str:
   """Returns the page of texts that were read by the paths of the run in `workdir`."""
-  return pages.render('inspect.html', excerpts=page_content(found, grid), workdir=workdir)
+  return pages.render('inspect.html', excerpts=page_content(excerpts, grid), workdir=workdir)
 
 
-def page_content(found: Excerpts, grid: Grid) -> dict[str, Any]:
+def page_content(excerpts: Excerpts, grid: Grid) -> dict[str, Any]:
   """Returns what templates/excerpts.html shows."""
-  read = {chunk.path for document in found.documents for chunk in document.chunks}
+  read = {chunk.path for document in excerpts.documents for chunk in document.chunks}
   paths = range(grid.num_paths) if grid.num_paths <= MAX_LEGEND else sorted(read)
   return {
-    'how': how_chosen(found),
-    'prefix_tokens': found.prefix_tokens,
+    'how': how_chosen(excerpts),
+    'prefix_tokens': excerpts.prefix_tokens,
     'legend': [{'path': path, 'style': _style(grid, path), 'title': _place(grid, path)} for path in paths],
     'texts': [
-      {'name': x.name, 'losses': losses(found, x), 'chunks': _chunks(x, grid), 'rows': _rows(x)}
-      for x in found.documents
+      {'name': x.name, 'losses': losses(excerpts, x), 'chunks': _chunks(x, grid), 'rows': _rows(x)}
+      for x in excerpts.documents
     ],
   }
 

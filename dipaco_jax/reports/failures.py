@@ -19,25 +19,25 @@ def read_failures(workdir: pathlib.Path) -> Failures:
   for row in metrics_log.read_rows(workdir, *MARKS):
     about = {'phase': row['phase'], 'step': row['step']}
     for path, why in row.get('excluded', {}).items():
-      told = why if isinstance(why, dict) else {'why': why}
-      excluded.append(about | {'path': int(path)} | told)
+      reason = why if isinstance(why, dict) else {'why': why}
+      excluded.append(about | {'path': int(path)} | reason)
     for path, count in enumerate(row.get('skipped_by_path', [])):
       if count:
         skipped[path] = skipped.get(path, 0) + count
   return Failures(excluded, skipped)
 
 
-def in_words(found: Failures, most: int = 5) -> list[str]:
+def in_words(failures: Failures, most: int = 5) -> list[str]:
   """Returns a line for each failure; of many, the last ones, with how many there were."""
   lines = [
     f'path {x["path"]} was left out of the outer step of phase {x["phase"]} (step {x["step"]:,}'
     + (f', worker {x["worker"]}' if x.get('worker') else '')
     + f'): {x["why"]}'
-    for x in found.excluded
+    for x in failures.excluded
   ]
   if len(lines) > most:
     lines = [f'{len(lines)} times a path was left out of an outer step; the last {most}:', *lines[-most:]]
-  if found.skipped:
-    paths = ', '.join(f'{count} of path {path}' for path, count in sorted(found.skipped.items())[:most])
+  if failures.skipped:
+    paths = ', '.join(f'{count} of path {path}' for path, count in sorted(failures.skipped.items())[:most])
     lines.append(f'inner steps whose loss or gradient was not finite were skipped: {paths}')
   return lines

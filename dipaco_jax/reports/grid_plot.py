@@ -106,7 +106,9 @@ def _draw_legend(ax, colour: str, largest: float):
   """Draws a legend of the shades at the lower right."""
   from matplotlib.collections import PolyCollection
 
-  left, width, parts = 0.86, 0.3, 12
+  left = 0.86
+  width = 0.3
+  parts = 12
   x = np.linspace(left, left + width, parts + 1)
   cells = [[(a, -0.13), (b, -0.13), (b, -0.09), (a, -0.09)] for a, b in itertools.pairwise(x)]
   shades = [shade(colour, 0.1 + 0.9 * (k + 0.5) / parts) for k in range(parts)]
@@ -120,10 +122,10 @@ def _write_count(ax, grid: Grid, storey: Storey, plane: Plane):
   count, shared = grid.num_modules(storey.level), grid.paths_through(storey.level)
   corner = 1 + SLANT + 0.03, plane.height
   if grid.num_paths > 1:
-    words = f'in {shared} paths' if count == 1 else f'each in {shared} paths' if shared > 1 else 'one per path'
-    plot_style.write(ax, words, corner, (0, 0), ha='right', va='bottom', size=SMALL, color=GREY)
-  words, above = f'{count} module{"s" if count > 1 else ""}', 11 if grid.num_paths > 1 else 0
-  plot_style.write(ax, words, corner, (0, above), ha='right', va='bottom', size=SMALL)
+    text = f'in {shared} paths' if count == 1 else f'each in {shared} paths' if shared > 1 else 'one per path'
+    plot_style.write(ax, text, corner, (0, 0), ha='right', va='bottom', size=SMALL, color=GREY)
+  text, above = f'{count} module{"s" if count > 1 else ""}', 11 if grid.num_paths > 1 else 0
+  plot_style.write(ax, text, corner, (0, above), ha='right', va='bottom', size=SMALL)
 
 
 def _draw_path(ax, shape: tuple[int, int], planes: Sequence[Plane]):
@@ -149,5 +151,5 @@ def _draw_axes(ax, grid: Grid, plane: Plane):
     ax.text(0.22, -0.05, f'{names}, 0 to {columns - 1}', va='center', size=SMALL, color=GREY)
   if rows > 1:
     ax.annotate('', plane.place(0.9, -0.05), plane.place(0.3, -0.05), arrowprops=arrow)
-    words = f'{short(grid.names[0], 12)}, 0 to {rows - 1}'
-    ax.text(-LEFT, plane.place(0.3, 0)[1], words, va='center', size=SMALL, color=GREY)
+    label = f'{short(grid.names[0], 12)}, 0 to {rows - 1}'
+    ax.text(-LEFT, plane.place(0.3, 0)[1], label, va='center', size=SMALL, color=GREY)

@@ -63,7 +63,7 @@ def text_left_out(tokenized: Mapping[str, Any]) -> list[str]:
   """Says which text was left out, by the record of tokenizing, a sentence each."""
   copies = left_out.describe_copies(tokenized), left_out.describe_equal_validation(tokenized)
   sentences = [left_out.describe_dropped(tokenized), *copies, left_out.describe_skipped(tokenized)]
-  return [f'{words[0].upper()}{words[1:]}.' for words in sentences if words]
+  return [f'{sentence[0].upper()}{sentence[1:]}.' for sentence in sentences if sentence]
 
 
 def why_no_interval(report: Mapping[str, Any]) -> str:
@@ -79,15 +79,15 @@ def why_no_interval(report: Mapping[str, Any]) -> str:
 
 def sources(tokenized: Mapping[str, Any], weights: Mapping[str, float]) -> str:
   """Says what each source of a mixture gave to training, by the record of tokenizing; '' where it is no mixture."""
-  found = tokenized.get('by_domain', {})
-  given = [(name, found[name]) for name in weights if name in found]
+  by_domain = tokenized.get('by_domain', {})
+  given = [(name, by_domain[name]) for name in weights if name in by_domain]
   total = sum(counts['tokens'] for _, counts in given) or 1
-  words = []
+  parts = []
   for name, counts in given:
     times = counts['documents'] / max(1, counts['documents'] - counts.get('repeated', 0))
     again = f', its text {times:.1f} times' if counts.get('repeated') else ''
-    words.append(f'{name} {100 * counts["tokens"] / total:.1f}% ({counts["documents"]:,} documents{again})')
-  return f'Tokens of training text: {"; ".join(words)}.' if words else ''
+    parts.append(f'{name} {100 * counts["tokens"] / total:.1f}% ({counts["documents"]:,} documents{again})')
+  return f'Tokens of training text: {"; ".join(parts)}.' if parts else ''
 
 
 def with_interval(value: float, interval: Sequence[float] | None) -> str:
@@ -246,23 +246,25 @@ def is_of_equal_cost(report: Mapping[str, Any]) -> bool:
 def results(report: Mapping[str, Any]) -> list[str]:
   """Returns the lines of a result: comparisons, what the dense control cost, and where it is ahead."""
   compared = [budget(report), dense_ahead(report)] if report['ratio_to_control'] is not None else []
-  return [*changes(report), *(f'{words[:1].lower()}{words[1:]}' for words in compared if words)]
+  return [*changes(report), *(f'{comparison[:1].lower()}{comparison[1:]}' for comparison in compared if comparison)]
 
 
 def lead(report: Mapping[str, Any]) -> str:
   """Returns the lead of a finished run: one sentence, which also says what was not compared."""
   paths, who = report['paths'], 'one path, trained on from the base, reaches'
   who = f'{paths} paths, each as small as the base model, reach' if paths > 1 else who
-  found = '; '.join(changes(report))
-  words = f'On unseen text {who} a perplexity of {report["perplexity"]:.2f}' + (f': {found}' if found else '')
+  comparisons = '; '.join(changes(report))
+  sentence = f'On unseen text {who} a perplexity of {report["perplexity"]:.2f}' + (
+    f': {comparisons}' if comparisons else ''
+  )
   if report['ratio_to_control'] is None:
     more = f'{report["steps"]:,} steps fewer' if report['steps'] else 'fewer steps'
-    told = ', which was' if found else f'; the base, at {report["base_perplexity"]:.2f}, was'
-    words += f'{told} trained for {more}'
-    words += f', and they were not compared with {dense(report)}' if paths > 1 else ''
+    transition = ', which was' if comparisons else f'; the base, at {report["base_perplexity"]:.2f}, was'
+    sentence += f'{transition} trained for {more}'
+    sentence += f', and they were not compared with {dense(report)}' if paths > 1 else ''
   else:
-    words = '. '.join(part for part in (words, budget(report), dense_ahead(report, False)) if part)
+    sentence = '. '.join(part for part in (sentence, budget(report), dense_ahead(report, False)) if part)
   intervals = any(report[f'ratio_to_{name}_interval'] for name in ('control', 'base'))
   if not intervals:
-    return f'{words}.'
-  return f'{words}. In brackets: {bootstrap.LEVEL:.0%} intervals over the validation documents.'
+    return f'{sentence}.'
+  return f'{sentence}. In brackets: {bootstrap.LEVEL:.0%} intervals over the validation documents.'

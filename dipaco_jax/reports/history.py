@@ -99,9 +99,9 @@ class _Steps:
       if name in row:
         values = steps.setdefault(row['step'], np.full(self.num_paths, np.nan, np.float32))
         values[row['paths'] if self.num_paths > 1 else [0]] = _array(row[name])
-    for name, found in self.of_all.items():
+    for name, by_step in self.of_all.items():
       if row.get(name) is not None:
-        found.setdefault(row['step'], []).append(row[name])
+        by_step.setdefault(row['step'], []).append(row[name])
 
   def curve(self, name: str) -> Curve:
     """Returns values [T, P], or [T, 1] for what all paths share."""
@@ -134,17 +134,17 @@ def _curve(rows: Mapping[int, np.ndarray], width: int) -> Curve:
 
 
 def _by_path(phases: Iterable[Mapping[str, Any]], name: str, num_paths: int) -> Curve:
-  found = [(row['step'], _array(row.get(name) or [None] * num_paths)) for row in phases]
-  steps = np.array([step for step, _ in found], int)
-  return Curve(steps, np.stack([v for _, v in found]) if found else np.zeros((0, num_paths)))
+  by_phase = [(row['step'], _array(row.get(name) or [None] * num_paths)) for row in phases]
+  steps = np.array([step for step, _ in by_phase], int)
+  return Curve(steps, np.stack([v for _, v in by_phase]) if by_phase else np.zeros((0, num_paths)))
 
 
 def _by_level(phases: Iterable[Mapping[str, Any]], name: str) -> dict[str, np.ndarray]:
   """Returns {level: [T]}, with medians over modules where a row has a number for each of them."""
   rows = [row.get(name) or {} for row in phases]
-  found = {}
+  medians = {}
   for level in dict.fromkeys(level for row in rows for level in row):
     listed = [list(v.values()) if isinstance(v := row.get(level), dict) else [v] for row in rows]
     values = [_array(v) for v in listed]
-    found[level] = np.array([np.median(v[np.isfinite(v)]) if np.isfinite(v).any() else np.nan for v in values])
-  return {level: curve for level, curve in found.items() if np.isfinite(curve).any()}
+    medians[level] = np.array([np.median(v[np.isfinite(v)]) if np.isfinite(v).any() else np.nan for v in values])
+  return {level: curve for level, curve in medians.items() if np.isfinite(curve).any()}

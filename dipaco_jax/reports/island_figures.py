@@ -5,7 +5,7 @@ import numpy as np
 from dipaco_jax.reports import category_plots, curve_plots, timeline_plot
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.palette import BLUE, ORANGE
-from dipaco_jax.reports.plot_style import Picture
+from dipaco_jax.reports.plot_style import Labels, Picture
 from dipaco_jax.reports.run_data import Run
 from dipaco_jax.training.display import duration
 
@@ -17,17 +17,19 @@ def timeline(run: Run) -> Picture | None:
   if not run.tasks:
     return None
   rows = timeline_plot.rows(run.tasks)
-  words = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
+  caption = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
   shared = next((level.name for level in run.levels if not level.axes), None)
-  words += f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
+  caption += (
+    f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
+  )
   if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
-    words += f' At one moment, {phases} different phases were trained.'
+    caption += f' At one moment, {phases} different phases were trained.'
   if seconds := sum(task.end - task.start for task in run.tasks if task.kind == timeline_plot.REPLAY):
-    words += f' Replays, phases that were trained again as the holder of a state was gone, took {duration(seconds)}.'
+    caption += f' Replays, phases that were trained again as the holder of a state was gone, took {duration(seconds)}.'
   shown = timeline_plot.shown(rows)
   if hidden := len(rows) - len(shown):
-    words += f' Rows that are not shown: {hidden}.'
-  return Picture(timeline_plot.draw(shown), words)
+    caption += f' Rows that are not shown: {hidden}.'
+  return Picture(timeline_plot.draw(shown), caption)
 
 
 def island_bytes(run: Run) -> Picture | None:
@@ -39,64 +41,64 @@ def island_bytes(run: Run) -> Picture | None:
     (role, [(m['in'], BLUE), (m['out'], ORANGE)], f'{size(m["in"])}, {size(m["out"])}')
     for role, m in sorted(moved.items())
   ]
-  words = 'Read from storage, and, striped, written to it. Processes of islands send each other nothing else.'
-  return Picture(category_plots.bars('Bytes by role', rows), words)
+  caption = 'Read from storage, and, striped, written to it. Processes of islands send each other nothing else.'
+  return Picture(category_plots.bars('Bytes by role', rows), caption)
 
 
 def bytes_by_phase(run: Run) -> Picture | None:
   """Draws the bytes that workers and executors read and write in each phase, beside those of plain DiLoCo."""
-  found, plain = run.report['island_bytes_by_phase'], run.report['diloco_bytes_per_phase']
-  if not found or len(found) < 2 or not plain:
+  bytes_by_role, plain = run.report['island_bytes_by_phase'], run.report['diloco_bytes_per_phase']
+  if not bytes_by_role or len(bytes_by_role) < 2 or not plain:
     return None
   series = {
-    f'{words} {way}': np.array([phase.get(role, {}).get(which, 0) for phase in found]) / 1e6
-    for role, words in ((WORKER, 'workers'), (EXECUTOR, 'executors'))
+    f'{label} {way}': np.array([phase.get(role, {}).get(which, 0) for phase in bytes_by_role]) / 1e6
+    for role, label in ((WORKER, 'workers'), (EXECUTOR, 'executors'))
     for which, way in (('in', 'read'), ('out', 'write'))
   }
-  series['plain DiLoCo'] = np.full(len(found), plain / 2 / 1e6)
-  words = (
+  series['plain DiLoCo'] = np.full(len(bytes_by_role), plain / 2 / 1e6)
+  label = (
     'Of all processes of a role together. With plain DiLoCo, which sends parameters in float32 once a phase, workers '
     'would read as much as its line shows, and write as much.'
   )
-  phases = np.arange(1, len(found) + 1)
-  return Picture(curve_plots.by_phase('Bytes by phase', 'MB', phases, series, [*series], from_zero=True), words)
+  phases = np.arange(1, len(bytes_by_role) + 1)
+  return Picture(curve_plots.by_phase(Labels('Bytes by phase', 'MB'), phases, series, [*series], from_zero=True), label)
 
 
 def bytes_beside(run: Run) -> Picture | None:
   """Draws what workers move in a phase, beside plain DiLoCo and data-parallel training of the same model."""
   r = run.report
-  found, plain, every_step = (
+  island_bytes, plain, every_step = (
     r[name] for name in ('island_bytes_by_phase', 'diloco_bytes_per_phase', 'synchronous_bytes_per_phase')
   )
-  if not found or not plain or not every_step:
+  if not island_bytes or not plain or not every_step:
     return None
-  ours = [sum(phase.get(WORKER, {}).get(way, 0) for phase in found) / len(found) for way in ('in', 'out')]
+  ours = [sum(phase.get(WORKER, {}).get(way, 0) for phase in island_bytes) / len(island_bytes) for way in ('in', 'out')]
   if not sum(ours):
     return None
   rows = [
     (name, [(each[0], BLUE), (each[1], ORANGE)], size(sum(each)))
     for name, each in (('this run', ours), ('plain DiLoCo', [plain / 2] * 2), ('data-parallel', [every_step / 2] * 2))
   ]
-  words = (
+  caption = (
     'Of all workers in a phase, on average: read and, striped, written. Plain DiLoCo would exchange parameters in '
     f'float32 once a phase, {plain / sum(ours):,.1f} times as many bytes; data-parallel training gradients in float32 '
     f'at each of the {run.settings.train.steps_per_phase:,} steps, {every_step / sum(ours):,.0f} times as many.'
   )
   if speed := (r['island_mbits'] or {}).get(WORKER):
     ways = (('in', 'reading'), ('out', 'writing'))
-    told = [f'{speed[way]:,.3g} Mbit/s while {verb}' for way, verb in ways if speed[way]]
-    words += f' A worker moved {" and ".join(told)}.' if told else ''
-  return Picture(category_plots.bars('Bytes of a phase', rows), words)
+    speeds = [f'{speed[way]:,.3g} Mbit/s while {verb}' for way, verb in ways if speed[way]]
+    caption += f' A worker moved {" and ".join(speeds)}.' if speeds else ''
+  return Picture(category_plots.bars('Bytes of a phase', rows), caption)
 
 
 def goodput(run: Run) -> Picture | None:
   """Draws the share of the workers' time that was spent in steps, over time."""
-  found = run.report['goodput_over_time']
-  if not found or len(found) < 2:
+  over_time = run.report['goodput_over_time']
+  if not over_time or len(over_time) < 2:
     return None
-  times, shares = np.array(found, float).T
-  words = (
+  times, shares = np.array(over_time, float).T
+  caption = (
     f'Of all workers that were there, from the first step of training on; {run.report["goodput"]:.0%} in all. It '
     'is low while processes start and compile, and while they wait.'
   )
-  return Picture(curve_plots.over_time('Time in steps', '% of the workers’ time', times, 100 * shares), words)  # noqa: RUF001
+  return Picture(curve_plots.over_time('Time in steps', '% of the workers’ time', times, 100 * shares), caption)  # noqa: RUF001

@@ -40,13 +40,13 @@ def storeys(levels: Sequence[Level], names: Iterable[str]) -> list[Storey]:
   for name in sorted(owners, key=_height):
     parts.setdefault(name.split('/')[0], []).append(name)
   held = [tuple(level for level in levels if level in {owners[n] for n in parts[part]}) for part in parts]
-  found = []
+  storeys = []
   for here, group in itertools.groupby(zip(parts, held, strict=True), key=lambda pair: pair[1]):
     run = [part for part, _ in group]
     for level in here:
       own = tuple(n for part in run for n in parts[part] if owners[n] is level)
-      found.append(Storey(level, _words(run) + (' (part)' if len(here) > 1 else ''), own))
-  return found
+      storeys.append(Storey(level, _words(run) + (' (part)' if len(here) > 1 else ''), own))
+  return storeys
 
 
 def _height(name: str) -> tuple[int, str]:
@@ -57,11 +57,11 @@ def _height(name: str) -> tuple[int, str]:
 
 def _words(parts: Sequence[str]) -> str:
   blocks = [int(part.removeprefix('block_')) for part in parts if part.startswith('block_')]
-  words = [part.replace('_', ' ') for part in parts if not part.startswith('block_')]
+  named_parts = [part.replace('_', ' ') for part in parts if not part.startswith('block_')]
   if blocks:
     several = f'blocks {blocks[0]}-{blocks[-1]}' if len(blocks) > 1 else f'block {blocks[0]}'
-    words.insert(1 if words[:1] == ['embed'] else 0, several)
-  return ', '.join(words)
+    named_parts.insert(1 if named_parts[:1] == ['embed'] else 0, several)
+  return ', '.join(named_parts)
 
 
 def measure(workdir: pathlib.Path, version: int, grid: Grid, levels: Sequence[Level]) -> list[tuple[Storey, Drift]]:
@@ -78,7 +78,9 @@ def _measure(workdir: pathlib.Path, version: int, base: pathlib.Path, grid: Grid
   files = [module_store.module_file(workdir, version, storey.level, m) for m in grid.modules(storey.level)]
   for file in files:
     module_store.check_module(file)
-  own, mutual, norm = np.zeros(len(files)), np.zeros(len(files)), 0.0
+  own = np.zeros(len(files))
+  mutual = np.zeros(len(files))
+  norm = 0.0
   for name in storey.names:
     start = _read(base, name)
     norm += float((start**2).sum())

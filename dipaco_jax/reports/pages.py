@@ -23,11 +23,11 @@ def environment() -> jinja2.Environment:
   """Returns the templates; only HTML is escaped, and a value that a template lacks is an error."""
   options: Any = {'trim_blocks': True, 'lstrip_blocks': True, 'keep_trailing_newline': True}
   options |= {'autoescape': jinja2.select_autoescape(), 'undefined': jinja2.StrictUndefined}
-  made = jinja2.Environment(loader=jinja2.PackageLoader('dipaco_jax.reports'), **options)
-  made.globals['page_colours'] = palette.page_colours
-  made.filters['cell'] = table_cell
-  return made
+  templates = jinja2.Environment(loader=jinja2.PackageLoader('dipaco_jax.reports'), **options)
+  templates.globals['page_colours'] = palette.page_colours
+  templates.filters['cell'] = table_cell
+  return templates
 
 
-def table_cell(words: str) -> str:
-  return printable.name(words, 1000).replace('|', '\\|')
+def table_cell(text: str) -> str:
+  return printable.name(text, 1000).replace('|', '\\|')

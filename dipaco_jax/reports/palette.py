@@ -8,7 +8,10 @@ import re
 
 from dipaco_jax.algorithm.grid import Grid
 
-INK, GREY, FAINT, RULE = '#243b53', '#566b80', '#cbd6e2', '#e6ecf2'  # text, lesser text, stems, lines behind pictures
+INK = '#243b53'  # text
+GREY = '#566b80'  # lesser text
+FAINT = '#cbd6e2'  # stems
+RULE = '#e6ecf2'  # lines behind pictures
 PAPER = '#ffffff'  # what pictures and boxes stand on
 BLUE, ORANGE = '#0068a3', '#b34700'  # this run; the base model and other things it is compared with
 COLOURS = (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.reports import amounts, category_plots, curve_plots, grid_plot, token_axis
-from dipaco_jax.reports.plot_style import Curve, Picture
+from dipaco_jax.reports.plot_style import Curve, Labels, Picture
 from dipaco_jax.reports.run_data import Run, path_names
 from dipaco_jax.routing import path_labels
 from dipaco_jax.storage import seals
@@ -17,15 +17,14 @@ Scale = Callable[[Curve], Curve]
 
 def validation(run: Run) -> Picture | None:
   """Draws validation perplexity over training tokens and FLOPs: models of the same cost are above each other."""
-  words = ' Tokens and FLOPs are those of the base and of all paths together.' if run.grid.num_paths > 1 else ''
+  caption = ' Tokens and FLOPs are those of the base and of all paths together.' if run.grid.num_paths > 1 else ''
   s, serving = run.settings, run.report['serve_flops_per_token']
   axis = {
-    'title': 'Validation perplexity by cost',
-    'xlabel': token_axis.OF_ALL,
+    'labels': Labels('Validation perplexity by cost', 'perplexity', token_axis.OF_ALL),
     'flops_per_token': serving and 3 * serving,
   }
   return _validation(
-    run, functools.partial(token_axis.of_paths, s), functools.partial(token_axis.of_one_model, s), words, axis
+    run, functools.partial(token_axis.of_paths, s), functools.partial(token_axis.of_one_model, s), caption, axis
   )
 
 
@@ -33,30 +32,30 @@ def validation_by_step(run: Run) -> Picture | None:
   """Draws validation perplexity over steps, which all paths make at the same time."""
   if run.grid.num_paths < 2 or not len(run.history.control.steps):
     return None
-  axis = {'title': 'Validation perplexity by step'}
+  axis = {'labels': Labels('Validation perplexity by step', 'perplexity')}
   picture = _validation(run, lambda curve: curve, lambda curve: curve, '', axis)
-  words = (
+  caption = (
     'The same over sequential steps. In each step, all paths train side by side, and together they read '
     f'{run.grid.num_paths} times as many rows as the dense control.'
   )
-  return picture and picture._replace(caption=words)
+  return picture and picture._replace(caption=caption)
 
 
 def _validation(run: Run, scale_paths: Scale, scale_dense: Scale, more: str, axis: dict[str, Any]) -> Picture | None:
   r, curve = run.report, run.history.validation
   if not len(curve.steps) or not (run.history.last or r['perplexity']):  # the base's alone is no curve
     return None
-  words, stopped = 'Each validation text is scored under the one path that the router picks for it.', None
-  words = words if run.grid.num_paths > 1 else 'On all validation text.'
+  caption, stopped = 'Each validation text is scored under the one path that the router picks for it.', None
+  caption = caption if run.grid.num_paths > 1 else 'On all validation text.'
   if r['perplexity'] and r['perplexity_final'] and r['perplexity'] != r['perplexity_final']:
     stopped = r['perplexity']
-    words += f' The ring is the result, {r["perplexity"]:.2f}, with early stopping.'
+    caption += f' The ring is the result, {r["perplexity"]:.2f}, with early stopping.'
   curves = {'paths': scale_paths(curve)}
   if len(run.history.control.steps):
     curves['dense control'] = scale_dense(run.history.control)
-    words += ' The dense control reads as many rows in a step as one path.'
-  drawn = curve_plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped, **axis)
-  return Picture(drawn, words + more)
+    caption += ' The dense control reads as many rows in a step as one path.'
+  drawn = curve_plots.perplexity_curves(curves, {'base': r['base_perplexity']}, stopped=stopped, **axis)
+  return Picture(drawn, caption + more)
 
 
 def by_domain(run: Run) -> Picture | None:
@@ -67,10 +66,10 @@ def by_domain(run: Run) -> Picture | None:
   control = run.report['control_perplexity_by_domain'] or {}
   if any(control.values()):
     against = _compared({n: paths[n] / x for n in known if (x := control.get(n))}, 'the dense control')
-    words = f'{against} {_compared(known, "the base")}'
+    caption = f'{against} {_compared(known, "the base")}'
   else:
-    words = _compared(known, 'the base')
-  return Picture(category_plots.by_domain(base, paths, control), words)
+    caption = _compared(known, 'the base')
+  return Picture(category_plots.by_domain(base, paths, control), caption)
 
 
 def _compared(ratios: dict[str, float], whom: str) -> str:
@@ -94,14 +93,14 @@ def by_path(run: Run) -> Picture | None:
   empty = len(values) - len(known)
   base = run.report['base_perplexity_by_path'] or [None] * len(values)
   control = run.report['control_perplexity_by_path'] or []
-  words = (
+  caption = (
     f'Each path{", the base and the dense control" if any(control) else " and the base" if any(base) else ""} on the '
     'validation text that is routed to that path. Paths read different kinds of text, and some kinds are easier: '
     'compare the models on one path, not the paths with each other.'
   )
   if empty:
-    words += f' To {empty} path{"s" if empty > 1 else ""} no validation text was routed.'
-  return Picture(category_plots.by_path(values, base, path_names(run.grid), control), words)
+    caption += f' To {empty} path{"s" if empty > 1 else ""} no validation text was routed.'
+  return Picture(category_plots.by_path(values, base, path_names(run.grid), control), caption)
 
 
 def early_stopping(run: Run) -> Picture | None:
@@ -112,11 +111,11 @@ def early_stopping(run: Run) -> Picture | None:
   if not stopped:
     return None  # the picture of the hold-outs says so
   who = f'paths {"was" if stopped == 1 else "were"}'
-  words = (
+  caption = (
     f'Early stopping takes each path from the phase after which its hold-out loss was lowest. {stopped} of '
     f'{len(versions)} {who} best before the last phase.'
   )
-  return Picture(category_plots.early_stopping(versions, last, path_names(run.grid)), words)
+  return Picture(category_plots.early_stopping(versions, last, path_names(run.grid)), caption)
 
 
 def best_versions(run: Run) -> tuple[list[int], int] | None:
@@ -131,25 +130,25 @@ def shard_sizes(run: Run) -> Picture | None:
   tokens = run.results.get('route', {}).get('shard_tokens') or []
   if len(tokens) < 2:
     return None
-  words = (
+  caption = (
     f'Tokens that the router gave to each path: the largest shard has {amounts.count(max(tokens))}, '
     f'the smallest {amounts.count(min(tokens))}.'
   )
   if run.settings.outer.reweigh:
-    words += " Paths are weighted in the averages by their shards' sizes."
-  return Picture(category_plots.shard_sizes(tokens, path_names(run.grid)), words)
+    caption += " Paths are weighted in the averages by their shards' sizes."
+  return Picture(category_plots.shard_sizes(tokens, path_names(run.grid)), caption)
 
 
 def loss_matrix(run: Run) -> Picture | None:
   matrix = run.results.get('evaluate', {}).get('loss_matrix')
   if not matrix or len(matrix) < 2:
     return None
-  words = (
+  caption = (
     'Each column is a shard, each row a path: nats per token above the path whose shard it is. Orange is worse, blue '
     'better.'
   )
   values = np.array([[np.nan if v is None else v for v in row] for row in matrix], float)
-  return Picture(category_plots.loss_matrix(values, path_names(run.grid)), words)
+  return Picture(category_plots.loss_matrix(values, path_names(run.grid)), caption)
 
 
 def kinds_by_paths(run: Run) -> Picture | None:
@@ -159,28 +158,28 @@ def kinds_by_paths(run: Run) -> Picture | None:
     return None
   top = (table / np.maximum(table.sum(1, keepdims=True), 1)).max(1)
   mostly = int((top > 0.5).sum())
-  words = (
+  caption = (
     f'What each path reads. The router does not see the names of the kinds. {mostly or "None"} of {len(table)} paths '
     f'{"reads" if mostly <= 1 else "read"} mostly one kind. '
     f'Normalized mutual information between paths and kinds: {path_labels.normalized_mutual_information(table):.2f}.'
   )
-  return Picture(category_plots.kinds_by_paths(table, kinds, path_names(run.grid)), words)
+  return Picture(category_plots.kinds_by_paths(table, kinds, path_names(run.grid)), caption)
 
 
 def distance_from_base(run: Run) -> Picture | None:
-  words = 'The network from its bottom to its top. Each patch is a module, shared by the paths that it covers. '
+  caption = 'The network from its bottom to its top. Each patch is a module, shared by the paths that it covers. '
   if run.grid.num_paths > 1:
-    words += 'The line is one path: it passes through one module of each level. '
-  words += 'How far each module has moved from the base model, in % of the norm of the base’s parameters.'  # noqa: RUF001
-  return _drifts(run, [100 * d.from_base for _, d in run.drifts], 'Distance from the base model', 'blue', words)
+    caption += 'The line is one path: it passes through one module of each level. '
+  caption += 'How far each module has moved from the base model, in % of the norm of the base’s parameters.'  # noqa: RUF001
+  return _drifts(run, [100 * d.from_base for _, d in run.drifts], 'Distance from the base model', 'blue', caption)
 
 
 def distance_from_siblings(run: Run) -> Picture | None:
-  words = 'How far each module is from the mean of its level’s modules, in % of the same norm.'  # noqa: RUF001
-  return _drifts(run, [100 * d.from_siblings for _, d in run.drifts], 'Distance from the siblings', 'orange', words)
+  caption = 'How far each module is from the mean of its level’s modules, in % of the same norm.'  # noqa: RUF001
+  return _drifts(run, [100 * d.from_siblings for _, d in run.drifts], 'Distance from the siblings', 'orange', caption)
 
 
-def _drifts(run: Run, values: list[np.ndarray], title: str, colour: str, words: str) -> Picture | None:
+def _drifts(run: Run, values: list[np.ndarray], title: str, colour: str, caption: str) -> Picture | None:
   if not any(np.isfinite(v).any() for v in values):
     return None
-  return Picture(grid_plot.draw(run.grid, [storey for storey, _ in run.drifts], values, title, colour), words)
+  return Picture(grid_plot.draw(run.grid, [storey for storey, _ in run.drifts], values, title, colour), caption)

@@ -18,11 +18,15 @@ from dipaco_jax.storage import seals
 
 # Inches. A page has two halves side by side, or, on a telephone, one that is as wide: its smallest text is then 10
 # pixels high.
-WIDE, HALF, HEIGHT = 9.6, 4.5, 3.2
+WIDE = 9.6
+HALF = 4.5
+HEIGHT = 3.2
 SMALL = 9.3  # points, of the smallest text
 NAMED = 32  # paths that an axis has room to name
 MAX_NAME = 32  # characters
-DASHED, DOTTED, DASHDOT = (0, (5, 3)), (0, (1, 2.5)), (0, (7, 2, 1.5, 2))
+DASHED = (0, (5, 3))
+DOTTED = (0, (1, 2.5))
+DASHDOT = (0, (7, 2, 1.5, 2))
 MAX_COLOURED = len(COLOURS)  # more paths are thin grey lines around their median
 STYLE: dict[Any, Any] = {
   'font.family': 'sans-serif',
@@ -51,6 +55,22 @@ class Curve(NamedTuple):
 
   steps: np.ndarray  # [T]
   values: np.ndarray  # [T], or [T, P] with nan where a path has none
+
+
+class Curves(NamedTuple):
+  """The same value of the base model, of the paths after it, and of the dense control if there is one."""
+
+  base: Curve
+  paths: Curve  # [T, P]
+  control: Curve | None = None
+
+
+class Labels(NamedTuple):
+  """The title of a chart and the labels of its axes."""
+
+  title: str
+  ylabel: str
+  xlabel: str = 'training step'
 
 
 class Picture(NamedTuple):
@@ -141,13 +161,13 @@ def tick_words(ticks: Sequence[float]) -> list[str]:
   return [f'{x / scale:,.{decimals}f}{unit if x else ""}' for x in ticks]
 
 
-def numbers(axis, whole: bool = False, ticks: int = 5):
+def numbers(axis, integer: bool = False, ticks: int = 5):
   """Sets ticks at round numbers, written out; whole ones for what is counted."""
   from matplotlib import ticker
 
   formatter: Any = ticker.FuncFormatter(lambda x, pos: f'{x:g}')
   formatter.format_ticks = tick_words
-  axis.set_major_locator(ticker.MaxNLocator(ticks, integer=whole, steps=[1, 2, 2.5, 5, 10]))
+  axis.set_major_locator(ticker.MaxNLocator(ticks, integer=integer, steps=[1, 2, 2.5, 5, 10]))
   axis.set_major_formatter(formatter)
 
 
@@ -198,9 +218,9 @@ def legend(ax, **options):
   ax.legend(loc='lower right', bbox_to_anchor=(1, 1), frameon=False, **options)
 
 
-def write(ax, words: str, place: tuple[float, float], offset: tuple[float, float], **options):
+def write(ax, text: str, place: tuple[float, float], offset: tuple[float, float], **options):
   """Writes words at a place of the axes, `offset` points to the right and up."""
-  ax.annotate(words, place, offset, textcoords='offset points', **options)
+  ax.annotate(text, place, offset, textcoords='offset points', **options)
 
 
 class End(NamedTuple):

@@ -43,7 +43,7 @@ class Figure(NamedTuple):
   def of(cls, name: str, picture: Picture) -> 'Figure':
     drawn = picture.figure
     kind = 'wide' if drawn.get_figwidth() >= 6 else ''
-    title = next((words for ax in drawn.axes if (words := ax.get_title(loc='left'))), '')
+    title = next((axes_title for ax in drawn.axes if (axes_title := ax.get_title(loc='left'))), '')
     return cls(name, title, picture.caption, plot_style.to_svg(drawn, name), drawn.get_figheight(), kind)
 
 
@@ -55,7 +55,9 @@ def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
     with plot_style.left_out(name):
       drawn[name] = Figure.of(name, picture)
   chosen, default = settings_in_words(run.settings), settings_in_words(settings.from_dict({}))
-  command, file, excerpts = run.workdir / 'command.txt', run.workdir / chunk_losses.FILE, None
+  command = run.workdir / 'command.txt'
+  file = run.workdir / chunk_losses.FILE
+  excerpts = None
   if file.exists():  # else all paths are one model
     excerpts = excerpt_views.page_content(chunk_losses.Excerpts.from_dict(seals.read_json(file, 'documents')), run.grid)
   return pages.render(
@@ -63,7 +65,7 @@ def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
     run=run,
     reload_s=reload_s,
     name=_name(run.grid),
-    about=[words for words in (str(run.workdir), _when(r), *_devices(r)) if words],
+    about=[line for line in (str(run.workdir), _when(r), *_devices(r)) if line],
     lead=headline.lead(r) if r['perplexity'] and r['base_perplexity'] else _lead_so_far(run),
     notes=_notes(run) if r['perplexity'] and r['base_perplexity'] else [],
     failures=failures.in_words(failures.read_failures(run.workdir)),
@@ -109,7 +111,9 @@ def _when(r: dict[str, Any]) -> str:
   """Returns '2026-11-22 17:53 to 18:05 +01:00'."""
   if not r['began']:
     return ''
-  day, began, offset = r['began'][:10], r['began'][11:16], r['began'][19:]
+  day = r['began'][:10]
+  began = r['began'][11:16]
+  offset = r['began'][19:]
   if not r['ended']:
     return f'since {day} {began} {offset}'
   ended = r['ended'][11:16] if r['ended'][:10] == day else r['ended'][:16]
@@ -124,15 +128,15 @@ def _devices(r: dict[str, Any]) -> list[str]:
 
 
 def _seconds_by_path(r: dict[str, Any]) -> time_table.Table | None:
-  whole, by_path = (r['seconds'] or {}).get('train', {}), r['seconds_by_path'] or []
-  return time_table.by_path(by_path, whole) if whole and any(by_path) and len(by_path) > 1 else None
+  all_paths, by_path = (r['seconds'] or {}).get('train', {}), r['seconds_by_path'] or []
+  return time_table.by_path(by_path, all_paths) if all_paths and any(by_path) and len(by_path) > 1 else None
 
 
 def _notes(run: Run) -> list[str]:
   least, tokens = run.settings.data.min_validation_tokens, run.report['validation_tokens_by_path'] or []
   short = stage_records.too_little(tokens, least)
   tokenized = run.results.get('tokenize', {})
-  weights = {found.name: found.weight for found in fields.sources(run.settings.data.train)}
+  weights = {source.name: source.weight for source in fields.sources(run.settings.data.train)}
   notes = (
     headline.sources(tokenized, weights),
     headline.held_back(tokenized),
@@ -167,9 +171,9 @@ def _cards(run: Run) -> list[Card]:
   cards = _perplexity_cards(run)
   if r['parameters_path']:
     many = run.grid.num_paths > 1
-    words = 'parameters in a path: only these are used to read or write a text' if many else 'parameters'
+    description = 'parameters in a path: only these are used to read or write a text' if many else 'parameters'
     more = [f'All modules together have {count(r["parameters_total"])} parameters.'] if many else []
-    cards.append(Card(count(r['parameters_path']), words, more))
+    cards.append(Card(count(r['parameters_path']), description, more))
   if r['train_tokens']:
     which = 'base and all paths' if run.grid.num_paths > 1 else 'base and path'
     cards.append(Card(count(r['train_tokens']), f'training tokens of {which}'))
@@ -177,9 +181,9 @@ def _cards(run: Run) -> list[Card]:
     cards.append(Card(f'{max(run.history.phases):,} of {run.settings.train.phases:,}', 'phases are done'))
   if not run.results.get('train') and len(speed := run.history.tokens_per_s[1].values):
     cards.append(Card(f'{speed[-1, 0]:,.0f}', 'tokens a second, lately'))
-  whole, _, lost = headline.total_time(r).partition(', ')
+  total, _, lost = headline.total_time(r).partition(', ')
   stages = 'all stages' if 'evaluate' in run.results else 'the stages so far'
-  cards.append(Card(whole, f'time of {stages}{", " * bool(lost)}{lost}'))
+  cards.append(Card(total, f'time of {stages}{", " * bool(lost)}{lost}'))
   return cards
 
 

@@ -42,7 +42,7 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
   other = ('steps', 'steps') if headline.is_of_equal_cost(r) else ('training FLOPs', 'flops')
   other_budget = f'To compare at equal {other[0]}, set --config.evaluate.control_budget={other[1]}'
   other_budget = other_budget if headline.budget(r) and r['paths'] > 1 else ''
-  details = [f'{words}.' for words in (headline.budget(r), serving, other_budget, ahead, _certainty(r)) if words]
+  details = [f'{detail}.' for detail in (headline.budget(r), serving, other_budget, ahead, _certainty(r)) if detail]
   return [Card(figure, f'{against}: {ends}{"" if interval else ", as documents are too few"}.', details, True, kind)]
 
 
@@ -108,7 +108,7 @@ def _epochs(epochs: float | Sequence[float] | None, text: str, of_many: bool = F
 def _perplexity(r: dict[str, Any], whose: str, name: str, details: Sequence[str]) -> Card:
   value = headline.with_interval(r[f'{whose}perplexity'], r[f'{whose}perplexity_interval'])
   number, space, ends = value.partition(' ')
-  return Card(number, f'{name}{space}{ends}', [words for words in details if words])
+  return Card(number, f'{name}{space}{ends}', [detail for detail in details if detail])
 
 
 def _cost(tokens: int | None, flops: float | None, how: str) -> str:

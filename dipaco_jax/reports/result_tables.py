@@ -34,8 +34,8 @@ def _table(r: dict[str, Any], what: str, suffix: str, groups: list[tuple[str, An
     return None
 
   def value(name: str, group: Any) -> Any:
-    found = r.get(f'{name}_{suffix}')
-    return None if found is None else found.get(group) if isinstance(found, dict) else found[group]
+    figure = r.get(f'{name}_{suffix}')
+    return None if figure is None else figure.get(group) if isinstance(figure, dict) else figure[group]
 
   def perplexity(name: str) -> Callable[[Any], str]:
     return lambda group: '-' if (x := value(name, group)) is None else f'{x:.2f}'
@@ -62,7 +62,9 @@ def of_training(run: Run, best_of_control: int | None, best_of_paths: tuple[list
   `best_of_control` is the phase that early stopping takes the control from, `best_of_paths` the same for all paths,
   with the last phase.
   """
-  r, s, h = run.report, run.settings, run.history
+  r = run.report
+  s = run.settings
+  h = run.history
   if not r['steps']:
     return None
   rates = *h.learning_rate, h.control_learning_rate

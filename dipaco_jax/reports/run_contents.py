@@ -63,14 +63,14 @@ def _sequences(workdir: pathlib.Path, s: settings.Settings) -> str:
 
 def differences(runs: Sequence[Contents]) -> list[str]:
   """Names what is not the same in all runs: 'tokenizer', 'training text', 'validation set'."""
-  first, found = runs[0], []
+  first, differing = runs[0], []
   if any(run.tokenizer != first.tokenizer for run in runs):
-    found.append('tokenizer')
+    differing.append('tokenizer')
   if any(_has_other_text(first, run) for run in runs):
-    found.append('training text')
+    differing.append('training text')
   if any(_has_other_validation(first, run) for run in runs):
-    found.append('validation set')
-  return found
+    differing.append('validation set')
+  return differing
 
 
 def _has_other_text(a: Contents, b: Contents) -> bool:

@@ -51,8 +51,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
   Raises InputError where there is no run in workdir, or none of its stages is complete.
   """
   from dipaco_jax.pipeline import epochs, stage_records, time_account
-  from dipaco_jax.reports import amounts, failures
-  from dipaco_jax.training import metrics_log
+  from dipaco_jax.reports import amounts
 
   workdir = pathlib.Path(workdir)
   s, stages = stage_records.read_settings(workdir), stage_records.read_stages(workdir)
@@ -60,68 +59,93 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
     raise InputError(f'--workdir={workdir}: no stage of this run is complete yet; run status on it, and report later')
   results = stage_records.read_results(workdir)
   pretrain, route, train, evaluate = (results.get(name, {}) for name in ('pretrain', 'route', 'train', 'evaluate'))
-  timed = [stage for stage in stages.values() if 'ended' in stage]
   report = {name: evaluate.get(name) for name in EVALUATE} | {name: train.get(name) for name in TRAIN}
   report['seconds'] = report['seconds'] or time_account.read(workdir) or None
-  failed, rows = failures.read_failures(workdir), metrics_log.read_rows(workdir, b'"averaging_gap": ')
   return (
     report
     | _costs(report, pretrain)
+    | _failures(workdir)
+    | {'paths': grids.Grid(s.grid).num_paths}
+    | _text(results.get('tokenize', {}))
+    | {'pretrain_steps': pretrain.get('steps'), 'pretrain_tokens': pretrain.get('tokens')}
+    | epochs.read(workdir, s, results, report['control_steps'])
     | {
-      'excluded': failed.excluded,
-      'skipped_steps': sum(failed.skipped.values()),
-      'averaging_gap_by_phase': [row['averaging_gap'] for row in rows if row['stage'] == 'train'],
-      'paths': grids.Grid(s.grid).num_paths,
-      'held_back': results.get('tokenize', {}).get('held_back'),
-      'text_by_domain': results.get('tokenize', {}).get('by_domain'),
-      **{name: results.get('tokenize', {}).get(key) for name, key in TOKENIZE.items()},
-      'pretrain_steps': pretrain.get('steps'),
-      'pretrain_tokens': pretrain.get('tokens'),
-      **epochs.read(workdir, s, results, report['control_steps']),
       'shard_tokens': route.get('shard_tokens'),
       'bytes_per_token': amounts.bytes_per_token(report['perplexity'], report['bits_per_byte']),
       'domain_nmi': route.get('domain_nmi'),
       'router_accuracy': route.get('calibrated_accuracy', route.get('accuracy')),
       'wall_s': _wall_s(stages),
       'goodput': time_use.goodput((report['seconds'] or {}).get('train', {})),
-      'began': amounts.clock_time(min(stage['ended'] - stage['wall_s'] for stage in timed)) if timed else None,
-      'ended': amounts.clock_time(max(stage['ended'] for stage in timed)) if timed else None,
+      **_clock_times([stage for stage in stages.values() if 'ended' in stage]),
       'config_sha256': settings.digest(s),
       'versions': versions(),
     }
   )
 
 
+def _failures(workdir: pathlib.Path) -> dict[str, Any]:
+  """Returns which paths were excluded and how many steps were skipped, and what averaging cost in each phase."""
+  from dipaco_jax.reports import failures
+  from dipaco_jax.training import metrics_log
+
+  failed = failures.read_failures(workdir)
+  rows = metrics_log.read_rows(workdir, b'"averaging_gap": ')
+  return {
+    'excluded': failed.excluded,
+    'skipped_steps': sum(failed.skipped.values()),
+    'averaging_gap_by_phase': [row['averaging_gap'] for row in rows if row['stage'] == 'train'],
+  }
+
+
+def _text(tokenized: dict[str, Any]) -> dict[str, Any]:
+  """Returns what is known of the text after the stage `tokenize`."""
+  return {'held_back': tokenized.get('held_back'), 'text_by_domain': tokenized.get('by_domain')} | {
+    name: tokenized.get(key) for name, key in TOKENIZE.items()
+  }
+
+
+def _clock_times(timed: list[dict[str, Any]]) -> dict[str, str | None]:
+  """Returns when the first of the stages began and the last one ended; None if there is none."""
+  from dipaco_jax.reports import amounts
+
+  if not timed:
+    return {'began': None, 'ended': None}
+  return {
+    'began': amounts.clock_time(min(stage['ended'] - stage['wall_s'] for stage in timed)),
+    'ended': amounts.clock_time(max(stage['ended'] for stage in timed)),
+  }
+
+
 def _costs(report: dict[str, Any], pretrain: dict[str, Any]) -> dict[str, Any]:
   """Returns what the paths read and cost after the base, what the base cost, and what a token costs to serve."""
   tokens, base = report['train_tokens'], pretrain.get('tokens')
   per_token = report['train_flops'] / tokens if report['train_flops'] and tokens else None
-  found: dict[str, Any] = {
+  costs: dict[str, Any] = {
     'paths_tokens': tokens - base if tokens and base is not None else None,
     'paths_flops': None, 'pretrain_flops': None, 'serve_flops_per_token': None,
   }  # fmt: skip
   if per_token:
-    found['pretrain_flops'] = None if base is None else per_token * base
-    found['paths_flops'] = None if found['paths_tokens'] is None else per_token * found['paths_tokens']
-    found['serve_flops_per_token'] = per_token / 3  # the forward pass
+    costs['pretrain_flops'] = None if base is None else per_token * base
+    costs['paths_flops'] = None if costs['paths_tokens'] is None else per_token * costs['paths_tokens']
+    costs['serve_flops_per_token'] = per_token / 3  # the forward pass
     if report['control_tokens'] and not report['control_flops']:  # of an earlier version
-      found['control_flops'] = per_token * report['control_tokens']
-  return found
+      costs['control_flops'] = per_token * report['control_tokens']
+  return costs
 
 
 def _wall_s(stages: dict[str, dict[str, Any]]) -> dict[str, float]:
   """Returns seconds by stage, with those of the dense control, which the stage `evaluate` trains, by themselves."""
-  found = {name: stage['wall_s'] for name, stage in stages.items()}
+  wall_s = {name: stage['wall_s'] for name, stage in stages.items()}
   control_s = stages.get('evaluate', {}).get('result', {}).get('control_s')
   if control_s is not None:
-    found |= {'control': control_s, 'evaluate': max(0.0, found['evaluate'] - control_s)}
-  return found
+    wall_s |= {'control': control_s, 'evaluate': max(0.0, wall_s['evaluate'] - control_s)}
+  return wall_s
 
 
 def versions() -> dict[str, str]:
   """Returns the versions of Python, this package and the libraries that compute."""
-  found = {'python': platform.python_version(), 'dipaco_jax': dipaco_jax.__version__}
-  return found | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
+  versions = {'python': platform.python_version(), 'dipaco_jax': dipaco_jax.__version__}
+  return versions | {name.removesuffix('-checkpoint'): importlib.metadata.version(name) for name in PACKAGES}
 
 
 def source_digest() -> str:

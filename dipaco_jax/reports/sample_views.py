@@ -4,32 +4,32 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
-def page_content(found: Mapping[str, Any] | None, report: Mapping[str, Any]) -> dict[str, Any] | None:
+def page_content(samples: Mapping[str, Any] | None, report: Mapping[str, Any]) -> dict[str, Any] | None:
   """Returns what templates/samples.html shows; None where a run has no samples yet."""
-  if not found:
+  if not samples:
     return None
-  latest = found['while_training'][-1] if found['while_training'] else None
-  if 'paths' in found['texts']:
-    newest, when = {'paths': found['paths'], 'texts': found['texts']['paths']}, ''
+  latest = samples['while_training'][-1] if samples['while_training'] else None
+  if 'paths' in samples['texts']:
+    newest, when = {'paths': samples['paths'], 'texts': samples['texts']['paths']}, ''
   elif latest:
     newest, when = latest, f'after phase {latest["phase"]}'
   else:
     return None
   return {
     'when': when,
-    'temperature': found['temperature'],
+    'temperature': samples['temperature'],
     'texts': [
       {
         'domain': prompt['domain'],
         'prompt': prompt['prompt'],
-        'rows': _rows(i, prompt, found['texts'], newest, report['paths'] > 1),
+        'rows': _rows(i, prompt, samples['texts'], newest, report['paths'] > 1),
         'earlier': [
           (f'phase {entry["phase"]}, {_path(entry["paths"], i, report["paths"] > 1)}', entry['texts'][i])
-          for entry in found['while_training']
+          for entry in samples['while_training']
           if entry is not newest
         ],
       }
-      for i, prompt in enumerate(found['prompts'])
+      for i, prompt in enumerate(samples['prompts'])
     ],
   }
 

@@ -30,16 +30,16 @@ Table = tuple[list[tuple[str, ...]], tuple[str, ...]]  # rows, and the head of t
 
 def in_words(seconds: ByStage) -> str:
   """Returns a line with the largest causes of all stages, and goodput; '' where nothing is known."""
-  found = total(seconds.values())
-  if not (whole := sum(found.values())):
+  totals = total(seconds.values())
+  if not (all_s := sum(totals.values())):
     return ''
-  largest = sorted(found, key=lambda cause: -found[cause])
-  named = [f'{WORDS[cause]} {_share(found[cause], whole)}' for cause in largest if found[cause]]
-  rest = whole - sum(found[cause] for cause in largest[:NAMED])
-  named = [*named[:NAMED], *([f'the rest {_share(rest, whole)}'] if len(named) > NAMED else [])]
+  largest = sorted(totals, key=lambda cause: -totals[cause])
+  named = [f'{WORDS[cause]} {_share(totals[cause], all_s)}' for cause in largest if totals[cause]]
+  rest = all_s - sum(totals[cause] for cause in largest[:NAMED])
+  named = [*named[:NAMED], *([f'the rest {_share(rest, all_s)}'] if len(named) > NAMED else [])]
   goodput = time_use.goodput(seconds.get('train', {}))
   good = f'; goodput of training {goodput:.0%}' if goodput is not None else ''
-  return f'time {duration(whole)}: {", ".join(named)}{good}'
+  return f'time {duration(all_s)}: {", ".join(named)}{good}'
 
 
 def by_stage(seconds: ByStage) -> Table:
@@ -51,12 +51,12 @@ def by_stage(seconds: ByStage) -> Table:
   return [*rows, sums], ('seconds', *(STAGES.get(name, name) for name in columns))
 
 
-def by_path(seconds: Sequence[Seconds], whole: Seconds) -> Table:
-  """Returns a row for each path, one for what of the `whole` they spent together, and one for all of it."""
+def by_path(seconds: Sequence[Seconds], all_paths: Seconds) -> Table:
+  """Returns a row for each path, one for what of the `all_paths` they spent together, and one for all of it."""
   of_paths = total(seconds)
-  together = {cause: max(0.0, s - of_paths[cause]) for cause, s in whole.items()}
-  named = [*((str(path), of) for path, of in enumerate(seconds)), ('together', together), ('in all', whole)]
-  causes = [cause for cause in WORDS if whole.get(cause)]
+  together = {cause: max(0.0, s - of_paths[cause]) for cause, s in all_paths.items()}
+  named = [*((str(path), of) for path, of in enumerate(seconds)), ('together', together), ('in all', all_paths)]
+  causes = [cause for cause in WORDS if all_paths.get(cause)]
   rows = [(name, *(_seconds(of.get(cause, 0.0)) for cause in causes), _seconds(sum(of.values()))) for name, of in named]
   return rows, ('path', *(WORDS[cause] for cause in causes), 'sum')
 
@@ -70,5 +70,5 @@ def _seconds(seconds: float) -> str:
   return f'{seconds:,.1f}' if seconds else ''
 
 
-def _share(seconds: float, whole: float) -> str:
-  return f'{seconds / whole:.0%}'
+def _share(seconds: float, all_s: float) -> str:
+  return f'{seconds / all_s:.0%}'

@@ -37,12 +37,12 @@ def rows(tasks: Sequence[Task]) -> dict[str, list[Task]]:
     parts = re.split(r'(\d+)', task.owner)
     return list(KIND_COLOURS).index(role(task)), [(int(part) if part.isdigit() else -1, part) for part in parts]
 
-  found = {}
+  tasks_by_row = {}
   for _, group in itertools.groupby(sorted(tasks, key=sort_key), sort_key):
     mine = sorted(group, key=lambda task: task.start)
     ends = [min(task.end, later.start) for task, later in itertools.pairwise(mine)] + [mine[-1].end]
-    found[mine[0].owner] = [task._replace(end=end) for task, end in zip(mine, ends, strict=True)]
-  return found
+    tasks_by_row[mine[0].owner] = [task._replace(end=end) for task, end in zip(mine, ends, strict=True)]
+  return tasks_by_row
 
 
 def role(task: Task) -> str:
@@ -60,19 +60,19 @@ def phases_at_once(tasks: Sequence[Task]) -> int:
   return most
 
 
-def shown(found: dict[str, list[Task]]) -> dict[str, list[Task]]:
+def shown(tasks_by_row: dict[str, list[Task]]) -> dict[str, list[Task]]:
   """Returns as many rows of each kind as a picture has room for."""
-  kinds = itertools.groupby(found.items(), lambda row: role(row[1][0]))
+  kinds = itertools.groupby(tasks_by_row.items(), lambda row: role(row[1][0]))
   return dict(itertools.chain.from_iterable(itertools.islice(group, MAX_ROWS) for _, group in kinds))
 
 
 @plot_style.styled
-def draw(found: dict[str, list[Task]]):
+def draw(tasks_by_row: dict[str, list[Task]]):
   """Draws the rows, the first on top; bars show their phase where there is room."""
-  figure, ax = plot_style.axes(plot_style.WIDE, 1.3 + 0.3 * len(found))
-  span = max(row[-1].end for row in found.values())
+  figure, ax = plot_style.axes(plot_style.WIDE, 1.3 + 0.3 * len(tasks_by_row))
+  span = max(row[-1].end for row in tasks_by_row.values())
   scale, unit = plot_style.time_unit(span)
-  for y, row in enumerate(reversed(found.values())):
+  for y, row in enumerate(reversed(tasks_by_row.values())):
     colours = [KIND_COLOURS[task.kind][(task.phase + 1) % 2] for task in row]
     wide = [task.end - task.start > span / 200 for task in row]  # the others would be all edge
     edges = [plot_style.PAPER if w else c for w, c in zip(wide, colours, strict=True)]
@@ -83,13 +83,13 @@ def draw(found: dict[str, list[Task]]):
       if (task.end - task.start) / span * 8.5 > 0.03 + 0.07 * len(str(task.phase)):  # inches
         middle = (task.start + task.end) / 2 / scale
         ax.text(middle, y, str(task.phase), ha='center', va='center_baseline', size=plot_style.SMALL)
-  kinds = {task.kind for row in found.values() for task in row}
+  kinds = {task.kind for row in tasks_by_row.values() for task in row}
   shown_kinds = [kind for kind in KIND_COLOURS if kind != REPLAY or kind in kinds]
   for kind in shown_kinds:
     ax.broken_barh([], (0, 0), facecolor=KIND_COLOURS[kind][0], label=kind)
-  ax.set_yticks(range(len(found)), [plot_style.short(owner) for owner in reversed(found)])
+  ax.set_yticks(range(len(tasks_by_row)), [plot_style.short(owner) for owner in reversed(tasks_by_row)])
   plot_style.numbers(ax.xaxis, ticks=8)
-  ax.set(xlim=(0, span / scale), ylim=(-0.6, len(found) - 0.4), xlabel=unit, title='Tasks by worker')
+  ax.set(xlim=(0, span / scale), ylim=(-0.6, len(tasks_by_row) - 0.4), xlabel=unit, title='Tasks by worker')
   ax.grid(axis='y', visible=False)
   plot_style.legend(ax, ncols=len(shown_kinds), handlelength=1, fontsize=plot_style.SMALL)
   return figure

@@ -7,7 +7,7 @@ from dipaco_jax.reports import category_plots, curve_plots, headline, path_figur
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History
 from dipaco_jax.reports.palette import BLUE, GREY, ORANGE
-from dipaco_jax.reports.plot_style import Curve, Picture
+from dipaco_jax.reports.plot_style import Curve, Curves, Labels, Picture
 from dipaco_jax.reports.run_data import Run, path_names
 from dipaco_jax.storage import time_use
 from dipaco_jax.training.display import duration
@@ -18,31 +18,31 @@ EXPLAINED_GAP = 0.3  # nats; a caption explains a larger gap between training an
 def losses(run: Run) -> Picture | None:
   h = run.history
   who = 'every path on its own shard' if run.grid.num_paths > 1 else 'the path'
-  words = f'The base model first, then {who}, going on from where the base ended.'
+  caption = f'The base model first, then {who}, going on from where the base ended.'
   if len(h.control_training.steps):
-    words += ' The dense control goes on from the base too, on all text.'
+    caption += ' The dense control goes on from the base too, on all text.'
   base, paths, xlabel = _over_tokens(run, h.base, h.training)
   control = _over_tokens(run, h.base, h.control_training)[1]
-  return _training(run, 'Training loss', 'nats per token', base, paths, words, xlabel=xlabel, control=control)
+  return _training(run, Labels('Training loss', 'nats per token', xlabel), Curves(base, paths, control), caption)
 
 
 def holdout(run: Run) -> Picture | None:
   curve = run.history.holdout
   if not np.isfinite(curve.values).any():
     return None
-  words = "Each path on its shard's hold-out: where the loss rises, the path overfits."
+  caption = "Each path on its shard's hold-out: where the loss rises, the path overfits."
   if len(run.history.control_holdout.steps):
-    words += ' The dense control has a hold-out of all text.'
+    caption += ' The dense control has a hold-out of all text.'
   if (pointers := path_figures.best_versions(run)) and min(pointers[0]) == pointers[1]:
-    words += ' All paths were best after the last phase, so early stopping takes them all from it.'
+    caption += ' All paths were best after the last phase, so early stopping takes them all from it.'
   if (apart := overfitting(run.history, run.settings.train.steps_per_phase)) and apart > EXPLAINED_GAP:
-    words += (
+    caption += (
       f' In the last phase it lies {apart:.1f} nats above the training loss, a perplexity {np.exp(apart):.1f} times as '
       'high: paths know what they were trained on far better than other text of its kind. More text, fewer paths or '
       'fewer steps would bring the two together.'
     )
   control, over_tokens, xlabel = _over_tokens(run, run.history.control_holdout, curve)
-  return Picture(curve_plots.holdout(over_tokens, path_names(run.grid), xlabel, control), words)
+  return Picture(curve_plots.holdout(over_tokens, path_names(run.grid), xlabel, control), caption)
 
 
 def _over_tokens(run: Run, base: Curve, paths: Curve) -> tuple[Curve, Curve, str]:
@@ -66,58 +66,55 @@ def overfitting(history: History, steps: int) -> float | None:
 
 
 def learning_rate(run: Run) -> Picture | None:
-  words = 'Learning rate of the inner optimizer: one schedule over the steps of the base model and of the paths.'
+  caption = 'Learning rate of the inner optimizer: one schedule over the steps of the base model and of the paths.'
   control = run.history.control_learning_rate
   if len(control.steps):
-    words += ' The schedule of the dense control covers the steps of the base model and its own.'
+    caption += ' The schedule of the dense control covers the steps of the base model and its own.'
   rates = run.history.learning_rate
-  one = Curve(control.steps, control.values[:, 0])
-  return _training(run, 'Learning rate', 'learning rate', *rates, words, by_path=False, control=one)
+  curves = Curves(*rates, Curve(control.steps, control.values[:, 0]))
+  return _training(run, Labels('Learning rate', 'learning rate'), curves, caption, by_path=False)
 
 
 def gradient_norm(run: Run) -> Picture | None:
   h, clip = run.history, run.settings.inner.clip_norm
-  words = f'Before it is clipped to {clip:g}.' if clip else 'It is not clipped.'
-  return _training(run, 'Norm of the inner gradient', 'L2 norm', h.base_norm, h.norm, words)
+  caption = f'Before it is clipped to {clip:g}.' if clip else 'It is not clipped.'
+  return _training(run, Labels('Norm of the inner gradient', 'L2 norm'), Curves(h.base_norm, h.norm), caption)
 
 
 def tokens_per_s(run: Run) -> Picture | None:
   of = 'of a worker on average' if run.report['island_bytes'] else 'of all devices together'
-  words = f'Training tokens per second {of}, time between dispatches included.'
-  return _training(run, 'Speed', 'tokens/s', *run.history.tokens_per_s, words, by_path=False)
+  caption = f'Training tokens per second {of}, time between dispatches included.'
+  return _training(run, Labels('Speed', 'tokens/s'), Curves(*run.history.tokens_per_s), caption, by_path=False)
 
 
-def _training(
-  run: Run, title: str, ylabel: str, base: Curve, paths: Curve, words: str, by_path=True, xlabel='training step',
-  control: Curve | None = None,
-) -> Picture | None:  # fmt: skip
+def _training(run: Run, labels: Labels, curves: Curves, caption: str, by_path: bool = True) -> Picture | None:
   """Draws figures of the inner steps; None where there is no step yet."""
-  if not np.isfinite(base.values).any() and not np.isfinite(paths.values).any():
+  if not np.isfinite(curves.base.values).any() and not np.isfinite(curves.paths.values).any():
     return None
-  if by_path and run.grid.num_paths > 1 and np.isfinite(paths.values).any():
-    words += ' One thin line per path; the thick one is their median.'
+  if by_path and run.grid.num_paths > 1 and np.isfinite(curves.paths.values).any():
+    caption += ' One thin line per path; the thick one is their median.'
   names = path_names(run.grid) if by_path else ['paths' if run.grid.num_paths > 1 else 'path']
-  return Picture(curve_plots.training(title, ylabel, base, paths, names, by_path, xlabel, control), words)
+  return Picture(curve_plots.training(labels, curves, names, by_path), caption)
 
 
 def outer_gradients(run: Run) -> Picture | None:
   h = run.history
   if len(h.phases) < 2 or not h.norms:
     return None
-  words = 'How far a phase moved a module, averaged over its paths: of each level the median of its modules.'
-  drawn = curve_plots.by_phase('Norm of the outer gradients', 'L2 norm', h.phases, h.norms, list(h.norms))
-  return Picture(drawn, words)
+  caption = 'How far a phase moved a module, averaged over its paths: of each level the median of its modules.'
+  drawn = curve_plots.by_phase(Labels('Norm of the outer gradients', 'L2 norm'), h.phases, h.norms, list(h.norms))
+  return Picture(drawn, caption)
 
 
 def cosines(run: Run) -> Picture | None:
   h = run.history
   if len(h.phases) < 2 or not h.cosines:
     return None
-  words = '1 would mean that all paths of a module pull it the same way, 0 that they have nothing in common.'
+  caption = '1 would mean that all paths of a module pull it the same way, 0 that they have nothing in common.'
   if len(h.cosines) < len(h.norms):
-    words += ' A level with one module per path has nothing to agree on.'
-  drawn = curve_plots.by_phase('Agreement of the paths', 'cosine, mean', h.phases, h.cosines, list(h.norms))
-  return Picture(drawn, words)
+    caption += ' A level with one module per path has nothing to agree on.'
+  drawn = curve_plots.by_phase(Labels('Agreement of the paths', 'cosine, mean'), h.phases, h.cosines, list(h.norms))
+  return Picture(drawn, caption)
 
 
 def averaging(run: Run) -> Picture | None:
@@ -126,13 +123,13 @@ def averaging(run: Run) -> Picture | None:
   if len(h.phases) < 2 or run.grid.num_paths < 2 or not both.any(axis=1).all():
     return None
   before, after = (np.where(both, curve.values, 0).sum(1) / both.sum(1) for curve in (h.before, h.holdout))
-  words = (
+  caption = (
     "Mean of the paths' hold-out losses before and after modules are averaged. Averaging undoes part of what each "
   )
-  words += f'path has learned. The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
+  caption += f'path has learned. The last phase has an {averaging_gap.describe(after[-1] - before[-1])}.'
   curves = {'before': before, 'after': after}
-  drawn = curve_plots.by_phase('Loss around the outer step', 'nats per token', h.phases, curves, [*curves])
-  return Picture(drawn, words)
+  drawn = curve_plots.by_phase(Labels('Loss around the outer step', 'nats per token'), h.phases, curves, [*curves])
+  return Picture(drawn, caption)
 
 
 def time_by_stage(run: Run) -> Picture | None:
@@ -144,28 +141,28 @@ def time_by_stage(run: Run) -> Picture | None:
     lost_s = causes.get(name, {}).get(time_use.LOST, 0.0)
     parts = [(stage_s - lost_s, BLUE), *([(lost_s, ORANGE)] if lost_s else [])]
     rows.append((time_table.STAGES.get(name, name), parts, duration(stage_s)))
-  words = headline.total_time(run.report, ' so far' if run.notice else ' in all')
-  words += ' (hatched: lost to restarts).' if any(len(parts) > 1 for _, parts, _ in rows) else '.'
+  caption = headline.total_time(run.report, ' so far' if run.notice else ' in all')
+  caption += ' (hatched: lost to restarts).' if any(len(parts) > 1 for _, parts, _ in rows) else '.'
   if train.get('outer_s') is not None:
-    words += f' The exchange between paths took {train["outer_s"]:.2g} s per phase.'
-  return Picture(category_plots.bars('Time by stage', rows), words)
+    caption += f' The exchange between paths took {train["outer_s"]:.2g} s per phase.'
+  return Picture(category_plots.bars('Time by stage', rows), caption)
 
 
 def time_by_cause(run: Run) -> Picture | None:
   """Draws what the time of training was spent on, and what it was lost to."""
-  found = (run.report['seconds'] or {}).get('train', {})
-  causes = [cause for cause in time_table.WORDS if cause != time_use.STAGES and found.get(cause)]
-  whole = sum(found[cause] for cause in causes)
-  if not whole:
+  seconds = (run.report['seconds'] or {}).get('train', {})
+  causes = [cause for cause in time_table.WORDS if cause != time_use.STAGES and seconds.get(cause)]
+  all_s = sum(seconds[cause] for cause in causes)
+  if not all_s:
     return None
   colours = dict.fromkeys(time_use.STEPS, BLUE) | {time_use.OTHER: GREY}
   rows = [
-    (time_table.WORDS[cause], [(s := found[cause], colours.get(cause, ORANGE))], f'{duration(s)}, {s / whole:.1%}')
+    (time_table.WORDS[cause], [(s := seconds[cause], colours.get(cause, ORANGE))], f'{duration(s)}, {s / all_s:.1%}')
     for cause in causes
   ]
   whose = 'of all workers' if run.report['island_bytes'] else 'of training'
-  words = f'{duration(whole)} {whose}; goodput, the share of steps, is {time_use.goodput(found):.0%}.'
-  return Picture(category_plots.bars('Time of training by cause', rows), words)
+  caption = f'{duration(all_s)} {whose}; goodput, the share of steps, is {time_use.goodput(seconds):.0%}.'
+  return Picture(category_plots.bars('Time of training by cause', rows), caption)
 
 
 def bytes_sent(run: Run) -> Picture | None:
@@ -179,14 +176,14 @@ def bytes_sent(run: Run) -> Picture | None:
   rows = [(name, [(each * phases, colour)], size(each * phases)) for name, each, colour in both]
   how_often = f'once in {run.settings.train.steps_per_phase} steps'
   if run.report['num_devices'] == 1 and not run.report['island_bytes']:
-    words = (
+    caption = (
       'This run had one device, so nothing was sent. The bars show what would be sent with a worker for each path: '
       f'paths exchange parameters {how_often}.'
     )
   else:
-    words = f'Paths exchanged parameters {how_often}.'
-  words += (
+    caption = f'Paths exchanged parameters {how_often}.'
+  caption += (
     ' Data-parallel training of one path on as many workers, which exchange all gradients at every step, would send '
     f'{synchronous / sent:,.0f} times as many bytes.'
   )
-  return Picture(category_plots.bars('Bytes between paths', rows), words)
+  return Picture(category_plots.bars('Bytes between paths', rows), caption)

@@ -149,18 +149,18 @@ def gather_losses(
 
 
 def make_excerpt(
-  name: str, texts: Sequence[str], length: int, W: int, prefix: int, paths: Sequence[int], nats: TextLosses
+  name: str, chunks: Sequence[tuple[str, int]], length: int, W: int, prefix: int, nats: TextLosses
 ) -> Excerpt:
-  """Makes the excerpt of a text of `length` tokens from its chunks' texts and paths, and its losses, [L] each."""
+  """Makes the excerpt of a text of `length` tokens from the text and path of each chunk, and its losses, [L] each."""
 
   def mean(nats_L: np.ndarray, start: int, stop: int) -> float | None:
     start = max(start, 1)  # nothing predicts the first token
     return float(nats_L[start - 1 : stop - 1].mean(dtype=np.float64)) if start < stop else None
 
   parts = []
-  for text, path, start in zip(texts, paths, range(0, length, W), strict=True):
+  for (text, path), start in zip(chunks, range(0, length, W), strict=True):
     stop = min(start + W, length)
     counted = max(0, stop - max(start, prefix, 1))
     parts.append(Chunk(start, text, int(path), mean(nats.rerouted, start, stop), mean(nats.base, start, stop), counted))
   rerouted, routed, base = (mean(nats_L, prefix, length) for nats_L in nats)
-  return Excerpt(name, int(paths[0]), sum(part.counted for part in parts), routed, rerouted, base, parts)
+  return Excerpt(name, int(chunks[0][1]), sum(part.counted for part in parts), routed, rerouted, base, parts)

@@ -9,6 +9,7 @@ learning rate, no batches, and a test of convergence.
 Dimensions: N documents, D width, H hidden units, X = H or D, P paths.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -93,25 +94,38 @@ def fit_to_losses(
   """
   router_lib.check_features(z_ND)
   nll_NP, excess_NP = _finite_and_excess(nll_NP)
+  weight_N = np.asarray(weight_N, np.float32)
+  train_with = functools.partial(_train_on_losses, z_ND, nll_NP, excess_NP)
+  if not is_held_N.any() or is_held_N.all():
+    return train_with(weight_N, l2[-1]), float('nan')
+  routers = (train_with(np.where(is_held_N, 0, weight_N), decay) for decay in l2)
+  nats = [_routed_nats(router, z_ND, nll_NP, weight_N, is_held_N) for router in routers]
+  best = int(np.argmin(nats))
+  return train_with(weight_N, l2[best]), nats[best]
+
+
+def _routed_nats(
+  router: router_lib.Router,
+  z_ND: jax.Array | np.ndarray,
+  nll_NP: np.ndarray,
+  weight_N: np.ndarray,
+  counted_N: np.ndarray,
+) -> float:
+  """Returns the weighted mean nats of the counted sequences under the paths that a router chooses."""
+  paths_N = np.asarray(router_lib.route(router, jnp.asarray(z_ND)))[:, 0]
+  return float(np.average(nll_NP[counted_N, paths_N[counted_N]], weights=weight_N[counted_N]))
+
+
+def _train_on_losses(
+  z_ND: jax.Array | np.ndarray, nll_NP: np.ndarray, excess_NP: np.ndarray, weight_N: np.ndarray, decay: float
+) -> router_lib.Router:
+  """Trains the classifier of the best paths, and from there the router of `fit_to_losses`."""
   costs_NP = jnp.asarray(excess_NP / max(excess_NP.mean(), 1e-9), jnp.float32)
   mean_D, scale_D = router_lib.standardization(jnp.asarray(z_ND))
   x_ND = (jnp.asarray(z_ND) - mean_D) / scale_D
-  labels_N, weight_N = jnp.asarray(nll_NP.argmin(axis=1)), np.asarray(weight_N, np.float32)
-
-  def trained(weight_N: np.ndarray, decay: float) -> router_lib.Router:
-    start = init_weights(jax.random.key(0), x_ND.shape[1], 0, nll_NP.shape[1])
-    start = train(start, x_ND, labels_N, jnp.asarray(weight_N), decay)
-    return as_router(_train_on_costs(start, x_ND, costs_NP, jnp.asarray(weight_N), decay), mean_D, scale_D)
-
-  def held_nats(router: router_lib.Router) -> float:
-    paths_N = np.asarray(router_lib.route(router, jnp.asarray(z_ND)))[:, 0]
-    return float(np.average(nll_NP[is_held_N, paths_N[is_held_N]], weights=weight_N[is_held_N]))
-
-  if not is_held_N.any() or is_held_N.all():
-    return trained(weight_N, l2[-1]), float('nan')
-  nats = [held_nats(trained(np.where(is_held_N, 0, weight_N), decay)) for decay in l2]
-  best = int(np.argmin(nats))
-  return trained(weight_N, l2[best]), nats[best]
+  start = init_weights(jax.random.key(0), x_ND.shape[1], 0, nll_NP.shape[1])
+  start = train(start, x_ND, jnp.asarray(nll_NP.argmin(axis=1)), jnp.asarray(weight_N), decay)
+  return as_router(_train_on_costs(start, x_ND, costs_NP, jnp.asarray(weight_N), decay), mean_D, scale_D)
 
 
 def finite_losses(nll_NP: np.ndarray) -> np.ndarray:

@@ -143,7 +143,7 @@ class Bucket:
       self.api.delete(self.store, name)
 
   def names(self, prefix: str) -> Iterator[str]:
-    return (found['path'] for chunk in self.api.list(self.store, prefix or None) for found in chunk)
+    return (entry['path'] for chunk in self.api.list(self.store, prefix or None) for entry in chunk)
 
   def identities(self, prefix: str) -> Iterator[tuple[str, str]]:
     """Yields (name, what tells its content from another's) of all objects below a folder, '' for all."""

@@ -27,8 +27,8 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
   A holder with the same id of a `scratch` is gone, as one process of a machine works there at a time. `lost` is called,
   by another thread, when another process has taken the lock away. Raises InputError that names who holds it.
   """
-  while (there := read(storage)) and there.get('scratch') != scratch:
-    if not _changes(storage, there):
+  while (current := read(storage)) and current.get('scratch') != scratch:
+    if not _changes(storage, current):
       break
   mine = {'pid': os.getpid(), 'host': socket.gethostname(), 'started': time.strftime('%Y-%m-%d %H:%M:%S')}
   mine |= {'scratch': scratch, 'process': secrets.token_hex(8)}
@@ -36,15 +36,15 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
   def beat():
     storage.write(NAME, seals.dumps(mine | {'time': time.time()}).encode())
 
-  def is_ours(there: dict[str, Any] | None) -> bool:
-    return there is None or there.get('process') == mine['process']
+  def is_ours(record: dict[str, Any] | None) -> bool:
+    return record is None or record.get('process') == mine['process']
 
   def beat_if_ours():
     with contextlib.suppress(OSError):  # what is published meets the same error
-      if is_ours(there := read(storage)):
+      if is_ours(record := read(storage)):
         beat()
       else:
-        lost(_in_use(storage, there or {}))
+        lost(_in_use(storage, record or {}))
 
   beat()
   try:
@@ -56,28 +56,28 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
         storage.delete(NAME)
 
 
-def _changes(storage: Storage, there: dict[str, Any]) -> bool:
+def _changes(storage: Storage, record: dict[str, Any]) -> bool:
   """Watches a lock until it is gone, and returns True, or is silent. Raises InputError where its holder is at work."""
   deadline = time.monotonic() + SILENCE_S
   while time.monotonic() < deadline:
     time.sleep(1)
     if (now := read(storage)) is None:
       return True
-    if now != there:
+    if now != record:
       raise _in_use(storage, now)
   return False
 
 
 def _in_use(storage: Storage, holder: dict[str, Any]) -> InputError:
   pid, host, started = map(holder.get, ('pid', 'host', 'started'))
-  words = f'is in use by process {pid} on {host} since {started}: wait for it, stop it, or choose another'
-  return InputError(f'--workdir={storage.url} {words}')
+  problem = f'is in use by process {pid} on {host} since {started}: wait for it, stop it, or choose another'
+  return InputError(f'--workdir={storage.url} {problem}')
 
 
 def holder(storage: Storage) -> dict[str, Any] | None:
   """Returns {pid, host, started} of who holds the lock of a run, by the clocks of both machines."""
-  there = read(storage)
-  return there if there and time.time() - there.get('time', 0) < 3 * SILENCE_S else None
+  record = read(storage)
+  return record if record and time.time() - record.get('time', 0) < 3 * SILENCE_S else None
 
 
 def read(storage: Storage) -> dict[str, Any] | None:

@@ -41,7 +41,9 @@ class Others:
   """What the first process asks of the others: their parts of what all write together. One thread calls `ask`."""
 
   def __init__(self, peers: Peers):
-    self.peers, self._numbers, self._lock = peers, itertools.count(), threading.Lock()
+    self.peers = peers
+    self._numbers = itertools.count()
+    self._lock = threading.Lock()
     self._heeded_by_next: list[str] = []  # orders without an answer: who answers a later one has heard them
 
   def ask(self, name: str) -> Callable[[], Texts]:
@@ -54,7 +56,7 @@ class Others:
       key = self._order({'upload': name})
 
     def wait() -> Texts:
-      found: Texts = {}
+      digests: Texts = {}
       answers = [f'{key}/{k}' for k in range(1, self.peers.count)]
       replies = [json.loads(self.peers.hear(answer)) for answer in answers]
       for used in (key, *answers, *heeded):
@@ -64,8 +66,8 @@ class Others:
       if any('gone' in reply for reply in replies):
         raise mirror_lib.Gone(name)
       for reply in replies:
-        found |= reply['files']
-      return found
+        digests |= reply['files']
+      return digests
 
     return wait
 
@@ -95,10 +97,10 @@ class First:
   def gather(self, occasion: str, patterns: Sequence[str]):
     """Fetches what the others have made of files and trees that match globs; what does not last leaves the bucket."""
     for k in range(1, self.peers.count):
-      found: Texts = json.loads(self.peers.hear(key := f'{occasion}: made/{k}'))
+      digests: Texts = json.loads(self.peers.hear(key := f'{occasion}: made/{k}'))
       self.peers.forget(key)
       with exchanging():
-        for name, sha256 in found.items():
+        for name, sha256 in digests.items():
           self._take(name, sha256)
 
   def _take(self, name: str, sha256: str):
@@ -124,14 +126,14 @@ class First:
 
   def tell(self, occasion: str, with_checkpoints: bool = True):
     """Tells the others what is published, for them to have no more and no less; see `follow`."""
-    found, workdir = self.mirror.published(with_checkpoints), self.mirror.workdir
+    published, workdir = self.mirror.published(with_checkpoints), self.mirror.workdir
     for name in run_objects.followed(workdir, with_checkpoints):
-      if run_objects.is_joint(name) and name not in found:  # passed over: nobody will ever have more than its part
+      if run_objects.is_joint(name) and name not in published:  # passed over: nobody will ever have more than its part
         shutil.rmtree(workdir / name)
-    self.peers.say(f'{occasion}: published', json.dumps(found))
+    self.peers.say(f'{occasion}: published', json.dumps(published))
     with exchanging():
-      for name in self.mirror.in_part & found.keys():
-        complete(self.mirror.storage, name, workdir, found[name])
+      for name in self.mirror.in_part & published.keys():
+        complete(self.mirror.storage, name, workdir, published[name])
         self.mirror.in_part.discard(name)
 
 

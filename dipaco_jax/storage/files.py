@@ -95,11 +95,11 @@ def tidy(folder: Path):
 
 def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
   """Returns {name: sha256} of files below a directory."""
-  found = {}
+  digest_by_name = {}
   for name in names:
     with open(folder / name, 'rb') as f:
-      found[name] = hashlib.file_digest(f, 'sha256').hexdigest()
-  return found
+      digest_by_name[name] = hashlib.file_digest(f, 'sha256').hexdigest()
+  return digest_by_name
 
 
 def link(source: Path, target: Path) -> bool:
@@ -123,10 +123,10 @@ def link(source: Path, target: Path) -> bool:
 def state(file: Path) -> tuple[int, ...]:
   """Returns what tells a file from another; () if it has gone."""
   try:
-    found = file.stat()
+    stat = file.stat()
   except FileNotFoundError:
     return ()
-  return found.st_ino, found.st_size, found.st_mtime_ns
+  return stat.st_ino, stat.st_size, stat.st_mtime_ns
 
 
 def user_cache() -> Path:
@@ -143,6 +143,6 @@ def make_private_folder(folder: Path, option: str):
   folder.parent.mkdir(parents=True, exist_ok=True)
   with contextlib.suppress(FileExistsError):
     folder.mkdir(mode=0o700)
-  found = folder.lstat()
-  if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+  folder_stat = folder.lstat()
+  if not stat.S_ISDIR(folder_stat.st_mode) or folder_stat.st_uid != os.geteuid() or folder_stat.st_mode & 0o077:
     raise InputError(f'{folder} is not a folder of this user alone (mode 700): remove it, or name another in {option}')

@@ -26,7 +26,9 @@ from dipaco_jax.storage.remedies import ISLANDS_MARK
 from dipaco_jax.storage.upload_queue import Upload, UploadQueue
 
 MARK = 'scratch'  # the object that names the scratch which published last
-ID, RUN, UPLOADS = 'id', 'run', 'uploads'
+ID = 'id'
+RUN = 'run'
+UPLOADS = 'uploads'
 EVERYTHING = re.compile('.*')
 PART_AGE_S = 300.0  # of what an unfinished stage has made, before it is uploaded: short stages are made again
 
@@ -47,7 +49,9 @@ class Mirror:
 
   def __init__(self, storage: object_store.Storage, scratch: Path, others: Others | None = None):
     """`others` have parts of checkpoints and modules; then no scratch is a whole, and what is in the bucket counts."""
-    self.storage, self.scratch, self.workdir = storage, scratch, scratch / RUN
+    self.storage = storage
+    self.scratch = scratch
+    self.workdir = scratch / RUN
     if not (name := scratch / ID).exists():
       files.write_file(name, secrets.token_hex(8))
     self.id = name.read_text()
@@ -84,9 +88,9 @@ class Mirror:
       if self._others:  # before anything goes, or one that was here alone would trust what is left
         self._mark_bucket()
       run_objects.remove_others(self.workdir, run_objects.whole_trees(names))
-    wanted = run_objects.matching(names, run_objects.LASTING)
-    self._published |= dict.fromkeys(wanted, '')
-    missing = [name for name in wanted if not (self.workdir / name).exists()]
+    lasting = run_objects.matching(names, run_objects.LASTING)
+    self._published |= dict.fromkeys(lasting, '')
+    missing = [name for name in lasting if not (self.workdir / name).exists()]
     run_objects.fetch_files(self.storage, missing, self.workdir)
     self._states |= {name: files.state(self.workdir / name) for name in missing}
 
@@ -222,24 +226,24 @@ class Mirror:
     """
     links = self.scratch / UPLOADS / str(next(self._numbers))
     try:
-      there = [name for name in names if files.link(self.workdir / name, links / name)]
+      linked = [name for name in names if files.link(self.workdir / name, links / name)]
     except OSError:
       shutil.rmtree(links, ignore_errors=True)
       self._pass_over([needed])
       raise
-    if needed and needed not in there:
+    if needed and needed not in linked:
       shutil.rmtree(links, ignore_errors=True)
       self._pass_over([needed])
       return
-    for name in there:
+    for name in linked:
       if (links / name).is_dir():
         self._begun.add(name)
         if self._others and run_objects.is_joint(name):
           self.in_part.add(name)
       else:
         self._states[name] = files.state(links / name)
-    for dropped in self.queue.add(Upload(links, there, gone, **about)):
-      for name in {*dropped.names} - {*there}:
+    for dropped in self.queue.add(Upload(links, linked, gone, **about)):
+      for name in {*dropped.names} - {*linked}:
         self._states.pop(name, None)  # it was not published after all
       self._pass_over(dropped.names)
 

@@ -41,7 +41,9 @@ class Storage:
   """Objects by name, for any number of threads. Transient errors are retried for `patience_s`, then raised as Away."""
 
   def __init__(self, url: str, backend: Folder | Bucket, patience_s: float):
-    self.url, self.backend, self.patience_s = url, backend, patience_s
+    self.url = url
+    self.backend = backend
+    self.patience_s = patience_s
     self.bytes_in = self.bytes_out = 0
     self.reading, self.writing = time_use.Busy(), time_use.Busy()
     self.lock = threading.Lock()
@@ -84,12 +86,12 @@ class Storage:
 
     try:
       with self.reading:
-        found = self.retry(name, copy)
+        actual_sha256 = self.retry(name, copy)
     except FileNotFoundError as e:
       raise Missing(f'{self.url_of(name)} is missing') from e
     with self.lock:
       self.bytes_in += file.stat().st_size
-    if found != sha256:
+    if actual_sha256 != sha256:
       raise Corrupt(f'{self.url_of(name)} is corrupt: its sha256 is not {sha256}')
 
   def fetch(self, name: str) -> memoryview:
@@ -172,7 +174,7 @@ class Storage:
       return
     if not tree_matches(folder, sha256):
       folder.parent.mkdir(parents=True, exist_ok=True)
-      with lock.locked(folder.parent):
+      with lock.in_directory(folder.parent):
         if not tree_matches(folder, sha256):
           self._download(prefix, folder, sha256)
     self.verified_trees.add((prefix, sha256))
@@ -201,8 +203,8 @@ class Storage:
         except OSError as e:
           if not disk_is_full(e):
             raise
-          words = f'{e.strerror}; TMPDIR may name another disk for what is fetched'
-          raise OSError(e.errno, words, str(folder)) from e
+          message = f'{e.strerror}; TMPDIR may name another disk for what is fetched'
+          raise OSError(e.errno, message, str(folder)) from e
 
       with concurrent.futures.ThreadPoolExecutor(TRANSFERS) as pool:
         list(pool.map(download, index))
@@ -222,9 +224,9 @@ class Storage:
     except (ValueError, FileNotFoundError):
       raise
     except Exception as e:
-      words = f'{self.url_of(name)}: {retry.first_line(e)}'
+      message = f'{self.url_of(name)}: {retry.first_line(e)}'
       kind = Away if self.backend.is_transient(e) else OSError
-      raise kind(getattr(e, 'errno', None) or errno.EIO, words) from e
+      raise kind(getattr(e, 'errno', None) or errno.EIO, message) from e
 
 
 def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:

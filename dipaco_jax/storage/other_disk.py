@@ -25,7 +25,9 @@ class Other:
   """
 
   def __init__(self, storage: object_store.Storage, scratch: Path, peers: disks_apart.Peers):
-    self.storage, self.peers, self.workdir = storage, peers, scratch / mirror.RUN
+    self.storage = storage
+    self.peers = peers
+    self.workdir = scratch / mirror.RUN
     self._links = scratch / mirror.UPLOADS
     shutil.rmtree(self._links, ignore_errors=True)  # of a process that was killed
     self._kept: dict[str, Path | None] = {}  # parts, by tree, that wait to be asked for; None: it is gone
@@ -83,9 +85,9 @@ class Other:
   def gather(self, occasion: str, patterns: Sequence[str]):
     """Uploads what this process has made of files and trees that match globs, for the first to fetch."""
     with disks_apart.exchanging():
-      found = {name: self._upload(name) for name in self._made(patterns)}
-    self._known |= found
-    self.peers.say(f'{occasion}: made/{self.peers.index}', json.dumps(found))
+      digests = {name: self._upload(name) for name in self._made(patterns)}
+    self._known |= digests
+    self.peers.say(f'{occasion}: made/{self.peers.index}', json.dumps(digests))
 
   def follow(self, occasion: str, with_checkpoints: bool):
     """Has what the first process has published, no more and no less; without checkpoints these stay as they are."""
@@ -94,25 +96,27 @@ class Other:
 
   def begin(self, occasion: str):
     """Has what the first process begins with, in place of all that was here."""
-    found: disks_apart.Texts = json.loads(self.peers.hear(f'{occasion}: published'))
-    run_objects.remove_others(self.workdir, found)
-    self._fetch(found, with_checkpoints=True)
+    published: disks_apart.Texts = json.loads(self.peers.hear(f'{occasion}: published'))
+    run_objects.remove_others(self.workdir, published)
+    self._fetch(published, with_checkpoints=True)
 
-  def _fetch(self, found: Mapping[str, str], with_checkpoints: bool):
+  def _fetch(self, published: Mapping[str, str], with_checkpoints: bool):
     for name in run_objects.followed(self.workdir, with_checkpoints):
-      if name not in found:
+      if name not in published:
         path = self.workdir / name
         shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
         self._known.pop(name, None)
-    there = {name for name in found if (self.workdir / name).exists()}
-    names = [name for name, sha256 in found.items() if not sha256]
+    present = {name for name in published if (self.workdir / name).exists()}
+    names = [name for name, sha256 in published.items() if not sha256]
     with disks_apart.exchanging():
-      changed = [name for name in names if name not in there or not run_objects.is_part(name)]  # which is written once
+      changed = [
+        name for name in names if name not in present or not run_objects.is_part(name)
+      ]  # which is written once
       run_objects.fetch_files(self.storage, changed, self.workdir)
-      for name in found.keys() - names:
-        if name not in there or self._known.get(name) != found[name]:
-          disks_apart.complete(self.storage, name, self.workdir, found[name])
-    self._known |= found
+      for name in published.keys() - names:
+        if name not in present or self._known.get(name) != published[name]:
+          disks_apart.complete(self.storage, name, self.workdir, published[name])
+    self._known |= published
 
   def _made(self, patterns: Sequence[str]) -> list[str]:
     """Lists what matches globs and is not from the first process."""
@@ -138,10 +142,10 @@ class Other:
     name, links = str(tree.relative_to(self.workdir)), self._links / secrets.token_hex(8)
     try:
       names = json.loads(index.read_text())
-      there = all(files.link(tree / file, links / file) for file in names)
+      are_linked = all(files.link(tree / file, links / file) for file in names)
     except OSError:  # it has gone, or the disk is full: the first is told, and goes on with the next
-      there = False
-    if not there:
+      are_linked = False
+    if not are_linked:
       shutil.rmtree(links, ignore_errors=True)
     with self._changed:
       self._begun.add(name)
@@ -151,7 +155,7 @@ class Other:
         shutil.rmtree(links, ignore_errors=True)
       else:
         self._let_go(name)
-        self._kept[name] = links if there else None
+        self._kept[name] = links if are_linked else None
       self._changed.notify_all()
 
   def _let_go(self, name: str):

@@ -63,12 +63,12 @@ def read_across(counts: Sequence[int], indices: Iterable[int], read: Callable[[i
   """
   at, ends = np.array([*indices], np.int64), np.cumsum(counts)
   files = np.searchsorted(ends, at, 'right')
-  found: dict[int, T] = {}
+  records: dict[int, T] = {}
   for file in np.unique(files):
     mine = np.flatnonzero(files == file)
     numbers = at[mine] - (ends[file] - counts[file])
-    found.update(zip(mine.tolist(), read(int(file), numbers.tolist()), strict=True))
-  return [found[i] for i in range(len(at))]
+    records.update(zip(mine.tolist(), read(int(file), numbers.tolist()), strict=True))
+  return [records[i] for i in range(len(at))]
 
 
 def write_meta(folder: str, meta: dict[str, Any]) -> dict[str, Any]:

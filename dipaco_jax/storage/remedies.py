@@ -19,23 +19,25 @@ def explain(file: str | os.PathLike) -> str:
   if not name:
     return f'{file} {state}'
   stage = stage_of(name)
-  words = f'{file}{f", made by the stage {stage}," if stage else ""} {state}'
+  problem = f'{file}{f", made by the stage {stage}," if stage else ""} {state}'
   if (workdir / ISLANDS_MARK).exists():
-    return f'{words}: read a copy of this run, or start it anew in another place'
+    return f'{problem}: read a copy of this run, or start it anew in another place'
   doomed = files_to_remove(workdir, name)
-  return f'{words}: {_advice(workdir, doomed)}it again' if doomed else f'{words}: the command of the run makes it again'
+  return (
+    f'{problem}: {_advice(workdir, doomed)}it again' if doomed else f'{problem}: the command of the run makes it again'
+  )
 
 
 def explain_lost_checkpoints(workdir: Path) -> str:
   """Says what to remove where no checkpoint of training can be read, but later shards were made from one."""
-  words = f'{workdir}/checkpoints/train has no checkpoint that can be read, and later shards were made from one'
-  return f'{words}: {_advice(workdir, _files_of_training(workdir))}them again'
+  problem = f'{workdir}/checkpoints/train has no checkpoint that can be read, and later shards were made from one'
+  return f'{problem}: {_advice(workdir, _files_of_training(workdir))}them again'
 
 
 def _advice(workdir: Path, names: list[str]) -> str:
   listed = [str(workdir / name) for name in names]
-  words = ' and '.join(filter(None, [', '.join(listed[:-1]), *listed[-1:]]))
-  return f'remove {words}, and the command of the run makes '
+  listing = ' and '.join(filter(None, [', '.join(listed[:-1]), *listed[-1:]]))
+  return f'remove {listing}, and the command of the run makes '
 
 
 def locate(file: Path) -> tuple[Path, str]:

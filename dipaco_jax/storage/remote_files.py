@@ -40,7 +40,7 @@ def find(pattern: str) -> list[str]:
   expression = ''.join(WILDCARDS.get(part, other) for part, other in zip(parts, others, strict=True))
   matches = re.compile(expression).fullmatch
   try:
-    return [f'{bucket}/{found}' for found in _storage(bucket).names(folder) if matches(found)]
+    return [f'{bucket}/{object_name}' for object_name in _storage(bucket).names(folder) if matches(object_name)]
   except OSError as e:
     raise InputError(f'{pattern}: {e.strerror}; check its name and your credentials') from e
 
@@ -50,7 +50,7 @@ def identities(paths: Sequence[str]) -> dict[str, str]:
 
   It is the size and the entity tag, which a bucket lists, or the Hub's hash. Raises OSError, Unavailable.
   """
-  found = {path: _identity_in_hub(path) for path in paths if path.startswith(HUB)}
+  identity_by_path = {path: _identity_in_hub(path) for path in paths if path.startswith(HUB)}
   by_bucket: dict[str, list[str]] = {}
   for path in paths:
     if not path.startswith(HUB):
@@ -58,8 +58,8 @@ def identities(paths: Sequence[str]) -> dict[str, str]:
   for bucket, names in by_bucket.items():
     with waiting_for(bucket):
       listed = _list_identities(_storage(bucket), os.path.commonpath([os.path.dirname(name) for name in names]))
-    found |= {f'{bucket}/{name}': listed[name] for name in names if name in listed}
-  return {path: identity for path, identity in found.items() if identity}
+    identity_by_path |= {f'{bucket}/{name}': listed[name] for name in names if name in listed}
+  return {path: identity for path, identity in identity_by_path.items() if identity}
 
 
 def _list_identities(storage: object_store.Storage, folder: str) -> dict[str, str]:
@@ -151,7 +151,7 @@ def _open_in_hub(path: str) -> BinaryIO:
 
 def _find_in_hub(pattern: str) -> list[str]:
   try:
-    return [HUB + found.lstrip('/') for found in sorted(_hub(pattern).glob(pattern.removeprefix(HUB)))]
+    return [HUB + path.lstrip('/') for path in sorted(_hub(pattern).glob(pattern.removeprefix(HUB)))]
   except InputError:
     raise
   except Exception as e:  # of requests, and of the Hub's own kinds

@@ -70,8 +70,8 @@ def whole_trees(names: Iterable[str]) -> list[str]:
 
 def half_trees(names: Collection[str]) -> list[str]:
   """Lists the trees of which there are files and no index."""
-  found = {match[1] for name in names if (match := TREE.fullmatch(name))}
-  return sorted(found - {*whole_trees(names)})
+  begun_trees = {match[1] for name in names if (match := TREE.fullmatch(name))}
+  return sorted(begun_trees - {*whole_trees(names)})
 
 
 def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:

@@ -32,8 +32,8 @@ _checked: dict[tuple[str, str], tuple[int, ...]] = {}  # files that this process
 class Damaged(OSError, InputError):
   """A file of a run is missing, or is not as it was written; `file` is its name."""
 
-  def __init__(self, file: str | os.PathLike, words: str = ''):
-    super().__init__(words or remedies.explain(file))
+  def __init__(self, file: str | os.PathLike, message: str = ''):
+    super().__init__(message or remedies.explain(file))
     self.file = os.fspath(file)
 
 
@@ -68,19 +68,19 @@ def read(file: Path) -> bytes:
 
 def read_json(file: Path, *needed: str) -> dict[str, Any]:
   """Returns a JSON object that has the names `needed`, without its seal. Raises Damaged."""
-  if (found := loads(read(file), *needed)) is None:
+  if (content := loads(read(file), *needed)) is None:
     raise Damaged(file)
-  return found
+  return content
 
 
 def loads(data: bytes, *needed: str) -> dict[str, Any] | None:
   """Parses what `dumps` makes of an object; None where it is not as it was written, or lacks a name of `needed`."""
   try:
-    found = json_text.parse(data)
+    content = json_text.parse(data)
   except ValueError:
     return None
-  is_whole = isinstance(found, dict) and (SEAL not in found or found.pop(SEAL) == _seal(found))
-  return found if is_whole and found.keys() >= {*needed} else None
+  is_whole = isinstance(content, dict) and (SEAL not in content or content.pop(SEAL) == _seal(content))
+  return content if is_whole and content.keys() >= {*needed} else None
 
 
 @contextlib.contextmanager
@@ -98,8 +98,8 @@ def reading(file: Path) -> Iterator[Path]:
 def check(file: Path, sha256: str = ''):
   """Raises Damaged where a file is not as it was written; `sha256` says how, or else the seal beside it, if any."""
   try:
-    found = os.stat(file)
-    state, key = (found.st_ino, found.st_size, found.st_mtime_ns), (os.path.abspath(file), sha256)
+    stat = os.stat(file)
+    state, key = (stat.st_ino, stat.st_size, stat.st_mtime_ns), (os.path.abspath(file), sha256)
     if _checked.get(key) == state:
       return
     expected = sha256 or _recorded_beside(file)
@@ -133,9 +133,9 @@ def recorded(name: str, text: Callable[[str], str | None]) -> str:
   `text` maps the name of a file in the same folder to its text, None if it is not there.
   """
   for beside in (SUMS, f'{name}.sha256') if name != SUMS else ():
-    if (words := text(beside)) is not None:
-      lines = map(LINE.fullmatch, words.splitlines())
-      return next((found[1] for found in lines if found and found[2] == name), UNKNOWN)
+    if (lines_text := text(beside)) is not None:
+      lines = map(LINE.fullmatch, lines_text.splitlines())
+      return next((match[1] for match in lines if match and match[2] == name), UNKNOWN)
   return ''
 
 

@@ -24,7 +24,9 @@ DTYPES = {  # in safetensors' order
 def to_bytes(arrays: Mapping[str, np.ndarray]) -> memoryview:
   """Returns the bytes of `safetensors.numpy.save`, with one copy of the arrays instead of two."""
   names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-  order, header, end = list(names), {}, 0
+  order = list(names)
+  header = {}
+  end = 0
   for name, x in sorted(arrays.items(), key=lambda item: (order.index(item[1].dtype), item[0])):
     header[name] = {'dtype': names[x.dtype], 'shape': x.shape, 'data_offsets': [end, end := end + x.nbytes]}
   text = json.dumps(header, separators=(',', ':'), ensure_ascii=False).encode()
@@ -60,8 +62,8 @@ def write_with_digest(file: Path, arrays: Mapping[str, np.ndarray]):
 
 def read_with_digest(file: Path) -> dict[str, np.ndarray] | None:
   """Reads what `write_with_digest` wrote; None where it is damaged. Raises OSError where it cannot be read."""
-  found = files.read_file(file)
-  digest, data = found[:SHA256], found[SHA256:]
+  content = files.read_file(file)
+  digest, data = content[:SHA256], content[SHA256:]
   return from_bytes(data) if hashlib.sha256(data).digest() == digest else None
 
 

@@ -42,7 +42,9 @@ class Clock:
 
   def __init__(self, cause: str, age_s: float = 0.0):
     """`age_s`: seconds that have passed already."""
-    self.cause, self.place, self.has_places = cause, '', False
+    self.cause = cause
+    self.place = ''
+    self.has_places = False
     self._since, self._seconds = time.monotonic() - age_s, {'': dict.fromkeys(CAUSES, 0.0)}
     self._former: dict[str, Seconds] = {}  # of processes before, by place
     self.entered: Callable[[], None] = lambda: None  # called at every new place
@@ -210,8 +212,8 @@ def fed(items: Iterable[T], is_busy: Callable[[], bool]) -> Iterator[T]:
 
 def goodput(seconds: Seconds) -> float | None:
   """Returns the share of the time of training that was spent in inner and outer steps; what STAGES took is no part."""
-  whole = math.fsum(seconds.values()) - seconds.get(STAGES, 0.0)
-  return math.fsum(seconds.get(cause, 0.0) for cause in STEPS) / whole if whole > 0 else None
+  total_s = math.fsum(seconds.values()) - seconds.get(STAGES, 0.0)
+  return math.fsum(seconds.get(cause, 0.0) for cause in STEPS) / total_s if total_s > 0 else None
 
 
 def process_age_s() -> float:
@@ -228,7 +230,10 @@ class Busy:
   """The seconds in which at least one thread is in the block."""
 
   def __init__(self):
-    self._lock, self._threads, self._since, self._seconds = threading.Lock(), 0, 0.0, 0.0
+    self._lock = threading.Lock()
+    self._threads = 0
+    self._since = 0.0
+    self._seconds = 0.0
 
   def __enter__(self):
     with self._lock:

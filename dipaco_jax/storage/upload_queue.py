@@ -30,7 +30,10 @@ class UploadQueue:
 
   def __init__(self, put: Callable[[Upload], None]):
     self.waiting: list[Upload] = []
-    self._put, self._changed, self._is_busy, self._is_closed = put, threading.Condition(), False, False
+    self._put = put
+    self._changed = threading.Condition()
+    self._is_busy = False
+    self._is_closed = False
     self._thread = threading.Thread(target=self._work, name='uploads', daemon=True)
     self._thread.start()
 
@@ -40,8 +43,8 @@ class UploadQueue:
       before = [*self.waiting, upload]
       self.waiting = without_useless(before)
       self._changed.notify_all()
-      there = {upload.links for upload in self.waiting}
-    dropped = [upload for upload in before if upload.links not in there]
+      waiting_links = {upload.links for upload in self.waiting}
+    dropped = [upload for upload in before if upload.links not in waiting_links]
     for one in dropped:
       shutil.rmtree(one.links, ignore_errors=True)
     return dropped
@@ -67,7 +70,9 @@ class UploadQueue:
         if self._is_closed:
           return
         # Taken together: a checkpoint among them gets its turn, however many newer ones come meanwhile.
-        batch, self.waiting, self._is_busy = self.waiting, [], True
+        batch = self.waiting
+        self.waiting = []
+        self._is_busy = True
       for upload in batch:
         if not self._is_closed:
           self._put(upload)

@@ -113,16 +113,16 @@ def _import(module: str, sha256: str) -> ModuleType:
     raise ModuleNotFoundError(f'No module named {module!r} with a source', name=module)
   if sha256 and digest(source) != sha256:
     raise ImportError(f'{spec.origin} has changed since this command began')
-  made = importlib.util.module_from_spec(spec)
-  sys.modules[module] = made
+  new_module = importlib.util.module_from_spec(spec)
+  sys.modules[module] = new_module
   try:
-    exec(compile(source, spec.origin or module, 'exec', dont_inherit=True), made.__dict__)
+    exec(compile(source, spec.origin or module, 'exec', dont_inherit=True), new_module.__dict__)
   except BaseException:
     del sys.modules[module]
     raise
   if inside:
-    setattr(inside, last, made)
-  return made
+    setattr(inside, last, new_module)
+  return new_module
 
 
 def read_source(module: str) -> str | None:
@@ -148,9 +148,9 @@ def _find_inside(package: importlib.machinery.ModuleSpec, part: str) -> importli
     if (spec := finder.find_spec(name) if finder else None) and spec.loader:
       return spec
     places += spec.submodule_search_locations or () if spec else ()
-  made = importlib.machinery.ModuleSpec(name, None, is_package=True)
-  made.submodule_search_locations = places
-  return made if places else None
+  package_spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+  package_spec.submodule_search_locations = places
+  return package_spec if places else None
 
 
 def _read(spec: importlib.machinery.ModuleSpec | None, module: str) -> str | None:

@@ -172,36 +172,34 @@ def in_flight(programs: Programs, turn: Coordinates, params_of_path: Callable[[i
   return {name: placement.assemble(s.shape, specs[name], functools.partial(part, name)) for name, s in shapes}
 
 
-def summarize(
-  nll: np.ndarray,
-  tokens: np.ndarray,
-  num_bytes: np.ndarray,
-  path: np.ndarray,
-  domain: np.ndarray,
-  num_paths: int,
-  domain_names: Sequence[str],
-) -> dict[str, Any]:
-  """Computes the perplexity exp(sum nll / sum tokens) of validation sequences, in float64.
+class Scored(NamedTuple):
+  """What is known of N validation sequences."""
 
-  Args:
-    nll: [N] nats, summed over the counted tokens of a sequence.
-    tokens: [N] counted tokens (those after the prefix); InputError if there is none.
-    num_bytes: [N] bytes of text that the counted tokens stand for.
-    path: [N] index of the path that a sequence was routed to.
-    domain: [N] index into domain_names.
+  nll: np.ndarray  # nats, summed over the counted tokens of a sequence, [N]
+  tokens: np.ndarray  # number of the counted tokens (those after the prefix), [N]
+  num_bytes: np.ndarray  # bytes of text that the counted tokens stand for, [N]
+  path: np.ndarray  # index of the path that a sequence was routed to, [N]
+  domain: np.ndarray  # index of a sequence's domain, [N]
+
+
+def summarize(scored: Scored, num_paths: int, domain_names: Sequence[str]) -> dict[str, Any]:
+  """Computes the perplexity exp(sum nll / sum tokens) of validation sequences, in float64.
 
   Returns:
     perplexity, perplexity_by_path and perplexity_by_domain (None where there is no token), bits_per_byte =
     sum nll / (ln 2 * sum bytes), validation_tokens.
+
+  Raises:
+    InputError: no sequence has a counted token.
   """
-  nll, tokens, num_bytes = (np.asarray(x, np.float64) for x in (nll, tokens, num_bytes))
+  nll, tokens, num_bytes = (np.asarray(x, np.float64) for x in scored[:3])
   if not tokens.sum():
     raise InputError('no validation sequence is longer than the prefix: config.data.validation needs longer documents')
-  domains = _perplexities(nll, tokens, np.asarray(domain), len(domain_names))
+  by_domain = _perplexities(nll, tokens, np.asarray(scored.domain), len(domain_names))
   return {
     'perplexity': perplexity(nll.sum() / tokens.sum()),
-    'perplexity_by_path': _perplexities(nll, tokens, np.asarray(path), num_paths),
-    'perplexity_by_domain': dict(zip(domain_names, domains, strict=True)),
+    'perplexity_by_path': _perplexities(nll, tokens, np.asarray(scored.path), num_paths),
+    'perplexity_by_domain': dict(zip(domain_names, by_domain, strict=True)),
     'bits_per_byte': float(nll.sum() / math.log(2) / num_bytes.sum()) if num_bytes.sum() else None,
     'validation_tokens': int(tokens.sum()),
   }

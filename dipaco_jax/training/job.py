@@ -43,17 +43,23 @@ class Schedule:
     return self.first_step + phase * self.steps_per_phase + step
 
 
-def count_updates(
-  times: streaming.Timetable, num_paths: int, turns: int, phase: int, turn: int, step: int, piece: int = 0
-) -> int:
+class Point(NamedTuple):
+  """A point of a phase, whose pieces the paths go through in turns."""
+
+  phase: int
+  turn: int
+  step: int  # from the beginning of the phase
+  piece: int = 0
+
+
+def count_updates(times: streaming.Timetable, num_paths: int, turns: int, point: Point) -> int:
   """Returns the inner steps of all paths before a point of a phase, which they go through in so many turns.
 
-  `step` counts from the beginning of the phase. Paths that do not train count too, so that the number does not depend
-  on the schedule.
+  Paths that do not train count too, so that the number does not depend on the schedule.
   """
-  begin, end, *_ = times.pieces(phase)[piece]
-  in_turn = turns * begin + turn * (end - begin) + max(0, step - begin)
-  return num_paths * times.tau * phase + num_paths // turns * in_turn
+  begin, end, *_ = times.pieces(point.phase)[point.piece]
+  in_turn = turns * begin + point.turn * (end - begin) + max(0, point.step - begin)
+  return num_paths * times.tau * point.phase + num_paths // turns * in_turn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +113,7 @@ class Job:
   def updates(self, phase: int, turn: int, step: int, piece: int = 0) -> int:
     """Returns `count_updates` on this job's devices: a checkpoint's name."""
     num_paths, turns = self.programs.layout.grid.num_paths, len(self.programs.placement.turns())
-    return count_updates(self.times, num_paths, turns, phase, turn, step, piece)
+    return count_updates(self.times, num_paths, turns, Point(phase, turn, step, piece))
 
   @property
   def phase_updates(self) -> int:

@@ -50,7 +50,7 @@ class Trainer:
 
   def __init__(
     self, job: Job, workdir: pathlib.Path, config: settings.Checkpoint, rows: Metrics, stop: Stop,
-    disk: disks.Disk = disks.SHARED, profiler: profiling.Profiler = profiling.NONE,
+    disk: disks.Disk = disks.SHARED,
   ):  # fmt: skip
     """`stop` is asked after every dispatch whether to save and stop; `disk` is the workdir's."""
     self.job, self.workdir, self.every_steps, self.stop = job, workdir, config.every_steps, stop
@@ -66,7 +66,7 @@ class Trainer:
       raise seals.Damaged(folder, remedies.explain_lost_checkpoints(workdir))
     if record.round != job.round:
       record.round, record.best_loss = job.round, [None] * len(record.best_loss)
-    self.profiler = profiler
+    self.profiler = profiling.NONE
     self.rows = rows
     rows.rewind(job.name, self._updates())
     self.journal = Journal(job, rows, record)
@@ -91,11 +91,12 @@ class Trainer:
     """Returns whether an exit now would lose updates, or leave other processes waiting."""
     return self.dispatched or processes.joined()
 
-  def train(self) -> train_state.State:
-    """Trains to the end of the round's last phase.
+  def train(self, profiler: profiling.Profiler = profiling.NONE) -> train_state.State:
+    """Trains to the end of the round's last phase, and profiles the inner steps that the profiler names.
 
     Raises Stopped after saving, when asked to stop; or Diverged, when nothing is saved that was not there before.
     """
+    self.profiler = profiler
     with time_use.doing(time_use.CHECKPOINT), stopping.closing(CLOSE_S) as opened:  # closing waits for the last one
       opened.callback(self.checkpoints.close)
       opened.callback(self.publisher.shutdown)

@@ -16,7 +16,7 @@ import pytest
 
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import compressed_files, corpus, file_kinds, json_files, source, source_tfds
+from dipaco_jax.data import compressed_files, corpus, file_kinds, json_files, left_out, source, source_tfds
 
 GOOD = [f'text {i} of some words' for i in range(60)]
 BAD_LINES = [
@@ -61,6 +61,10 @@ def write_tar(folder, ending: str) -> int:
   return len(bad)
 
 
+def counting(bad_records: collections.Counter[str]) -> left_out.Omitted:
+  return left_out.Omitted(bad_records, collections.Counter())
+
+
 WRITE = dict.fromkeys(('jsonl', 'ndjson', 'json', 'jsonl.gz', 'jsonl.zst', 'jsonl.xz'), write_lines)
 WRITE |= {'parquet': write_table, 'arrow': write_table, 'tar': write_tar, 'tar.gz': write_tar}
 
@@ -75,7 +79,7 @@ def test_bad_records_are_left_out_and_counted(ending, tmp_path, caplog):
   corpus.check_readable(data)
   skipped = collections.Counter[str]()
   assert not caplog.text
-  found = [d for split in ('train', 'validation') for d in corpus.documents(data, split, skipped=skipped)]
+  found = [d for split in ('train', 'validation') for d in corpus.documents(data, split, omitted=counting(skipped))]
   assert sorted(d.text for d in found) == sorted(GOOD)
   assert skipped == {f'.{ending.partition(".")[0]}': num_bad}
   assert caplog.text.count('left out, as is any other bad record') == 1
@@ -147,9 +151,9 @@ def test_bad_records_of_a_mixture_count_once(tmp_path):
   sources = tuple(settings.Source(name, (f'{tmp_path}/{name}.jsonl',), 1.0) for name in 'ab')
   data = settings.Data(source='files', train=sources, validation_fraction=0.1, skip_bad_records=True)
   skipped = collections.Counter[str]()
-  train = list(corpus.documents(data, 'train', skipped=skipped))
+  train = list(corpus.documents(data, 'train', omitted=counting(skipped)))
   assert any(d.times for d in train) and skipped['.jsonl'] <= len(BAD_LINES)
-  list(corpus.documents(data, 'validation', skipped=skipped))
+  list(corpus.documents(data, 'validation', omitted=counting(skipped)))
   assert skipped == {'.jsonl': len(BAD_LINES)}
 
 
@@ -164,7 +168,9 @@ def test_documents_of_an_own_source_and_of_tfds(tmp_path, monkeypatch):
     list(corpus.documents(data, 'train'))
   data = settings.from_dict({'data': settings.Data(data.source, skip_bad_records=True).__dict__}).data
   skipped = collections.Counter[str]()
-  assert [d.id for split in ('train',) for d in corpus.documents(data, split, fraction=0.0, skipped=skipped)] == [
+  assert [
+    d.id for split in ('train',) for d in corpus.documents(data, split, fraction=0.0, omitted=counting(skipped))
+  ] == [
     'a',
     'e',
   ]

@@ -13,7 +13,7 @@ import tokenizers
 import whole
 
 from dipaco_jax.core import settings
-from dipaco_jax.data import corpus, json_tokenizer, left_out, sequences as sequences_lib
+from dipaco_jax.data import corpus, cutting, json_tokenizer, left_out
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.sequences import MAX_DOMAINS, Sequences
@@ -120,7 +120,7 @@ def test_a_piece_of_a_text_is_validated_all_over(tmp_path, tokenizer, pieces):
     assert len(at) == min(pieces, len(cut)) and at == sorted(set(at))
     firsts += at[:1]
   assert (max(firsts) > 0) == (pieces < 1000)
-  drawn = [sequences_lib._spread(list(range(10)), 2, str(i)) for i in range(300)]
+  drawn = [cutting._spread(list(range(10)), 2, str(i)) for i in range(300)]
   assert {b - a for a, b in drawn} == {5} and {a for a, _ in drawn} == set(range(5)), 'from anywhere, and far apart'
 
 
@@ -242,14 +242,14 @@ def test_missing_and_damaged_files_are_named(tmp_path):
 
 ENDLESS = """
 import itertools, sys
-from dipaco_jax.data import sequences, corpus as text, sentencepiece_tokenizer
+from dipaco_jax.data import cutting, sequences, corpus as text, sentencepiece_tokenizer
 assert 'jax' not in sys.modules
 trained = sentencepiece_tokenizer.train(['some words to train on'] * 3, 275)
 model = sentencepiece_tokenizer.SentencePieceTokenizer(trained)
 documents = lambda split: (text.Document(str(i), 'some words ' * 1000, '') for i in itertools.count())
 report = lambda done, total: done == 100 and print('running', flush=True)
 sequences.write_part(
-  documents, model, sys.argv[1], seq_len=128, eval_len=128, prefix_tokens=32, progress=report, threads=4)
+  sequences.TextPart(documents), model, sys.argv[1], cutting.Cutting(128, 128, 32), progress=report, threads=4)
 """
 
 

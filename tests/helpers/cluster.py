@@ -56,7 +56,8 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
       role = 'worker' if kind in ('backup', 'foreign') else kind
       if kind == 'foreign':
         inner_phase.run = computing_otherwise(inner_phase.run)
-      roles.run_role(role, settings, place, url, name, '', more.lease_s, is_backup)
+      process = roles.Process(role, place, more.lease_s, url, name, is_backup=is_backup)
+      roles.run_role(process, settings)
   except BaseException:
     traceback.print_exc()
     os._exit(1)

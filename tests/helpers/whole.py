@@ -3,11 +3,15 @@
 import itertools
 import os
 
-from dipaco_jax.data import sequences, shards
+from dipaco_jax.data import cutting, sequences, shards
 from dipaco_jax.storage import records
 
 
-def write_sequences(make_documents, tokenizer, folder, parts: int = 1, **sizes) -> dict:
+def ignore(done, total):
+  pass
+
+
+def write_sequences(make_documents, tokenizer, folder, parts: int = 1, progress=ignore, threads: int = 0, **sizes):
   """Documents are dealt out one by one; returns what `meta.json` holds."""
   for k in range(parts):
     os.makedirs(f'{folder}/{k}')
@@ -15,7 +19,8 @@ def write_sequences(make_documents, tokenizer, folder, parts: int = 1, **sizes) 
     def mine(split, k=k):
       return itertools.islice(make_documents(split), k, None, parts)
 
-    sequences.write_part(mine, tokenizer, f'{folder}/{k}', part=(k, parts), **sizes)
+    text = sequences.TextPart(mine, k, parts)
+    sequences.write_part(text, tokenizer, f'{folder}/{k}', cutting.Cutting(**sizes), progress, threads)
   return records.write_meta(folder, sequences.merge_meta(folder, parts))
 
 

@@ -15,7 +15,7 @@ from registries import train
 from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.islands import writer_turns
 from dipaco_jax.islands.registry import Registry
-from dipaco_jax.storage import lock, lock_waits
+from dipaco_jax.storage import lock
 
 HOLD = """
 import sys, time
@@ -60,7 +60,7 @@ def test_all_who_wait_are_told(tmp_path, stopped, monkeypatch):
     try:
       with writer_turns.writer_turn(f'{tmp_path}/registry.db'):
         pass
-    except lock_waits.Held as e:
+    except lock.Held as e:
       errors.append(str(e))
 
   threads = [threading.Thread(target=wait) for _ in range(3)]
@@ -87,14 +87,14 @@ def test_a_turn_comes_in_order_and_what_fails_in_it_ends_it(tmp_path):
   for thread in threads:
     thread.join(5)
   assert order == [0, 1, 2]
-  assert lock_waits.find_holder(f'{file}.lock') == 0
+  assert lock.find_holder(f'{file}.lock') == 0
 
 
 def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
   def flock(handle, how):
-    raise BlockingIOError if how & lock_waits.fcntl.LOCK_NB else OSError(errno.ENOLCK, 'no locks')
+    raise BlockingIOError if how & lock.fcntl.LOCK_NB else OSError(errno.ENOLCK, 'no locks')
 
-  monkeypatch.setattr(lock_waits.fcntl, 'flock', flock)
+  monkeypatch.setattr(lock.fcntl, 'flock', flock)
   with pytest.raises(OSError, match='no locks'), writer_turns.writer_turn(f'{tmp_path}/registry.db'):
     pass
 
@@ -102,12 +102,9 @@ def test_a_file_system_without_locks_is_an_error(tmp_path, monkeypatch):
 def test_who_waits_for_a_directory_is_told_for_whom(tmp_path, monkeypatch, caplog):
   monkeypatch.setattr(lock, 'SAY_S', 0.05)
   monkeypatch.setattr(lock, 'PATIENCE_S', 0.1)
-  with lock.locked(tmp_path) as locks:
-    assert locks
-    with lock.locked(tmp_path, wait=False) as locks:
-      assert not locks
-    with pytest.raises(OSError, match=f'process {os.getpid()} holds the lock of {tmp_path}, for more than'):
-      lock.locked(tmp_path).__enter__()
+  message = f'process {os.getpid()} holds the lock of {tmp_path}, for more than'
+  with lock.in_directory(tmp_path), pytest.raises(OSError, match=message):
+    lock.in_directory(tmp_path).__enter__()
   assert caplog.text.count(f'waiting for a lock: process {os.getpid()} holds the lock of {tmp_path}') == 1
-  with lock.locked(tmp_path) as locks:
-    assert locks
+  with lock.in_directory(tmp_path):
+    pass

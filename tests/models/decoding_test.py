@@ -50,7 +50,7 @@ def logits_of(made, params, tokens_1L):
 @functools.partial(jax.jit, static_argnums=(0, 4, 6))
 def reread(made, params, tokens_1L, length, first=0, below=decoding.EMPTY, keep=()):
   x_1LD = below.entering[first] if first else decoding.embed(made, params, tokens_1L)
-  return decoding.prefill(made, params, x_1LD, length, first, below, keep)
+  return decoding.prefill(made, params, decoding.Entry(x_1LD, first, below), length, keep)
 
 
 def padded(tokens) -> np.ndarray:

@@ -48,8 +48,7 @@ def expected(qkv, segments_BL, do, scores=attention.PLAIN):
 
 def check(rows, heads=1, groups=1, size=16, scores=attention.PLAIN):
   qkv, segments_BL, do = inputs(rows, heads, groups, size)
-  scored = scores.window, scores.factor(size)
-  found = with_gradients(lambda *qkv: flash.flash(*qkv, segments_BL, *scored, interpret=True), qkv, do)
+  found = with_gradients(lambda *qkv: flash.flash(*qkv, segments_BL, scores, interpret=True), qkv, do)
   for ours, theirs in zip(found, expected(qkv, segments_BL, do, scores), strict=True):
     np.testing.assert_allclose(np.asarray(ours, np.float32), theirs, atol=0.05)
 

@@ -58,6 +58,6 @@ def test_interpreted_they_agree(family):
   for scores in kinds:
     expected = attention.attend(*(x.astype(jnp.float32) for x in qkv), SEGMENTS, 'xla', scores)
     splash = attention.splash(*qkv, SEGMENTS, scores, interpret=True)
-    ours = flash.flash(*qkv, SEGMENTS, scores.window, scores.factor(SIZE), interpret=True)
+    ours = flash.flash(*qkv, SEGMENTS, scores, interpret=True)
     for found in (splash, ours):
       np.testing.assert_allclose(np.asarray(found, np.float32), expected, atol=0.05)

@@ -16,6 +16,8 @@ def test_phases_and_steps_are_whole():
 def test_a_run_without_steps_can_be_drawn():
   nothing = plot_style.Curve(np.zeros(0, int), np.zeros(0))
   nowhere = plot_style.Curve(np.zeros(0, int), np.zeros((0, 2)))
-  plot_style.to_png(curve_plots.training('Loss', 'nats', nothing, nowhere, ['0', '1']))
+  plot_style.to_png(
+    curve_plots.training(plot_style.Labels('Loss', 'nats'), plot_style.Curves(nothing, nowhere), ['0', '1'])
+  )
   drawn = curve_plots.perplexity_curves({'a': nothing}, {'a': None})
   assert not [line for line in drawn.axes[0].lines if len(line.get_xdata())]

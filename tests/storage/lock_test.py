@@ -55,7 +55,7 @@ def test_one_at_a_time_is_in_a_locked_directory(tmp_path):
   inside, seen = [], []
 
   def enter(name):
-    with lock.locked(tmp_path):
+    with lock.in_directory(tmp_path):
       inside.append(name)
       time.sleep(0.02)
       seen.append([*inside])
@@ -64,13 +64,6 @@ def test_one_at_a_time_is_in_a_locked_directory(tmp_path):
   with concurrent.futures.ThreadPoolExecutor(8) as pool:
     list(pool.map(enter, range(8)))
   assert sorted(seen) == [[name] for name in range(8)] and os.listdir(tmp_path) == []
-
-
-def test_who_does_not_wait_is_told_whether_the_lock_is_free(tmp_path):
-  with lock.locked(tmp_path, wait=False) as first, lock.locked(tmp_path, wait=False) as second:
-    assert first and not second
-  with lock.locked(tmp_path, wait=False) as again:
-    assert again
 
 
 def test_a_record_that_is_being_written_names_nobody(tmp_path, monkeypatch):

@@ -91,7 +91,8 @@ def test_summarize_is_the_direct_computation(data):
     )
     for _ in range(n)
   ]
-  found = evaluation.summarize(*map(np.array, zip(*sequences, strict=True)), num_paths, ['law', 'news'])
+  scored = evaluation.Scored(*map(np.array, zip(*sequences, strict=True)))
+  found = evaluation.summarize(scored, num_paths, ['law', 'news'])
 
   def perplexity(chosen):
     if not chosen:
@@ -109,4 +110,4 @@ def test_summarize_is_the_direct_computation(data):
 
 def test_summarize_without_tokens():
   with pytest.raises(ValueError, match='longer than the prefix'):
-    evaluation.summarize(*(np.zeros(1, int),) * 5, 1, ['all'])
+    evaluation.summarize(evaluation.Scored(*(np.zeros(1, int),) * 5), 1, ['all'])

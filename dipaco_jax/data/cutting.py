@@ -1,0 +1,55 @@
+"""Cutting a document's tokens into sequences. Pure."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dipaco_jax.data import source
+
+
+class Cutting(NamedTuple):
+  """How documents are cut into sequences."""
+
+  seq_len: int  # tokens of a training sequence at most
+  eval_len: int  # tokens of a validation sequence at most
+  prefix_tokens: int  # tokens that no loss counts; a sequence of so many or fewer is dropped
+  pieces: int = 1  # sequences that a piece of a longer text gives in validation
+
+
+class Cut(NamedTuple):
+  """The sequences of a document."""
+
+  kept: list[np.ndarray]
+  num_bytes: list[int] | None  # of the text of each kept sequence, after the prefix; None in training
+  long: list[np.ndarray]  # longer than the prefix; `kept` may be a part of these
+  short: list[np.ndarray]
+
+
+def cut_document(document: Any, tokens: np.ndarray, byte_ends: np.ndarray | None, cutting: Cutting) -> Cut:
+  """Cuts a document of training, or, where `byte_ends` are given, chooses the sequences that validate."""
+  prefix_tokens = cutting.prefix_tokens
+  if byte_ends is None:
+    long, short = _cut(tokens, cutting.seq_len, prefix_tokens)
+    return Cut(long, None, long, short)
+  in_pieces = document.draw >= 0
+  end = len(tokens) if in_pieces else cutting.eval_len
+  long, short = _cut(tokens[:end], cutting.eval_len, prefix_tokens)
+  ends, _ = _cut(byte_ends[:end], cutting.eval_len, prefix_tokens)
+  kept = _spread(long, cutting.pieces, document.id) if in_pieces else long
+  kept_ends = _spread(ends, cutting.pieces, document.id) if in_pieces else ends
+  return Cut(kept, [int(x[-1] - x[max(prefix_tokens, 1) - 1]) for x in kept_ends], long, short)
+
+
+def _cut(tokens: np.ndarray, length: int, prefix_tokens: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Cuts tokens into sequences; returns those that are longer than the prefix, and the others."""
+  sequences = [tokens[begin : begin + length] for begin in range(0, len(tokens), length)]
+  long = [sequence for sequence in sequences if len(sequence) > prefix_tokens]
+  return long, [sequence for sequence in sequences if len(sequence) <= prefix_tokens]
+
+
+def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarray]:
+  """Chooses `count` sequences, as far from each other as possible, from a beginning that depends on the name."""
+  if count >= len(sequences):
+    return sequences
+  first = source.uniform(f'first of {name}')
+  return [sequences[int((first + i) * len(sequences) / count)] for i in range(count)]

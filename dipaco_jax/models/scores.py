@@ -1,0 +1,18 @@
+"""How queries and keys of attention are scored."""
+
+from typing import NamedTuple
+
+
+class Scores(NamedTuple):
+  """How queries and keys are scored."""
+
+  window: int = 0  # tokens that a token sees, itself included; 0: all before it
+  query_scale: float = 0.0  # products are divided by its root; 0: by that of K
+  cap: float = 0.0  # c, of c tanh(x / c); 0: none
+
+  def factor(self, size: int) -> float:
+    """Returns what products of queries and keys are multiplied by."""
+    return (self.query_scale or size) ** -0.5
+
+
+PLAIN = Scores()
