@@ -35,12 +35,12 @@ def test_the_wire_is_all_that_differs_in_its_rows(size):
     same = {'outer': mine['lan'].outer, 'train': mine['lan'].train}
     assert len({dataclasses.replace(s, **same) for s in mine.values()}) == 1 < len(mine)
     assert len({dataclasses.replace(s.train, steps_per_dispatch=1) for s in mine.values()}) == 1
-    wires = {name: wires.make_wire(s.outer, s.train) for name, s in mine.items()}
-    assert wires['lan'][:3] == ('none', False, 0) and wires['wan'][:3] == ('int8', True, 0)
-    assert wires['mixed'] == wires['overlap']._replace(keeps=False, alpha=0.5)
-    assert wires['overlap'] == wires['thin']._replace(compress='none') and wires['thin'].overlap_steps > 0
-    assert wires['short']._replace(overlap_steps=wires['thin'].overlap_steps) == wires['thin']
-    assert 0 < wires['short'].overlap_steps <= wires['thin'].overlap_steps
+    of_row = {name: wires.make_wire(s.outer, s.train) for name, s in mine.items()}
+    assert of_row['lan'][:3] == ('none', False, 0) and of_row['wan'][:3] == ('int8', True, 0)
+    assert of_row['mixed'] == of_row['overlap']._replace(keeps=False, alpha=0.5)
+    assert of_row['overlap'] == of_row['thin']._replace(compress='none') and of_row['thin'].overlap_steps > 0
+    assert of_row['short']._replace(overlap_steps=of_row['thin'].overlap_steps) == of_row['thin']
+    assert 0 < of_row['short'].overlap_steps <= of_row['thin'].overlap_steps
     one = mine['thin']
     layout, _ = runs.layout_and_shapes(one)
     times = choices.make_timetable(one, {level.name: 1000 for level in layout.levels})
