@@ -41,10 +41,10 @@ PLAIN = {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': 
 BY_ROW = {'outer.row_weights': True}
 ALONE = PLAIN | {'grid': {}, 'levels': (('all', '.*', ()),), 'routing.method': 'single', 'routing.top_n': 1}
 ALONE |= {'train.paths_per_phase': 0, 'train.learning_rate': 0.0, 'outer.lost': 0.0}
-ALONE |= {'routing.arrange': 'none', 'routing.capacity': 0.0}
+ALONE |= {'routing.capacity': 0.0}
 # Nothing but training, and one validation at the end, which cannot be left out.
 BARE: dict[str, Any] = {'evaluate.control': False, 'evaluate.matrix': False, 'evaluate.reroute_every': ()}
-BARE |= {'evaluate.every_phases': 0, 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
+BARE |= {'evaluate.every_phases': 0, 'evaluate.chunk_router_steps': 0}
 BARE |= {'evaluate.refit_router': False}
 
 

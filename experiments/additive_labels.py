@@ -8,6 +8,7 @@ Dimensions as in routing/path_labels.py; F = 1 + sum_a K_a terms of a path.
 import math
 from collections.abc import Sequence
 
+import coordinate_labels
 import numpy as np
 
 from dipaco_jax.routing import path_labels
@@ -17,13 +18,15 @@ def cross(start_N: np.ndarray, grid_shape: Sequence[int]) -> np.ndarray:
   """Returns the start path and those that differ from it in one coordinate: [N, M], M = 1 + sum_a (K_a - 1)."""
   coordinates_AN = np.stack(np.unravel_index(start_N, grid_shape))
   arms = (
-    path_labels.line(coordinates_AN, axis, (coordinates_AN[axis][:, None] + np.arange(1, size)) % size, grid_shape)
+    coordinate_labels.line(
+      coordinates_AN, axis, (coordinates_AN[axis][:, None] + np.arange(1, size)) % size, grid_shape
+    )
     for axis, size in enumerate(grid_shape)
   )
   return np.concatenate([np.asarray(start_N)[:, None], *arms], axis=1)
 
 
-def additive(score: path_labels.Score, paths_NM: np.ndarray, grid_shape: Sequence[int]) -> path_labels.Labels:
+def additive(score: coordinate_labels.Score, paths_NM: np.ndarray, grid_shape: Sequence[int]) -> path_labels.Labels:
   """Returns the path with the highest fitted sum, whether it was scored or not; ties go to the lower.
 
   The fit is the least-squares solution of minimum norm: a coordinate that no scored path has gets the term 0. A path
@@ -36,7 +39,7 @@ def additive(score: path_labels.Score, paths_NM: np.ndarray, grid_shape: Sequenc
   """
   terms_PF = _terms(grid_shape)
   known_NP = np.full((len(paths_NM), len(terms_PF)), np.nan)
-  path_labels.ask(score, known_NP, paths_NM)
+  coordinate_labels.ask(score, known_NP, paths_NM)
   scores_NM = np.take_along_axis(known_NP, paths_NM, 1)
   found_NM = scores_NM > -np.inf
   labels_N = np.zeros(len(paths_NM), np.int64)
@@ -48,7 +51,7 @@ def additive(score: path_labels.Score, paths_NM: np.ndarray, grid_shape: Sequenc
     fit_BF1 = np.linalg.pinv(terms_BMF, rcond=1e-9) @ scores_BM[:, :, None]
     sums_BP = np.where(np.isneginf(known_NP[rows]), -np.inf, fit_BF1[:, :, 0] @ terms_PF.T)
     labels_N[rows] = np.where(found_NM[rows].any(axis=1), sums_BP.argmax(axis=1), path_labels.NONE)
-  return path_labels.as_labels(labels_N, known_NP)
+  return coordinate_labels.as_labels(labels_N, known_NP)
 
 
 def _terms(grid_shape: Sequence[int]) -> np.ndarray:

@@ -308,7 +308,7 @@ def third(c: ConfigDict, size: Size, numbers: Numbers):
 def rerouted(c: ConfigDict, size: Size, numbers: Numbers):
   """Costs an evaluation of all router data and validation documents under all paths."""
   dipaco(c, size, numbers)
-  c.evaluate.update(reroute_every=(16, 32, 64, 128), chunk_router_steps=size.chooser_steps, mixture=4)
+  c.evaluate.update(reroute_every=(16, 32, 64, 128), chunk_router_steps=size.chooser_steps)
 
 
 def discriminative(c: ConfigDict, size: Size, numbers: Numbers):

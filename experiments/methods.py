@@ -45,7 +45,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Collect
 
   of_diloco = diloco(size, shares.get('diloco', 1), 'diloco' in nesterov)
   weighed = {**of_diloco.changes, 'outer.row_weights': True}
-  once = {'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0, 'evaluate.mixture': 0}
+  once = {'evaluate.reroute_every': (), 'evaluate.chunk_router_steps': 0}
   return [
     row('dense', 'dense', 'dense'),
     of_diloco,

@@ -43,7 +43,7 @@ Record = dict[str, Any]
 KEPT = (
   'perplexity perplexity_interval perplexity_final base_perplexity perplexity_by_domain base_perplexity_by_domain '
   'bits_per_byte validation_tokens pretrain_steps pretrain_tokens phases steps train_tokens train_flops paths '
-  'parameters_path parameters_total outer_bytes_per_phase domain_nmi router_accuracy reroute mixture tokens_per_s '
+  'parameters_path parameters_total outer_bytes_per_phase domain_nmi router_accuracy reroute tokens_per_s '
   'wall_s modules_sha256 versions'
 ).split()
 

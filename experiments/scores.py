@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import additive_labels
+import coordinate_labels
 import numpy as np
 
 from dipaco_jax.core import settings
@@ -34,7 +35,7 @@ def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.nd
 def ascent(scores_NP: np.ndarray, start_N: np.ndarray, s: settings.Settings, sweeps: int) -> path_labels.Labels:
   """Labels by coordinate ascent from the path that the first router sent a sequence to."""
   shape = tuple(size for _, size in s.grid)
-  return path_labels.coordinate_ascent(lambda chosen, paths: scores_NP[chosen, paths], start_N, shape, sweeps)
+  return coordinate_labels.coordinate_ascent(lambda chosen, paths: scores_NP[chosen, paths], start_N, shape, sweeps)
 
 
 def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:

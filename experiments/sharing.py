@@ -28,8 +28,6 @@ def rows(size: str) -> list[Row]:
   return [
     row('dense', 'dense', 'dense', alone),
     row('kmeans', 'k-means, clusters as they come'),
-    row('alike', 'k-means, paths that meet are alike', routing__arrange='alike'),
-    row('unlike', 'k-means, paths that meet are unlike', routing__arrange='unlike'),
     row('product', 'product k-means', routing__method='product_kmeans'),
     row('random', 'random shards', routing__method='random'),
     row('equal', 'k-means, paths weigh alike', outer__reweigh=False),

@@ -242,16 +242,12 @@ class Routing:
   sample: int = field(100_000, 'sequences that k-means is fitted on')
   restarts: int = field(3, 'of k-means, from other first centroids; the best is kept')
   iterations: int = field(50, 'of k-means, at most')
-  arrange: str = field('none', "which clusters share modules; 'none': as they come", choices='none alike unlike')
   capacity: float = field(0.0, 'of a shard, in multiples of the mean; 0: no limit', zero=True)
   # Discriminative routing: paths score router data, a classifier learns the best path, all text is sharded anew.
   router_fraction: float = field(0.0, 'of documents: router data, not trained on; the paper: 0.005', zero=True, below=1)
   first: str = field('kmeans', 'routing before the first round', choices='kmeans product_kmeans random')
   rounds: int = field(1, 'of re-sharding: approximate EM')
   phases_per_round: int = field(16, 'trained before each of them')
-  labels: str = field(
-    'exact', "'exact': all paths score router data; 'coordinate': one axis after another", choices='exact coordinate'
-  )
   hidden: int = field(0, "width of the classifier's hidden layer; 0: a linear one", zero=True)
   calibrate: bool = field(True, 'a bias makes predicted frequencies those of the labels')
 
@@ -280,7 +276,6 @@ class Evaluate:
   refit_router: bool = field(
     False, 'fits a router after training, to what each path loses on router data', may_change=True, added=True
   )
-  mixture: int = field(0, 'measures mixtures of up to so many paths; 0: none', zero=True, may_change=True)
   samples: int = field(
     6,
     'validation texts that base, dense control and paths continue, in the report and while training; 0: none',

@@ -136,8 +136,6 @@ def _check_routing(s: Any, num_paths: int) -> None:
       words = f'times config.routing.rounds={s.routing.rounds} should be below config.train.phases={s.train.phases}'
       words += ': the last shards are to be trained on'
       raise InputError(f'config.routing.phases_per_round={s.routing.phases_per_round} {words}')
-  if s.routing.arrange != 'none' and first != 'kmeans':
-    raise InputError(f"config.routing.arrange={s.routing.arrange!r} places the clusters of 'kmeans', not of {first!r}")
   if s.routing.capacity and s.routing.method in ('random', 'single'):
     raise InputError(f'config.routing.capacity is for routers with scores: {s.routing.method!r} has none')
   if 0 < s.routing.capacity < 1:
@@ -163,8 +161,6 @@ def _check_evaluate(s: Any, num_paths: int) -> None:
   if s.evaluate.refit_router and (num_paths == 1 or is_reference(s.routing.method)):
     words = 'a router of your own' if num_paths > 1 else 'one path'
     raise InputError(f'config.evaluate.refit_router=True has nothing to fit with {words}: leave it out')
-  if s.evaluate.mixture > num_paths:
-    raise InputError(f'config.evaluate.mixture={s.evaluate.mixture} is more than the {num_paths} paths of config.grid')
 
 
 def _check_streaming(s: Any) -> None:

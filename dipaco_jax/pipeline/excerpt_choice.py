@@ -169,8 +169,8 @@ def _write(run: run_lib.Run):
   first, domains = run.last_routes(), run.result('tokenize')['domains']
   chosen, length = choose(run), min(TOKENS, run.eval_len)
   texts = [Text(domains[x.domain], x.tokens[:length]) for x in split.read(chosen)]
-  folder, is_scored = run.workdir / 'evaluation' / 'validation', s.evaluate.reroute_every or s.evaluate.mixture
-  scored = token_losses.read(folder, run.layout.grid.num_paths) if is_scored else None
+  folder = run.workdir / 'evaluation' / 'validation'
+  scored = token_losses.read(folder, run.layout.grid.num_paths) if s.evaluate.reroute_every else None
   known: Known = (lambda path: scored.nll[path][chosen, :length]) if scored else None
   excerpts = read(_reader_of_run(run), texts, chunk_tokens(s), length, first[chosen].tolist(), known)
   publishing.write_json(run.workdir / chunk_losses.FILE, metrics_log.plain(excerpts.to_dict()))

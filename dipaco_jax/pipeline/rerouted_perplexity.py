@@ -1,4 +1,4 @@
-"""Routing more often while evaluating [2.4.3, 7.2.2], and mixtures of paths: from every path's token losses.
+"""Routing more often while evaluating [2.4.3, 7.2.2], from every path's token losses.
 
 Only the learned chooser could be used in serving: the oracle and history score each chunk under all paths, and
 hindsight has seen what it predicts, so it is a bound.
@@ -12,7 +12,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
-from dipaco_jax.pipeline import features, route_stage, run as run_lib, token_losses
+from dipaco_jax.pipeline import features, run as run_lib, token_losses
 from dipaco_jax.routing import chunk_policies, chunk_router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
 from dipaco_jax.training import evaluation, processes
@@ -30,13 +30,11 @@ def _is_learned(run: run_lib.Run) -> bool:
 
 
 def figures(run: run_lib.Run, router_data: token_losses.TokenLosses | None) -> dict[str, Any]:
-  """Returns `reroute`, {chooser: {W: perplexity}}, and `mixture`, {number of paths, or 'posterior': perplexity}.
+  """Returns `reroute`, {chooser: {W: perplexity}}, if the config asks for it; the first process does, once all scored.
 
-  The config says which of them are computed; the first process does, once all have scored. `router_data` is what
-  `score_router_data` has returned.
+  `router_data` is what `score_router_data` has returned.
   """
-  s = run.settings.evaluate
-  if not (s.reroute_every or s.mixture):
+  if not run.settings.evaluate.reroute_every:
     return {}
   scored = score(run, 'validation')
   chosen = learned_choices(run, router_data) if _is_learned(run) else None
@@ -44,29 +42,22 @@ def figures(run: run_lib.Run, router_data: token_losses.TokenLosses | None) -> d
 
 
 def _figures(run: run_lib.Run, scored: token_losses.TokenLosses, chosen: np.ndarray | None) -> dict[str, Any]:
-  s = run.settings.evaluate
   first = run.last_routes()
-  result = dict[str, Any]()
 
   def perplexity(nll_N: np.ndarray) -> float:
     return evaluation.perplexity(nll_N.astype(np.float64).sum() / scored.counts.sum())
 
-  if s.reroute_every:
-    by: dict[str, Any] = {
-      'oracle': chunk_policies.oracle,
-      'history': chunk_policies.history,
-      'hindsight': lambda nll, counts, W, _: chunk_policies.hindsight(nll, counts, W),
-    }
-    if chosen is not None:
-      by['learned'] = lambda nll, counts, W, first: chunk_policies.by_chooser(nll, counts, W, first, chosen)
-    result['reroute'] = {
-      name: {str(W): perplexity(choose(*scored, W, first)) for W in s.reroute_every} for name, choose in by.items()
-    }
-  if s.mixture:
-    weights, counts = log_weights(run), range(1, s.mixture + 1)
-    result['mixture'] = {str(n): perplexity(chunk_policies.mixture(*scored, weights, n)) for n in counts}
-    result['mixture']['posterior'] = perplexity(chunk_policies.posterior(*scored))
-  return result
+  by: dict[str, Any] = {
+    'oracle': chunk_policies.oracle,
+    'history': chunk_policies.history,
+    'hindsight': lambda nll, counts, W, _: chunk_policies.hindsight(nll, counts, W),
+  }
+  if chosen is not None:
+    by['learned'] = lambda nll, counts, W, first: chunk_policies.by_chooser(nll, counts, W, first, chosen)
+  widths = run.settings.evaluate.reroute_every
+  return {
+    'reroute': {name: {str(W): perplexity(choose(*scored, W, first)) for W in widths} for name, choose in by.items()}
+  }
 
 
 def score(run: run_lib.Run, split: str) -> token_losses.TokenLosses | None:
@@ -96,17 +87,6 @@ def sums(scored: token_losses.TokenLosses) -> np.ndarray:
 def sources(run: run_lib.Run) -> list[str]:
   """Returns the digests of what the paths' versions are made of."""
   return token_losses.published(run.workdir, run.layout, module_store.best_versions(run.workdir))
-
-
-def log_weights(run: run_lib.Run) -> np.ndarray:
-  """Returns the router's scores of validation documents, [N, P], each document's standardized over the paths.
-
-  They order and weigh paths, as distances are not log-probabilities. Zeros where no router was fitted.
-  """
-  if (fitted := run.last_router()) is None:
-    return np.zeros((len(run.sequences('validation')), run.layout.grid.num_paths), np.float32)
-  scores = route_stage.scores(run, fitted, 'validation')
-  return (scores - scores.mean(1, keepdims=True)) / np.maximum(scores.std(1, keepdims=True), 1e-9)
 
 
 def learned_choices(run: run_lib.Run, scored: token_losses.TokenLosses | None) -> np.ndarray | None:

@@ -22,7 +22,6 @@ from dipaco_jax.routing import balanced_assignment, classifier, own_router, path
 from dipaco_jax.storage import module_store, publishing, seals, tensors, time_use
 from dipaco_jax.training import display, evaluation, processes
 
-MAX_SWEEPS = 8  # over the axes, of coordinate ascent, unless it settles before
 TESTED_SHARE = 0.2  # of the router data, that the classifier's accuracy is reported on
 GIVEN_SHARE = 0.1  # of the mean shard, to a path that no text was routed to
 ATTEMPTS = 3  # at giving every path text
@@ -34,11 +33,7 @@ def reshard(run: run_lib.Run, number: int, version: int):
   if not (run.workdir / 'routing' / str(number)).exists():
     indices = np.flatnonzero(features.router_data(run))
     score = functools.partial(log_likelihoods, run, version, indices)
-    if run.settings.routing.labels == 'coordinate':
-      start_N = run.routed('train', number - 1)[indices, 0]
-      labels = path_labels.coordinate_ascent(score, start_N, run.layout.grid.shape, MAX_SWEEPS)
-    else:
-      labels = path_labels.exact(all_scores(run, number, indices, score))
+    labels = path_labels.exact(all_scores(run, number, indices, score))
     check_scores(number, labels, len(indices))
     fit = functools.partial(_fit, run, number, indices, labels)
     route_stage.publish_router(run, number, fit, functools.partial(fill, run, number))

@@ -156,7 +156,7 @@ def _publish_again(run: run_lib.Run, job: job_lib.Job, state: state_lib.State):
 
 
 def evaluate(run: run_lib.Run) -> dict[str, Any]:
-  """Returns perplexities of validation documents: routed once and, as the config asks, more often or by mixtures."""
+  """Returns perplexities of validation documents: routed once and, as the config asks, more often."""
   if run.settings.evaluate.refit_router:
     features.check_router_data(run)  # the option may be new
   trained = train_control(run) if run.settings.evaluate.control else {}

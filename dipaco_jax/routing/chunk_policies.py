@@ -1,4 +1,4 @@
-"""Losses of routing more frequently at test time, and of mixtures of paths, from all paths' token losses [2.4.3]. Pure.
+"""Losses of routing more frequently at test time, from all paths' token losses [2.4.3]. Pure.
 
 A sequence is cut into chunks of W tokens: chunk i is the tokens at positions iW to (i+1)W - 1. One path scores all of
 a chunk. The path of chunk 0 is the prefix router's. That of chunk i + 1 depends on chunks 0 to i, but for the bound:
@@ -9,10 +9,7 @@ a chunk. The path of chunk 0 is the prefix router's. That of chunk i + 1 depends
     hindsight    the path with the least nats on chunk i + 1 itself: a bound for all choices of paths for chunks
 
 In papers on mixtures of experts an oracle sees the text that it routes. Here, as in runs' results, it sees the chunk
-before, and `hindsight` is what they call an oracle. Two policies take no single path:
-
-    mixture      the top n paths' next-token distributions, mixed by the router's scores; not in the paper
-    posterior    all paths', mixed by their posterior given the tokens so far; not in the paper
+before, and `hindsight` is what they call an oracle.
 
 The prefix, whose targets do not count, is cut likewise, and the oracle looks at its nats too. With W = 16 the first
 token that counts, at position 32, is scored by the path that chunk 1 chooses; with W = 64 by the prefix router's path.
@@ -21,12 +18,11 @@ Arrays hold the nats of token t at index t - 1, that of the token that predicts 
 
 Token losses are a list of P arrays [N, L], which may be memory maps: sequences are read a block at a time. Nats beyond
 a sequence's end are 0. Nats that are not finite, from a path that has diverged, become inf: such a path is not chosen
-while another is left, and has weight 0 in a posterior. Results are sums over the targets that count, float64 [N].
+while another is left. Results are sums over the targets that count, float64 [N].
 
-Dimensions: N sequences, B sequences of a block, L length, P paths, C chunks, T top paths.
+Dimensions: N sequences, B sequences of a block, L length, P paths, C chunks.
 """
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -79,44 +75,6 @@ def hindsight(nll: Nats, counts_NL: np.ndarray, W: int) -> np.ndarray:
   With chunks as long as a sequence it is the bound for routing once.
   """
   return _by_block(nll, lambda rows, x: _by_chunk(np.where(counts_NL[rows][:, None], x, 0), W).min(axis=1).sum(axis=1))
-
-
-def mixture(nll: Nats, counts_NL: np.ndarray, scores_NP: np.ndarray, top_n: int) -> np.ndarray:
-  """Returns the nats of every sequence, [N], under the mixture of its `top_n` best paths' next-token distributions.
-
-      -sum_j log sum_p w_p exp(-nll_pj)        w = softmax of the top_n highest scores
-
-  `scores_NP` are the router's: log weights, up to a constant; ties go to the lower index.
-  """
-
-  def mixed(rows: slice, nll_BPL: np.ndarray) -> np.ndarray:
-    scores_BP = np.asarray(scores_NP[rows], np.float64)
-    top_BT = np.argsort(-scores_BP, axis=1, kind='stable')[:, :top_n]
-    score_BT = np.take_along_axis(scores_BP, top_BT, 1)
-    log_w_BT = score_BT - np.logaddexp.reduce(score_BT, axis=1, keepdims=True)
-    log_p_BTL = log_w_BT[:, :, None] - np.take_along_axis(nll_BPL, top_BT[:, :, None], 1)
-    return np.where(counts_NL[rows], -np.logaddexp.reduce(log_p_BTL, axis=1), 0).sum(axis=1)
-
-  return _by_block(nll, mixed)
-
-
-def posterior(nll: Nats, counts_NL: np.ndarray) -> np.ndarray:
-  """Returns the nats of every sequence, [N], under the posterior mixture of all paths; not in the paper.
-
-      -sum_j log sum_p w_pj exp(-nll_pj)       w_pj = softmax_p(-sum_{i < j} nll_pi)
-
-  The weights are the posterior of the path given the tokens so far, including the prefix, from a uniform prior.
-  """
-
-  def mixed(rows: slice, nll_BPL: np.ndarray) -> np.ndarray:
-    so_far_BPL = -np.cumsum(nll_BPL, axis=-1, dtype=np.float64)
-    log_p_BL = np.logaddexp.reduce(so_far_BPL, axis=1)  # of all tokens so far
-    before_BL = np.pad(log_p_BL[:, :-1], ((0, 0), (1, 0)), constant_values=math.log(len(nll)))
-    gone_BL = np.isneginf(log_p_BL)  # no path is left
-    nats_BL = np.where(gone_BL, np.inf, before_BL - np.where(gone_BL, 0, log_p_BL))
-    return np.where(counts_NL[rows], nats_BL, 0).sum(axis=1)
-
-  return _by_block(nll, mixed)
 
 
 def blocks(nll: Nats) -> Iterator[tuple[slice, np.ndarray]]:

@@ -28,7 +28,7 @@ import numpy as np
 
 from dipaco_jax.core import seeded_hash, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.routing import arrangement, kmeans
+from dipaco_jax.routing import kmeans
 
 
 class Router(NamedTuple):
@@ -89,15 +89,11 @@ def check_features(z_ND: jax.Array | np.ndarray) -> None:
 
 
 def fit_kmeans(key: jax.Array, z_ND: jax.Array, grid_shape: Sequence[int], config: settings.Routing) -> Router:
-  """Fits one centroid per path [2.4.1], in the order that `config.arrange` asks for, see `arrangement`."""
+  """Fits one centroid per path [2.4.1]."""
   num_paths = math.prod(grid_shape)
   mean_D, scale_D = standardization(z_ND)
   x_ND = (z_ND - mean_D) / scale_D
   centroids_PD = kmeans.fit(key, x_ND, num_paths, config.iterations, config.restarts)
-  if config.arrange != 'none':
-    seed = int(jax.random.bits(key))
-    order = arrangement.arrange(np.asarray(centroids_PD), grid_shape, seed, config.arrange == 'unlike')
-    centroids_PD = centroids_PD[order]
   return linear(mean_D, scale_D, centroids_PD, jnp.zeros(num_paths))
 
 

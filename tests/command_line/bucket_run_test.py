@@ -153,7 +153,7 @@ def forget(place: object_store.Storage, tmp_path: pathlib.Path, *machines: int):
 
 # What needs files that another process has made: rounds of sharding, token losses, the learned chooser, excerpts.
 EVERYTHING = [
-  '--config.routing.method=discriminative', '--config.routing.phases_per_round=2', '--config.evaluate.mixture=2',
+  '--config.routing.method=discriminative', '--config.routing.phases_per_round=2',
   '--config.evaluate.reroute_every=(16,)', '--config.evaluate.chunk_router_steps=4',
   '--config.routing.router_fraction=0.2', '--config.checkpoint.every_steps=8', tiny_run.CONTROL,
   '--config.evaluate.refit_router=True',

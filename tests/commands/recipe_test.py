@@ -130,7 +130,6 @@ def test_every_candidate_is_run_from_every_seed(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
   'changes',
   [
-    {'routing': {'arrange': 'alike'}},
     {'routing': {'capacity': 1.5}},
     {'outer': {'stream': 'on', 'overlap_steps': 20}},
     {'outer': {'wire': 'thin'}},

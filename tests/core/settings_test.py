@@ -301,10 +301,6 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
       {'evaluate': {'matrix': True}, 'train': {'early_stopping': False}},
       'config.evaluate.matrix=True is of hold-outs, and config.train.early_stopping=False keeps none',
     ),
-    (
-      GRID | {'routing': {'method': 'random', 'arrange': 'alike'}},
-      "config.routing.arrange='alike' places the clusters",
-    ),
     (GRID | {'routing': {'method': 'random', 'capacity': 2.0}}, 'config.routing.capacity is for routers with scores'),
     (GRID | {'routing': {'capacity': 0.5}}, 'config.routing.capacity=0.5 should be 1 or more'),
     (GRID | {'routing': {'capacity': 2.0, 'top_n': 2}}, 'config.routing.capacity is for one path per sequence'),
@@ -325,7 +321,6 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
       GRID | {'evaluate': {'refit_router': True}, 'routing': {'router_fraction': 0.1, 'method': 'm:make'}},
       'config.evaluate.refit_router=True has nothing to fit with a router of your own',
     ),
-    (GRID | {'evaluate': {'mixture': 5}}, 'config.evaluate.mixture=5 is more than the 4 paths of config.grid'),
   ],
 )
 def test_checks_between_fields(values, message):

@@ -25,7 +25,11 @@ def test_a_microbatch_that_does_not_divide(caplog):
 
 def test_costs_are_those_of_the_vocabulary_that_the_run_will_have(tmp_path, monkeypatch):
   checked = []
-  monkeypatch.setattr(cost_check, 'check', lambda s, say, is_whole_run: checked.append((s.tokenizer.vocab_size, is_whole_run)))
+
+  def check(s, say, is_whole_run):
+    checked.append((s.tokenizer.vocab_size, is_whole_run))
+
+  monkeypatch.setattr(cost_check, 'check', check)
   preflight.check_costs(tmp_path, Settings())
   for name, data in json_tokenizer.train([pathlib.Path(__file__).read_text()], 300).items():
     (tmp_path / name).write_bytes(data)

@@ -14,6 +14,7 @@ from dipaco_jax.routing import path_labels
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 
 import additive_labels
+import coordinate_labels
 
 GRIDS = [(4, 4), (8, 8), (16, 16)]
 
@@ -33,7 +34,7 @@ def test_with_interaction_most_labels_are_exact_at_a_part_of_the_cost(shape):
   """Terms of 10 nats, noise of 3. Ascent that settles beats one sweep, which beats the fit to as many scores."""
   scores_NP, start_N = drawn(shape, 3), starts(shape)
   exact_N = path_labels.exact(scores_NP).paths
-  settled, swept = (path_labels.coordinate_ascent(Table(scores_NP), start_N, shape, sweeps) for sweeps in (10, 1))
+  settled, swept = (coordinate_labels.coordinate_ascent(Table(scores_NP), start_N, shape, sweeps) for sweeps in (10, 1))
   fitted = additive_labels.additive(Table(scores_NP), additive_labels.cross(start_N, shape), shape)
   found = (settled, swept, fitted)
   regrets = [additive_labels.regret(scores_NP, x.paths) for x in found]

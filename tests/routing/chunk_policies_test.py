@@ -1,6 +1,4 @@
-"""Re-routing and mixtures against plain loops over sequences, chunks and tokens."""
-
-import math
+"""Re-routing against plain loops over sequences, chunks and tokens."""
 
 import numpy as np
 import pytest
@@ -24,7 +22,6 @@ class Drawn:
     self.nll = list(nll_NPL.transpose(1, 0, 2).astype('f'))
     self.first = rng.integers(0, PATHS, len(LENGTHS))
     self.chosen = rng.integers(0, PATHS, (len(LENGTHS), LENGTH))
-    self.scores = rng.normal(0, 2, (len(LENGTHS), PATHS))
 
   def of_token(self, n: int, path: int, place: int) -> float:
     """Nats of the token at a place of a sequence; the first has none."""
@@ -77,18 +74,6 @@ def test_history_takes_the_best_path_on_all_chunks_before(W):
   np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-def test_the_posterior_is_its_equation():
-  drawn, expected = Drawn(), []
-  for n, length in enumerate(LENGTHS):
-    weights, total = [1 / PATHS] * PATHS, 0.0
-    for place in range(1, length):
-      each = [w * math.exp(-drawn.of_token(n, path, place)) for path, w in enumerate(weights)]
-      total -= math.log(sum(each)) * (place >= PREFIX)
-      weights = [p / sum(each) for p in each]
-    expected.append(total)
-  np.testing.assert_allclose(chunk_policies.posterior(drawn.nll, drawn.counts), expected, rtol=1e-10)
-
-
 @pytest.mark.parametrize('W', WS)
 def test_the_chooser_decides_at_the_last_token_before_a_chunk(W):
   drawn = Drawn()
@@ -122,33 +107,6 @@ def test_ties_go_to_the_lower_path():
   assert chunk_policies.oracle(nll, counts, 2, np.array([2])) == [1 + (1 + 2) + (1 + 1)]
 
 
-@pytest.mark.parametrize('top_n', [1, 2, PATHS])
-def test_the_mixture_is_its_equation(top_n):
-  drawn = Drawn()
-  expected = []
-  for n, length in enumerate(LENGTHS):
-    top = sorted(range(PATHS), key=lambda path: -drawn.scores[n, path])[:top_n]
-    weights = [math.exp(drawn.scores[n, path]) for path in top]
-    total = 0.0
-    for place in range(PREFIX, length):
-      likelihood = sum(w * math.exp(-drawn.of_token(n, path, place)) for w, path in zip(weights, top, strict=True))
-      total -= math.log(likelihood / sum(weights))
-    expected.append(total)
-  found = chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores, top_n)
-  np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-def test_mixture_of_one_is_the_best_path_whatever_its_score():
-  drawn = Drawn()
-  best = drawn.scores.argmax(1)
-  expected = chunk_policies.oracle(drawn.nll, drawn.counts, 96, best)
-  found = chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores * 1e6, 1)
-  np.testing.assert_allclose(found, expected, rtol=1e-12)
-  np.testing.assert_allclose(
-    chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores * 1e6, 3), expected, rtol=1e-12
-  )
-
-
 def test_blocks_are_files_read_a_part_at_a_time(tmp_path):
   drawn = Drawn()
   for path, nll_NL in enumerate(drawn.nll):
@@ -168,7 +126,7 @@ def test_chunks_of_one_token_are_refused():
 
 @pytest.mark.parametrize('bad', [np.nan, np.inf, -np.inf])
 def test_a_path_that_has_diverged_is_not_chosen(bad):
-  """All is as without it, but for a mixture that it is in, which has its weight for nothing."""
+  """All is as without it."""
   drawn, gone = Drawn(), 2
   others = [path for path in range(PATHS) if path != gone]
   without = [drawn.nll[path] for path in others]
@@ -181,14 +139,6 @@ def test_a_path_that_has_diverged_is_not_chosen(bad):
   found = chunk_policies.hindsight(drawn.nll, drawn.counts, 16)
   np.testing.assert_array_equal(found, chunk_policies.hindsight(without, drawn.counts, 16))
 
-  # A path less shares the first token's weight, which is before any that counts.
-  found = chunk_policies.posterior(drawn.nll, drawn.counts)
-  np.testing.assert_allclose(found, chunk_policies.posterior(without, drawn.counts), rtol=1e-12)
-  weights = np.exp(drawn.scores)[:, others].sum(1) / np.exp(drawn.scores).sum(1)
-  alone = chunk_policies.mixture(without, drawn.counts, drawn.scores[:, others], PATHS - 1)
-  found = chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores, PATHS)
-  np.testing.assert_allclose(found, alone - drawn.counts.sum(1) * np.log(weights), rtol=1e-12)
-
 
 def test_where_all_have_diverged_nothing_is_flattered():
   drawn = Drawn()
@@ -197,7 +147,5 @@ def test_where_all_have_diverged_nothing_is_flattered():
   for found in (
     chunk_policies.oracle(drawn.nll, drawn.counts, 16, drawn.first),
     chunk_policies.hindsight(drawn.nll, drawn.counts, 16),
-    chunk_policies.posterior(drawn.nll, drawn.counts),
-    chunk_policies.mixture(drawn.nll, drawn.counts, drawn.scores, 3),
   ):
     assert np.isfinite(found[:-1]).all() and found[-1] == np.inf

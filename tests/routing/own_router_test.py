@@ -132,7 +132,6 @@ def test_what_goes_wrong_is_said_before_any_work(module, name, words):
 
 
 @pytest.mark.parametrize('changes, words', [
-  ({'arrange': 'alike'}, r"arrange='alike' places the clusters of 'kmeans', not of 'own_.*:by_length'"),
   ({'capacity': 1.5, 'top_n': 2}, 'capacity is for one path per sequence'),
 ])  # fmt: skip
 def test_what_does_not_go_together(module, changes, words):

@@ -1,75 +1,25 @@
-"""Labels from a part of the scores, against all of them; their mutual information, against scikit-learn."""
+"""Labels of documents, and their mutual information, against scikit-learn."""
 
 import numpy as np
 import pytest
-from label_scores import BAD, NUM, Table, diverged, drawn, starts
+from label_scores import BAD, NUM, diverged
 from sklearn import metrics
 
 from dipaco_jax.routing import path_labels
-
-GRIDS = [(4, 4), (8, 8), (16, 16)]
-
-
-def ascend(scores_P, start, shape, sweeps) -> tuple[int, int]:
-  """One document's coordinate ascent, path by path: (label, number of paths scored)."""
-  known, best = {}, list(np.unravel_index(start, shape))
-  for _ in range(sweeps):
-    before = list(best)
-    for axis, size in enumerate(shape):
-      for c in range(size):
-        at = (*best[:axis], c, *best[axis + 1 :])
-        known[at] = scores_P[np.ravel_multi_index(at, shape)]
-      best[axis] = max(range(size), key=lambda c: known[*best[:axis], c, *best[axis + 1 :]])
-    if best == before:
-      break
-  return int(np.ravel_multi_index(best, shape)), len(known)
 
 
 def test_exact_takes_the_lower_of_equals():
   assert path_labels.exact(np.array([[1, 3, 3], [2, 2, 1], [0, 0, 0], [1, 2, 3.5]])).paths.tolist() == [1, 0, 0, 2]
 
 
-@pytest.mark.parametrize('sweeps', [1, 2, 10])
-@pytest.mark.parametrize('noise', [0, 4, 40])
-@pytest.mark.parametrize('shape', [(4, 4), (3, 5), (6,), (2, 3, 4)], ids=str)
-def test_coordinate_ascent_by_hand(shape, noise, sweeps):
-  scores_NP, start_N = np.round(drawn(shape, noise, 40)), starts(shape, 40)  # rounded, so that some are equal
-  table = Table(scores_NP)
-  found = path_labels.coordinate_ascent(table, start_N, shape, sweeps)
-  by_hand = [ascend(scores_P, start, shape, sweeps) for scores_P, start in zip(scores_NP, start_N, strict=True)]
-  assert found.paths.tolist() == [label for label, _ in by_hand]
-  assert found.scored == table.asked.sum() == sum(num for _, num in by_hand)
-
-
-@pytest.mark.parametrize('shape', [*GRIDS, (2, 3, 4)], ids=str)
-def test_without_interaction_one_sweep_is_exact(shape):
-  scores_NP, start_N = drawn(shape, 0), starts(shape)
-  found = path_labels.coordinate_ascent(Table(scores_NP), start_N, shape, 1)
-  assert found.scored == NUM * (1 + sum(size - 1 for size in shape))
-  np.testing.assert_array_equal(found.paths, path_labels.exact(scores_NP).paths)
-
-
 @pytest.mark.parametrize('bad', BAD)
 def test_a_path_that_has_diverged_is_no_label(bad):
   """The others' labels are those of a grid without it; one document has no finite score."""
-  shape, gone = (4, 4), 6
+  gone = 6
   scores_NP, expected_N = diverged(gone, bad)
   found = path_labels.exact(scores_NP)
   np.testing.assert_array_equal(found.paths, expected_N)
   assert (found.failed[gone], found.failed.sum(), found.scored) == (NUM, NUM + 15, scores_NP.size)
-
-  found = path_labels.coordinate_ascent(Table(scores_NP), np.full(NUM, gone), shape, 10)
-  assert gone not in found.paths and found.failed[gone] == NUM
-  assert (found.paths == path_labels.NONE).nonzero()[0].tolist() == [7]
-  # Where the best path of all is gone, ascent may end at one that no change of one coordinate makes better.
-  assert (found.paths == expected_N).mean() > 0.95
-
-
-def test_ascent_leaves_a_line_of_which_no_score_is_finite():
-  scores_NP = np.array([[np.nan, np.nan, 1.0, 3.0], [np.nan, np.nan, np.nan, 2.0], [np.nan] * 4])
-  found = path_labels.coordinate_ascent(Table(scores_NP), np.zeros(3, int), (2, 2), 8)
-  assert found.paths.tolist() == [3, path_labels.NONE, path_labels.NONE]  # of the second, (0, 0)'s cross has none
-  assert found.failed.tolist() == [3, 3, 2, 0]
 
 
 @pytest.mark.parametrize('noise', [0, 0.3, 1])

@@ -10,7 +10,7 @@ from safetensors import numpy as safetensors
 from sklearn import cluster
 
 from dipaco_jax.core import settings
-from dipaco_jax.routing import arrangement, kmeans, router
+from dipaco_jax.routing import kmeans, router
 
 pytestmark = pytest.mark.usefixtures('strict_dtypes')
 
@@ -24,17 +24,6 @@ def test_equal_keys_give_equal_bits():
   for one, two in zip(fit(z_ND), fit(z_ND), strict=True):
     np.testing.assert_array_equal(one, two)
   assert (np.asarray(fit(z_ND).centroids) != np.asarray(fit(z_ND, key=1).centroids)).any()
-
-
-def test_arranging_moves_clusters_about_the_grid_and_changes_none():
-  z_ND = hidden_like(200, 8)
-  as_they_come, alike, unlike = (fit(z_ND, arrange=how) for how in ('none', 'alike', 'unlike'))
-  costs = []
-  for fitted in (alike, as_they_come, unlike):
-    assert {*map(bytes, np.asarray(fitted.centroids))} == {*map(bytes, np.asarray(as_they_come.centroids))}
-    apart = arrangement.distances(np.asarray(fitted.centroids, float))
-    costs.append(arrangement.cost(arrangement.shared_axes((2, 3)), apart, np.arange(6)))
-  assert costs[0] < costs[1] < costs[2]
 
 
 def test_scores_are_negative_squared_distances_but_for_what_all_paths_share():
