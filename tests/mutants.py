@@ -35,7 +35,7 @@ TESTS = pathlib.Path(__file__).resolve().parent
 ROOT = TESTS.parent
 COPIED = 'dipaco_jax', 'configs', 'tests', 'pyproject.toml', 'setup.cfg'
 KILLED, SURVIVED, UNKNOWN = 'killed', 'survived', 'no result'
-FAILED = re.compile(r'^(?:FAILED|ERROR) (\S+::.*?)(?: - .*)?$', re.MULTILINE)
+FAILED = re.compile(r'^(?:FAILED|ERROR) (\S+::.*)$', re.MULTILINE)  # the test, and the error that it ended with
 
 
 class Mutant(NamedTuple):
@@ -121,6 +121,7 @@ def run_in_child(folder: pathlib.Path, log: pathlib.Path, arguments: list[str]):
     os.dup2(file, 2)
     os.chdir(folder)
     os.environ['PYTHONPATH'] = str(folder)
+    os.environ['COLUMNS'] = '240'  # else pytest cuts off the error of a test whose name is long
     sys.path.insert(0, str(folder))
     import pytest
 
@@ -139,7 +140,7 @@ def run_in_child(folder: pathlib.Path, log: pathlib.Path, arguments: list[str]):
 
 
 def judge(mutant: Mutant, folder: pathlib.Path, patience_s: float) -> tuple[str, str]:
-  """Returns what became of a mutant, and the test that killed it or why there is no result."""
+  """Returns what became of a mutant, and the test that killed it with its error, or why there is no result."""
   with applied(mutant, folder):
     status, output = run_tests(folder, mutant.tests, patience_s, stop_at_first=True)
   failed = FAILED.findall(output)

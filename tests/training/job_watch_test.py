@@ -98,6 +98,7 @@ def test_the_first_one_waits_until_the_others_have_ended(job, monkeypatch):
 
 def test_strangers_are_not_heard(job):
   with socket.create_connection(('localhost', job.port)) as stranger:
+    stranger.settimeout(10)
     stranger.sendall(b'0' * 32 + b'00000001')
     assert stranger.recv(1) == b''
   with pytest.raises(queue.Empty):
