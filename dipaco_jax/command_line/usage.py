@@ -94,6 +94,6 @@ def explanations() -> dict[str, str]:
   found = {f.name: (f.type.__doc__ or '').partition('\n')[0] for f in sections}
   for name, about in config_file.ABOUT.items():
     own = ["'package.module:name'"] if about.extensible else []
-    choices = f'; one of {", ".join([*about.choices, *own])}' if about.choices else ''
+    choices = f' One of {", ".join([*about.choices, *own])}.' if about.choices else ''
     found[name] = f'{about.about}{choices}'
   return found

@@ -1,13 +1,13 @@
 """What `outer.wire` and the fields that override it choose of algorithm/streaming.py and compression.py."""
 
 import math
-from typing import Any
 
 from dipaco_jax.algorithm.grid import largest_divisor
 from dipaco_jax.algorithm.streaming import Wire
+from dipaco_jax.core.training_sections import Outer, Train
 
 
-def make_wire(outer: Any, train: Any) -> Wire:
+def make_wire(outer: Outer, train: Train) -> Wire:
   """Returns what is exchanged, and how; the arguments are those sections of Settings.
 
   thin: d is a fifth of tau, in whole dispatches.

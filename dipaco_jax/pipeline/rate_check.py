@@ -4,7 +4,7 @@ import dataclasses
 import logging
 
 from dipaco_jax.algorithm import inner
-from dipaco_jax.core import choices, extension, settings as settings_lib
+from dipaco_jax.core import choices, extension, settings as settings_lib, training_sections
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import processes
 
@@ -47,7 +47,7 @@ def _check_warmup(s: settings_lib.Settings) -> None:
     raise InputError(
       f'{what} reaches only {share:.0%} of config.inner.learning_rate in the {s.num_steps} steps of the run: {fix}'
     )
-  if asked < 0 and steps < settings_lib.MOST_WARMUP_STEPS and processes.is_first():
+  if asked < 0 and steps < training_sections.MOST_WARMUP_STEPS and processes.is_first():
     message = (
       'the learning rate warms up in a tenth of the schedule, %d of %d steps; config.inner.warmup_steps changes that'
     )
