@@ -35,7 +35,7 @@ def test_every_field_is_explained():
   words = usage.explanations()
   sections = {name.split('.')[0] for name in config_file.FIELDS if '.' in name}
   assert words.keys() == {*config_file.FIELDS, *sections}
-  assert words['train.steps_per_phase'] == 'tau: inner steps between two outer steps'
+  assert words['train.steps_per_phase'] == 'tau: number of inner steps between two outer steps.'
   assert words['train'] == 'Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5, 2.6].'
 
 
