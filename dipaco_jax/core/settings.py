@@ -33,29 +33,29 @@ class Settings:
   """A run. `grid` maps axis names to sizes; `levels` are (name, pattern, axes): every parameter matches exactly one."""
 
   seed: int = field(
-    0, 'Seed of everything that is drawn. The same seed gives the same modules, to the bit.', zero=True, most=2**63 - 1
+    0, 'Seed of all random draws. The same seed gives the same modules, bit for bit.', zero=True, most=2**63 - 1
   )
   extensions: tuple[tuple[str, str], ...] = field(
     (),
-    "Your own modules that fields name, as 'package.module:name', with digests of their source. Filled in"
-    ' by the program.',
+    'Modules with code of your own and the SHA-256 of their source, filled in by the program.',
     example="(('my_module', 'sha256'),)",
     added=True,
   )
   other_code: str = field(
     'warn',
-    'What a role of islands does if its dipaco_jax source, Python or libraries differ from those that began the run: '
-    "'warn' logs it, 'reject' ends the role with status 2.",
+    'What a role of islands does if its dipaco_jax source, Python or libraries differ from those that '
+    "began the run: 'warn' logs a warning, 'reject' ends the role with exit status 2.",
     choices='warn reject',
     may_change=True,
     added=True,
   )
   grid: tuple[tuple[str, int], ...] = field(
-    (), 'Axes of the grid and their sizes. If empty, there is one path.', example="{'a': 4, 'b': 4}"
+    (), 'Grid axes and their sizes; every combination is a path. Empty means one path.', example="{'a': 4, 'b': 4}"
   )
   levels: tuple[tuple[str, str, tuple[str, ...]], ...] = field(
     (('all', '.*', ()),),
-    'Levels of the grid, as tuples (name, pattern, axes). Each parameter must match exactly one pattern.',
+    'Levels as (name, pattern, axes). The pattern is a regular expression that selects parameters by '
+    'name; a level has one module for each coordinate along its axes.',
     example="(('all', '.*', ()),)",
   )
   data: Data = Data()
