@@ -16,12 +16,10 @@ from dipaco_jax.core import extension, fields, settings_checks, text_settings, w
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import field
 from dipaco_jax.core.model_sections import Data as Data, Model as Model, Pretrain as Pretrain, Tokenizer as Tokenizer
+from dipaco_jax.core.run_sections import Checkpoint as Checkpoint, Mesh as Mesh, Metrics as Metrics
 from dipaco_jax.core.training_sections import (
-  Checkpoint as Checkpoint,
   Evaluate as Evaluate,
   Inner as Inner,
-  Mesh as Mesh,
-  Metrics as Metrics,
   Outer as Outer,
   Routing as Routing,
   Train as Train,

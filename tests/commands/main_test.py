@@ -117,7 +117,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--config.tokenizer.model_file=no.model'], "tokenizer 'no.model': No such file"),
     ([TEXT, '--config.data.train=no/*.txt'], "'no/*.txt' matches no file: mend config.data.train"),
     ([TEXT, "--config.data.train={'a': 'no/*.txt'}"], "'no/*.txt' matches no file: mend config.data.train"),
-    ([TEXT, "--config.data.train={'a': ('no/*.txt', 0)}"], 'should map names to globs and weights, as {'),
+    ([TEXT, "--config.data.train={'a': ('no/*.txt', 0)}"], 'should map names to globs and weights, such as {'),
     (
       [TEXT, "--config.data.train={'a': ('no/*.txt', 'x', 'y', 1.5, 2)}"],
       "config.data.train['a'][3]=1.5 should be a text",
