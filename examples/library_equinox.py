@@ -3,7 +3,7 @@
     python examples/library_equinox.py                  some minutes on a laptop, whose CPU plays eight devices
 
 Each device trains one path, and nothing is exchanged before the outer step. Equinox models are pytrees that hold
-functions too: `eqx.partition` takes their arrays, of which levels are made.
+functions too: `eqx.partition` takes their floating-point arrays, of which levels are made.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Model(eqx.Module):
     return jax.vmap(self.head)(self.block_1(self.block_0(jax.vmap(self.embed)(tokens_L))))
 
 
-START, STATIC = eqx.partition(Model(jax.random.key(0)), eqx.is_array)
+START, STATIC = eqx.partition(Model(jax.random.key(0)), eqx.is_inexact_array)
 optimizer = optax.adamw(3e-3)
 
 

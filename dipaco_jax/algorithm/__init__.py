@@ -1,9 +1,9 @@
 """The papers' mathematics: DiPaCo [arXiv 2403.10616], DiLoCo [2311.08105], Streaming DiLoCo [2501.18512].
 
 Read `reference` first, Algorithm 1 as a plain loop; then `grid` (axes, levels, paths), `modules` (what paths share),
-and `inner` and `outer`, the two optimizations. `phase` is all of it around a training step of your own: the library,
-whose names are exported here. `streaming` and `compression` thin out what is exchanged; `screening` leaves out paths
-that have gone wrong; `exact_sum` and `row_sum` add up contributions in any order to the same bits.
+and `inner` and `outer`, the two optimizations. `levels`, `phase` and `outer_step` apply them to a training step of your
+own: the library, whose names are exported here. `streaming` and `compression` thin out what is exchanged; `screening`
+leaves out paths that have gone wrong; `exact_sum` and `row_sum` add up contributions in any order to the same bits.
 
 Everything here but `ExactSum` and `RowSum`, which are accumulators, is pure: arrays in, arrays out. It imports JAX,
 NumPy, Optax and the standard library, and nothing from other rooms.
@@ -12,15 +12,26 @@ NumPy, Optax and the standard library, and nothing from other rooms.
 import importlib
 from typing import Any
 
-__all__ = ['Grid', 'Levels', 'OuterStep', 'Report', 'State', 'row_weights', 'spread', 'train_path', 'train_phase']
+HOMES = {  # the file of each public name
+  'Grid': 'grid',
+  'Levels': 'levels',
+  'OuterStep': 'outer_step',
+  'Report': 'outer_step',
+  'State': 'outer_step',
+  'row_weights': 'outer_step',
+  'spread': 'phase',
+  'train_path': 'phase',
+  'train_phase': 'phase',
+}
+
+__all__ = list(HOMES)
 
 
 def __getattr__(name: str) -> Any:
   """Loads what is public when it is first asked for: it imports JAX, which `--help` does without."""
   if name not in __all__:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  file = 'grid' if name == 'Grid' else 'phase'
-  return getattr(importlib.import_module(f'{__name__}.{file}'), name)
+  return getattr(importlib.import_module(f'{__name__}.{HOMES[name]}'), name)
 
 
 def __dir__() -> list[str]:

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dipaco_jax.algorithm.errors import InputError
 
 Coordinates = tuple[int, ...]
+LEVELS = 'the levels (config.levels, or the arguments of Levels)'  # in errors: where a user has named them
 
 
 def largest_divisor(size: int, most: int) -> int:
@@ -37,12 +38,19 @@ class Level:
 
 
 class Grid:
-  """A grid of paths: named axes, sorted by name; paths are numbered in row-major order, the last axis fastest."""
+  """A grid of paths: named axes, sorted by name; paths are numbered in row-major order, the last axis fastest.
+
+  Example:
+    >>> grid = Grid(a=2, b=3)
+    >>> grid, grid.num_paths, grid.coordinates(4), grid.path((1, 1))
+    (a2xb3, 6, (1, 1), 4)
+  """
 
   def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = (), **sizes: int):
     """Makes a grid from the sizes of its axes, as in Grid(a=2, b=4) or Grid({'a': 2, 'b': 4}).
 
-    Raises InputError for a size below 1, or a name that is 'data' or no identifier."""
+    Raises InputError for a size below 1, or a name that is 'data' or no identifier.
+    """
     self.sizes = dict(sorted((dict(axes) | sizes).items()))
     for name, size in self.sizes.items():
       if size < 1:
@@ -133,7 +141,7 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
   for name, pattern, axes in specs:
     unknown = [axis for axis in axes if axis not in grid.names]
     if unknown:
-      raise InputError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}: mend config.levels')
+      raise InputError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}; mend {LEVELS}')
     # Names become file names, also on file systems that ignore case or allow only 255 bytes.
     if not re.fullmatch(r'\w{1,60}', name) or name.casefold() in {level.name.casefold() for level in levels}:
       raise InputError(f'level name {name!r}: use letters, digits and _, 60 at most, and each name once')
@@ -151,13 +159,15 @@ def assign_levels(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Le
   for name in sorted(names):
     matching = [level for level in levels if re.search(level.pattern, name)]
     if not matching:
-      raise InputError(f'parameter {name!r} matches no level; add a pattern to config.levels')
+      raise InputError(f'parameter {name!r} matches no level; add a pattern to {LEVELS}')
     if len(matching) > 1:
       both = ' and '.join(repr(level.name) for level in matching)
-      raise InputError(f'parameter {name!r} matches levels {both}; make the patterns of config.levels disjoint')
+      raise InputError(f'parameter {name!r} matches levels {both}; make the patterns of {LEVELS} disjoint')
     owner[name] = matching[0]
   for level in levels:
     if level not in owner.values():
-      there = ', '.join(sorted({re.sub(r'\d+', '*', name) for name in owner}))
-      raise InputError(f'level {level.name!r}: {level.pattern!r} matches no parameter; there are {there}')
+      names_without_numbers = ', '.join(sorted({re.sub(r'\d+', '*', name) for name in owner}))
+      raise InputError(
+        f'level {level.name!r}: {level.pattern!r} matches no parameter; there are {names_without_numbers}'
+      )
   return owner

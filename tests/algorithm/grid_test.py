@@ -119,7 +119,7 @@ def test_levels_take_the_grids_order_of_axes():
 @pytest.mark.parametrize(
   'spec, message',
   [
-    (('x', '.*', ('c',)), r"level 'x' varies over \['c'\], but the grid has \['a'\]: mend config\.levels"),
+    (('x', '.*', ('c',)), r"level 'x' varies over \['c'\], but the grid has \['a'\]; mend the levels"),
     (('x', '(', ()), r"level 'x': pattern '\(' is no regular expression"),
     (('taken', '.*', ()), r"level name 'taken': .* each name once"),
     (('a/b', '.*', ()), "level name 'a/b': use letters"),
@@ -150,7 +150,7 @@ def test_every_parameter_is_in_its_level():
 @pytest.mark.parametrize(
   'patterns, message',
   [
-    (['block'], "parameter 'embed/tokens' matches no level; add a pattern to config.levels"),
+    (['block'], "parameter 'embed/tokens' matches no level; add a pattern to the levels "),
     (['embed|block_1', 'block_0', 'w$'], "parameter 'block_0/w' matches levels 'level_1' and 'level_2'; make the"),
     (['.*', 'head'], "level 'level_1': 'head' matches no parameter; there are .*embed/tokens"),
     ([], 'matches no level'),

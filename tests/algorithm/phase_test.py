@@ -1,7 +1,6 @@
 """The library: DiPaCo around any training step and pytree is the reference's Algorithm 1."""
 
 import dataclasses
-import doctest
 import functools
 from typing import NamedTuple
 
@@ -11,9 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from dipaco_jax.algorithm import compression, grid as grid_lib, inner as inner_lib, phase, reference
-from dipaco_jax.algorithm.grid import Grid
-from dipaco_jax.algorithm.phase import Levels, OuterStep
+from dipaco_jax.algorithm import Grid, Levels, OuterStep, outer_step, phase, reference
 
 GRID = Grid(a=2, b=2)
 LEVELS = dict(low=('block_0', 'a'), high=('block_1', 'b'), ends=('embed', ()), own=('scale', 'a b'))
@@ -63,11 +60,11 @@ def train(levels, outer, weights=None, run_phase=phase.train_phase):
   """Three phases; `weights` are those of each phase."""
   params = make_params()
   modules, inner = levels.start(params), levels.per_path(OPTIMIZER.init(params))
-  state, reports = outer.init(modules), []
+  state, reports, make_outer_step = outer.init(modules), [], jax.jit(outer.step)
   for t in range(PHASES):
     paths, inner, losses = run_phase(train_step, levels.paths(modules), inner, draw_batches(t))
     assert losses.shape == (PATHS, TAU)
-    modules, state, report = outer.step(modules, state, paths, weights)
+    modules, state, report = make_outer_step(modules, state, paths, weights)
     reports.append(report)
   return modules, state, reports
 
@@ -155,7 +152,7 @@ def test_row_weights_weigh_each_row():
   rng = np.random.default_rng(0)
   paths = jax.tree.map(lambda x: x + rng.normal(0, 0.1, x.shape).astype('f'), levels.paths(modules))
   moments = jax.tree.map(lambda x: jnp.asarray(rng.exponential(1e-4, x.shape), jnp.float32), paths)
-  rows = phase.row_weights(levels, moments, 9)
+  rows = outer_step.row_weights(levels, moments, 9)
   found, *_ = outer.step(modules, outer.init(modules), paths, rows=rows)
   s = np.sqrt(np.mean(moments['block_0']['w'], 2) / (1 - 0.999**9)) + 1e-8  # [P, rows]
   np.testing.assert_allclose(rows['block_0/w'], s, rtol=1e-4)
@@ -234,9 +231,73 @@ def test_what_is_no_array_is_named():
     Levels(GRID, {'f': [max], 'w': jnp.ones(1)}, all=('', ''))
 
 
-def test_examples_run():
-  for module in (phase, grid_lib, compression, inner_lib):
-    names = {'jax': jax, 'jnp': jnp, 'np': np, 'optax': optax}
-    result = doctest.testmod(module, extraglobs=names, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert not result.failed
-  assert doctest.testmod(phase, extraglobs={'optax': optax}).attempted > 8
+@pytest.mark.parametrize('optimizer', [optax.sgd(0.7, 0.9, nesterov=True), optax.adam(0.1)])
+@pytest.mark.parametrize('compress', ['none', 'int8'])
+def test_bfloat16_parameters_keep_their_dtype_and_are_stepped_in_float32(optimizer, compress):
+  exact, params = make_params(), jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), make_params())
+  levels = Levels(GRID, params, **LEVELS)
+  outer = OuterStep(levels, optimizer, compress=compress)
+  modules = levels.start(params)
+  state = outer.init(modules)
+  paths = jax.tree.map(lambda x: x + jnp.bfloat16(0.5), levels.paths(modules))
+  found, after, _ = outer.step(modules, state, paths)
+  dtypes = functools.partial(jax.tree.map, lambda x: x.dtype)
+  assert dtypes(found) == dtypes(modules) and dtypes(after) == dtypes(state)
+  in_float32 = OuterStep(Levels(GRID, exact, **LEVELS), optimizer, compress=compress)
+  up = functools.partial(jax.tree.map, lambda x: x.astype(jnp.float32))
+  expected, *_ = in_float32.step(up(modules), in_float32.init(up(modules)), up(paths))
+  jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y.astype(x.dtype)), found, expected)
+
+
+def test_a_phase_without_learning_rate_excludes_nobody():
+  levels, outer = make(exclude_above=10.0)
+  modules = levels.start(make_params())
+  _, _, report = outer.step(modules, outer.init(modules), levels.paths(modules), rates=0.0)
+  assert not report.excluded.any()
+
+
+def test_an_excluded_path_begins_anew():
+  levels, outer = make()
+  modules, fresh = levels.start(make_params()), OPTIMIZER.init(make_params())
+  states = jax.tree.map(lambda x: x.at[2].set(7), levels.per_path(fresh))
+  bad = levels.paths(modules)
+  bad['scale'] = bad['scale'].at[2].set(jnp.inf)
+  _, _, report = outer.step(modules, outer.init(modules), bad)
+  renewed = levels.renew(states, fresh, report.excluded)
+  jax.tree.map(np.testing.assert_array_equal, renewed, levels.per_path(fresh))
+  kept = levels.renew(states, fresh, jnp.zeros(PATHS, bool))
+  jax.tree.map(np.testing.assert_array_equal, kept, states)
+
+
+def take_step(**arguments):
+  levels, outer = make(exclude_above=arguments.pop('exclude_above', 0.0))
+  modules = levels.start(make_params())
+  return outer.step(modules, outer.init(modules), arguments.pop('paths', levels.paths(modules)), **arguments)
+
+
+@pytest.mark.parametrize(
+  'call, message',
+  [
+    (lambda: take_step(paths=make_params()), r"'block_0/w' of the paths has shape \(3, 3\) instead of \(4, 3, 3\)"),
+    (lambda: take_step(weights=[1, 2, 3]), r'weights have shape \(3,\): give one for each of the 4 paths'),
+    (lambda: take_step(only='lwo'), "only='lwo': no level is named lwo; the levels are low, high, ends, own"),
+    (lambda: take_step(exclude_above=10.0), 'give rates'),
+    (lambda: make(compress='int3'), "compress='int3': use one of none, int8"),
+    (lambda: make(exclude_above=-1.0), 'is negative'),
+    (lambda: make()[0].path(make()[0].start(make_params()), 4), 'path 4 is not in the grid'),
+    (lambda: Levels(GRID, {'n': jnp.zeros(3, int)}, all=('', '')), "'n' has dtype int32, which cannot be averaged"),
+    (lambda: Levels(GRID, {'key': jax.random.key(0)}, all=('', '')), "'key' has dtype key"),
+    (lambda: Levels(GRID, {'a/b': jnp.ones(1), 'a': {'b': jnp.ones(1)}}, all=('', '')), "the name 'a/b'"),
+    (lambda: Levels(GRID, {'w': jnp.ones(1)}, all='ab'), "level 'all' is 'ab': give a pattern and axes"),
+    (lambda: phase.spread(jnp.ones(3), jax.make_mesh((2,), ('path',))), '3 paths cannot be spread evenly over 2'),
+  ],
+)
+def test_wrong_arguments(call, message):
+  with pytest.raises(ValueError, match=message):
+    call()
+
+
+def test_levels_may_have_any_name():
+  levels = Levels(GRID, {'w': jnp.ones(1)}, self=('w', ''))
+  assert Levels(GRID, {'w': jnp.ones(1)}, params=('w', '')).layout.levels[0].name == 'params'
+  assert levels.select('self') == ('self',)

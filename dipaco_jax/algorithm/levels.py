@@ -1,0 +1,245 @@
+"""Levels of any pytree of arrays: which modules a path consists of [2.3].
+
+`modules` says the same of a flat dict of arrays; here parameters may be any pytree, and their structure and shapes are
+checked where they enter.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dipaco_jax.algorithm import modules as modules_lib
+from dipaco_jax.algorithm.grid import Grid
+from dipaco_jax.algorithm.modules import Modules
+
+Tree = Any  # a pytree of arrays
+
+
+class Levels:
+  """The levels of a model over a grid: which module of each level a path picks [2.3].
+
+  A level is a pattern over the names of parameters and the axes that it varies over. It has one module for each point
+  of those axes, and paths that differ only along other axes share it. A parameter's name consists of the keys on the
+  way to its leaf, joined by '/', such as 'block_0/w'.
+
+  Attributes:
+    grid: the grid.
+    layout: the level of each parameter.
+
+  Example:
+    >>> params = {'embed': jnp.ones(3), 'block_0': {'w': jnp.ones((2, 2))}, 'block_1': {'w': jnp.ones((2, 2))}}
+    >>> levels = Levels(Grid(a=2, b=3), params, low=('block_0', 'a'), high=('block_1', 'b'), ends=('embed', ''))
+    >>> jax.tree.map(jnp.shape, levels.start(params))
+    {'ends': {'embed': (3,)}, 'high': {'block_1/w': (3, 2, 2)}, 'low': {'block_0/w': (2, 2, 2)}}
+  """
+
+  def __init__(self, grid: Grid, params: Tree, /, **levels: tuple[str, str | Sequence[str]]):
+    """Assigns each parameter to a level.
+
+    Args:
+      grid: the axes.
+      params: parameters of one path, or their jax.ShapeDtypeStruct; values are not used.
+      **levels: (pattern, axes) by name. `pattern` is searched in parameters' names (re.search); `axes` are names of
+        the grid's axes, a sequence or separated by spaces. No axes: one module that all paths share; all axes: one
+        for each path [2.6.1].
+
+    Raises:
+      ValueError: a parameter matches no level or several, a level matches nothing or names an axis that is not there,
+        two parameters have one name, or a leaf is not an array of floating-point numbers.
+    """
+    named = _name_leaves(params)
+    self.grid = grid
+    self.layout = modules_lib.make_layout(grid.sizes.items(), [_spec(*level) for level in levels.items()], named)
+    self._shapes = {name: tuple(x.shape) for name, x in named.items()}
+    self._structure: Any = jax.tree.structure(params)
+
+  def start(self, params: Tree) -> Modules:
+    """Returns all modules, each a copy of its part of one pretrained model [Algorithm 1, initialization].
+
+    Args:
+      params: parameters of the pretrained model.
+
+    Returns:
+      {level: {parameter: [K_a for each axis a of the level, ...]}}.
+
+    Example:
+      >>> params = {'w': jnp.array([1.0, 2.0])}
+      >>> Levels(Grid(a=2), params, all=('w', 'a')).start(params)['all']['w'].tolist()
+      [[1.0, 2.0], [1.0, 2.0]]
+    """
+    return modules_lib.stack(self.layout, self.flat(params))
+
+  def path(self, modules: Modules, path: Any) -> Tree:
+    """Returns the parameters of one path, a pytree like those of the model.
+
+    Args:
+      modules: all modules.
+      path: its index in [0, P), which may be a traced integer; the last axis of the grid is the fastest.
+
+    Raises:
+      ValueError: the grid has no such path.
+
+    Example:
+      >>> params = {'w': jnp.ones(2)}
+      >>> levels = Levels(Grid(a=2, b=3), params, all=('w', 'b'))
+      >>> modules = {'all': {'w': jnp.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])}}
+      >>> levels.path(modules, 4)  # its coordinates are a=1, b=1
+      {'w': Array([2., 2.], dtype=float32)}
+    """
+    if isinstance(path, int):
+      coordinates: Any = self.grid.coordinates(path)
+    else:
+      coordinates = jnp.unravel_index(path, self.grid.shape) if self.grid.shape else ()
+    return self.tree(modules_lib.take(self.layout, modules, coordinates))
+
+  def paths(self, modules: Modules) -> Tree:
+    """Returns the parameters of all paths, stacked: [P, ...].
+
+    Example:
+      >>> params = {'w': jnp.zeros(3)}
+      >>> levels = Levels(Grid(a=2, b=3), params, all=('w', 'b'))
+      >>> levels.paths(levels.start(params))['w'].shape
+      (6, 3)
+    """
+    return jax.vmap(functools.partial(self.path, modules))(jnp.arange(self.grid.num_paths))
+
+  def per_path(self, tree: Tree) -> Tree:
+    """Returns a copy of any arrays for each path, stacked: [P, ...]; for example a fresh inner state.
+
+    Example:
+      >>> Levels(Grid(a=2), {'w': jnp.ones(1)}, all=('w', '')).per_path({'count': jnp.int32(7)})
+      {'count': Array([7, 7], dtype=int32)}
+    """
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.grid.num_paths, *jnp.shape(x))), tree)
+
+  def renew(self, states: Tree, fresh: Tree, excluded: jax.Array) -> Tree:
+    """Returns inner states in which excluded paths begin anew: what made a path fail may be in its state too.
+
+    Args:
+      states: inner states of all paths, [P, ...].
+      fresh: the state of a path before its first step.
+      excluded: `Report.excluded`, bool [P].
+
+    Example:
+      >>> levels = Levels(Grid(a=3), {'w': jnp.ones(1)}, all=('w', ''))
+      >>> levels.renew(jnp.array([1.0, jnp.nan, 3.0]), jnp.array(0.0), jnp.array([False, True, False]))
+      Array([1., 0., 3.], dtype=float32)
+    """
+    return jax.tree.map(functools.partial(where_path, excluded), self.per_path(fresh), states)
+
+  def take_over(self, paths: Tree, modules: Modules, only: str | Sequence[str]) -> Tree:
+    """Returns paths whose parameters of some levels are those of the modules, and the others their own.
+
+    For streaming [arXiv 2501.18512]: levels exchange at different steps, and paths train on in between.
+
+    Args:
+      paths: parameters of all paths, [P, ...].
+      modules: the new modules.
+      only: names of the levels, a sequence or separated by spaces.
+
+    Raises:
+      ValueError: a level is not there, or `paths` has other shapes.
+
+    Example:
+      >>> params = {'x': jnp.float32(0), 'y': jnp.float32(0)}
+      >>> levels = Levels(Grid(a=2), params, first=('x', ''), second=('y', ''))
+      >>> paths = {'x': jnp.array([1.0, 2.0]), 'y': jnp.array([3.0, 4.0])}
+      >>> levels.take_over(paths, levels.start(params), 'first')
+      {'x': Array([0., 0.], dtype=float32), 'y': Array([3., 4.], dtype=float32)}
+    """
+    chosen = self.select(only)
+    names = [name for name, level in self.layout.owner.items() if level.name in chosen]
+    new = self.flat(self.paths(modules))
+    return self.tree(self.flat_paths(paths) | {name: new[name] for name in names})
+
+  def select(self, only: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Returns the names of some levels, in order; of all if `only` is None. Raises ValueError for an unknown name.
+
+    Example:
+      >>> levels = Levels(Grid(), {'x': jnp.ones(1), 'y': jnp.ones(1)}, first=('x', ''), second=('y', ''))
+      >>> levels.select('second'), levels.select(None)
+      (('second',), ('first', 'second'))
+    """
+    every_level = tuple(level.name for level in self.layout.levels)
+    if only is None:
+      return every_level
+    wanted = _split(only)
+    if unknown := sorted(set(wanted) - set(every_level)):
+      raise ValueError(
+        f'only={only!r}: no level is named {", ".join(unknown)}; the levels are {", ".join(every_level)}'
+      )
+    return tuple(name for name in every_level if name in wanted)
+
+  def flat(self, tree: Tree) -> dict[str, jax.Array]:
+    """Returns a pytree like the parameters as {name: array}; raises ValueError for another structure.
+
+    Example:
+      >>> Levels(Grid(), {'block': {'w': jnp.ones(1)}}, all=('', '')).flat({'block': {'w': 5}})
+      {'block/w': 5}
+    """
+    return dict(zip(self._shapes, self._structure.flatten_up_to(tree), strict=True))
+
+  def flat_paths(self, paths: Tree) -> dict[str, jax.Array]:
+    """Returns stacked parameters of all paths as {name: [P, ...]}; raises ValueError for other shapes.
+
+    Example:
+      >>> Levels(Grid(a=2), {'w': jnp.ones(1)}, all=('', '')).flat_paths({'w': jnp.ones((2, 1))})
+      {'w': Array([[1.],
+             [1.]], dtype=float32)}
+    """
+    named = self.flat(paths)
+    for name, x in named.items():
+      if jnp.shape(x) != (expected := (self.grid.num_paths, *self._shapes[name])):
+        raise ValueError(
+          f'{name!r} of the paths has shape {jnp.shape(x)} instead of {expected}: give the parameters of all '
+          f'{self.grid.num_paths} paths, stacked'
+        )
+    return named
+
+  def tree(self, named: dict[str, Any]) -> Tree:
+    """Returns {name: array} as a pytree like the parameters; `flat` is the inverse.
+
+    Example:
+      >>> Levels(Grid(), {'block': {'w': jnp.ones(1)}}, all=('', '')).tree({'block/w': 5})
+      {'block': {'w': 5}}
+    """
+    return self._structure.unflatten([named[name] for name in self._shapes])
+
+
+def where_path(mask_P: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+  """Returns x of the paths where the mask holds, else y, [P, ...]."""
+  return jnp.where(mask_P.reshape(-1, *[1] * (x.ndim - 1)), x, y)
+
+
+def _split(names: str | Sequence[str]) -> tuple[str, ...]:
+  """Returns names that are given as a sequence or separated by spaces."""
+  return tuple(names.split() if isinstance(names, str) else names)
+
+
+def _spec(name: str, level: Any) -> tuple[str, str, tuple[str, ...]]:
+  """Returns (name, pattern, axes) of a level."""
+  if not isinstance(level, tuple | list) or len(level) != 2:
+    raise ValueError(f'level {name!r} is {level!r}: give a pattern and axes, as in {name}=("block_0", "a")')
+  pattern, axes = level
+  return name, pattern, _split(axes)
+
+
+def _name_leaves(params: Tree) -> dict[str, Any]:
+  """Returns the leaves of a pytree by the keys on the way to them, joined by '/'."""
+  named: dict[str, Any] = {}
+  for keys, x in jax.tree_util.tree_leaves_with_path(params):
+    name = jax.tree_util.keystr(keys, simple=True, separator='/')
+    if not hasattr(x, 'shape') or not hasattr(x, 'dtype'):
+      raise ValueError(f'{name or "the model"} is {type(x).__name__}, not an array: give the arrays of the model alone')
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+      raise ValueError(
+        f'{name!r} has dtype {x.dtype}, which cannot be averaged: give floating-point parameters alone, as '
+        'nnx.state(model, nnx.Param) or eqx.filter(model, eqx.is_inexact_array) do'
+      )
+    if name in named:
+      raise ValueError(f'two parameters have the name {name!r}: rename one of their keys')
+    named[name] = x
+  return named
