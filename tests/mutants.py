@@ -3,7 +3,7 @@
     python tests/mutants.py --list                                  the mutants and the tests that should fail
     python tests/mutants.py                                         runs all and lists those that survive
     python tests/mutants.py --only=registry/ --only=outer/rescale   runs those whose names begin with these
-    python tests/mutants.py --results=mutants.json                  keeps results; started again, it runs the others
+    python tests/mutants.py --results=mutants.json                  keeps results; started again, runs those not killed
 
 mutants.toml beside this file holds the mutants: a file of the package, text that occurs there once, its replacement,
 and tests of which at least one should fail. Each mutant is applied to a copy of the tree, where its tests run as in CI,
@@ -161,11 +161,11 @@ def check_baseline(mutants: Sequence[Mutant], folder: pathlib.Path, patience_s: 
 
 
 def run_all(mutants: Sequence[Mutant], flags: argparse.Namespace) -> dict[str, list[str]]:
-  """Runs the mutants that have no result yet. Returns {name: [digest, what became of it, by what]}."""
+  """Runs the mutants that are not known to be killed. Returns {name: [digest, what became of it, by what]}."""
   results = {}
   if flags.results and flags.results.exists():
     results = json.loads(flags.results.read_text())
-  todo = [mutant for mutant in mutants if results.get(mutant.name, [''])[0] != mutant.digest()]
+  todo = [mutant for mutant in mutants if results.get(mutant.name, [])[:2] != [mutant.digest(), KILLED]]
   if not todo:
     return results
   import_libraries()
@@ -189,7 +189,7 @@ def main():
   parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
   parser.add_argument('--list', action='store_true', help='print the mutants and run nothing')
   parser.add_argument('--only', action='append', default=[], help='run mutants whose names begin with this')
-  parser.add_argument('--results', type=pathlib.Path, help='JSON file of results, which are not computed again')
+  parser.add_argument('--results', type=pathlib.Path, help='JSON file of results; killed mutants are not run again')
   parser.add_argument('--no_baseline', dest='baseline', action='store_false', help='skip the unchanged tree')
   parser.add_argument('--patience_s', type=float, default=300, help='seconds that the tests of a mutant may take')
   flags = parser.parse_args()

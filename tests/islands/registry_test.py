@@ -211,6 +211,8 @@ def test_facts_are_found_by_kind_keys_and_number(db):
   found = [(f.key, f.number) for f in db.facts('checkpoint')]
   assert found == [('B', 0), ('a', 0), ('b', 0), ('B', 1), ('a', 1), ('b', 1)]
   assert [f.key for f in db.facts('checkpoint', number=1)] == ['B', 'a', 'b']
+  assert [f.number for f in db.facts('checkpoint', ['a'], at_most=0)] == [0]
+  assert [f.number for f in db.facts('checkpoint', ['a'], at_least=1, at_most=1)] == [1]
   many = ['b', 'a', *(f'{i}' for i in range(40_000))]
   assert [f.key for f in db.facts('checkpoint', many, 0)] == ['a', 'b']
   assert [f.number for f in db.facts('checkpoint', ['a'])] == [0, 1] and db.facts('checkpoint', []) == []
@@ -219,6 +221,8 @@ def test_facts_are_found_by_kind_keys_and_number(db):
 def test_the_newest_fact_of_each_key(db):
   db.put([fact('0', 1), fact('0', 2), fact('1', 1), fact('2', 5, kind='module')])
   assert db.newest('checkpoint') == {'0': 2, '1': 1}
+  assert db.newest('checkpoint', below=2) == {'0': 1, '1': 1} and db.newest('checkpoint', below=1) == {}
+  assert db.newest('checkpoint', keys=['1', '2']) == {'1': 1}
 
 
 def test_facts_wait_to_be_scheduled(db):

@@ -69,6 +69,11 @@ def test_all_who_wait_are_told(tmp_path, stopped, monkeypatch):
   for thread in threads:
     thread.join(5)
   assert len(errors) == 3 and any(str(stopped.pid) in words for words in errors)
+  began = time.monotonic()
+  flags = os.O_WRONLY | os.O_CREAT
+  with lock_waits.locked(f'{tmp_path}/registry.db.next', flags, 1.0), pytest.raises(lock_waits.Held):
+    writer_turns.writer_turn(f'{tmp_path}/registry.db').__enter__()
+  assert time.monotonic() - began < 5
 
 
 def test_a_turn_comes_in_order_and_what_fails_in_it_ends_it(tmp_path):
