@@ -171,7 +171,7 @@ def test_configs(kind):
   shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
   assert len(modules.make_layout(s.grid, s.levels, shapes).levels) == len(c.levels)
   if not kind:
-    shown = TEXT['configs'].split('Parameters are called')[1].split('\n\n')[0]
+    shown = TEXT['configs'].split('Parameters are named')[1].split('\n\n')[0]
     assert {name for name in shapes if 'block' not in name} <= set(re.findall(r'`([\w/]+)`', shown))
 
 
