@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 __all__ = [
   'Diverged', 'InputError', 'Settings', 'Unavailable', 'algorithm', 'grid', 'load', 'load_router', 'settings', 'train',

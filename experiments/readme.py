@@ -1,4 +1,4 @@
-"""Writes tables and claims into the pages of this folder and README.md above, between their markers, from `results/`.
+"""Writes tables and claims into the pages of this folder and docs/results.md, between their markers, from `results/`.
 
     python experiments/readme.py [--check]
 
@@ -33,7 +33,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import display
 
 MODULES = {
-  '../README.md': (),
+  '../docs/results.md': (),
   'README.md': (methods, paths, pretrained),
   'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu),
   'LEDGER.md': (tune,),

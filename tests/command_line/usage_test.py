@@ -7,28 +7,30 @@ import re
 import signal
 import subprocess
 import sys
-import zipfile
+import tarfile
 
 import pytest
+from clone import copy_tracked_files, tracked_files
 from repository import ROOT
 
 from dipaco_jax import main
 from dipaco_jax.command_line import config_file, usage
 
 
-def run(*words: str, status: int = 0, cwd: pathlib.Path = ROOT, package: pathlib.Path = ROOT) -> str:
+def run(*words: str, status: int = 0) -> str:
   command = [sys.executable, '-m', *words]
-  env = os.environ | {'PYTHONPATH': str(package)}
-  done = subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60)
+  env = os.environ | {'PYTHONPATH': str(ROOT)}
+  done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60)
   assert done.returncode == status, done.stderr
   return done.stdout + done.stderr
 
 
-def script_output(script: str, *words: str, cwd: pathlib.Path, package: pathlib.Path) -> str:
-  """Runs a program as an installed script is run: not by `python -m`."""
-  env = os.environ | {'PYTHONPATH': str(package)}
-  command = [sys.executable, '-c', script, *words]
-  return subprocess.run(command, env=env, cwd=cwd, capture_output=True, text=True, timeout=60, check=True).stdout
+def call(*arguments, cwd: pathlib.Path, python: str | pathlib.Path = sys.executable, status: int = 0) -> str:
+  """Runs Python without this repository on its path, and returns what it prints."""
+  env = {name: value for name, value in os.environ.items() if name != 'PYTHONPATH'}
+  done = subprocess.run([python, *arguments], env=env, cwd=cwd, capture_output=True, text=True, timeout=1200)
+  assert done.returncode == status, done.stdout + done.stderr
+  return done.stdout + done.stderr
 
 
 def test_every_field_is_explained():
@@ -102,25 +104,52 @@ def test_wheels_take_the_configs_along():
   assert {f.name for f in (ROOT / 'dipaco_jax').glob(pattern)} == {f.name for f in (ROOT / 'configs').glob('*.py')}
 
 
+@pytest.fixture(scope='module')
+def distributions(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
+  """The wheel and the source distribution of the tracked files; the wheel is built from the latter."""
+  pytest.importorskip('build')
+  pytest.importorskip('twine')
+  folder = tmp_path_factory.mktemp('release')
+  copy_tracked_files(folder / 'source')
+  call('-m', 'build', '--outdir', folder / 'dist', folder / 'source', cwd=folder)
+  (wheel,) = (folder / 'dist').glob('*.whl')
+  (sources,) = (folder / 'dist').glob('*.tar.gz')
+  return wheel, sources
+
+
 @pytest.mark.slow
-def test_an_installed_wheel(tmp_path):
-  pytest.importorskip('wheel')
-  names = subprocess.run(['git', 'ls-files'], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-  subprocess.run(f'mkdir source && tar cf - -C {ROOT} -T - | tar xf - -C source', input=names, text=True, shell=True,
-                 cwd=tmp_path, check=True)  # fmt: skip
-  run('pip', 'wheel', '-q', '--no-deps', '--no-build-isolation', '-w', str(tmp_path), str(tmp_path / 'source'))
-  with zipfile.ZipFile(next(tmp_path.glob('*.whl'))) as wheel:
-    wheel.extractall(tmp_path / 'site')
-  (tmp_path / 'empty').mkdir()
-  elsewhere = {'cwd': tmp_path / 'empty', 'package': tmp_path / 'site'}
-  assert 'Maximum number of documents to read' in run('dipaco_jax.main', '--help', **elsewhere)
-  assert '--workers WORKERS' in run('dipaco_jax.local', '--help', **elsewhere)
-  entry_points = next((tmp_path / 'site').glob('*.dist-info')) / 'entry_points.txt'
-  assert 'dipaco = dipaco_jax.__main__:main' in entry_points.read_text()
-  script = 'import sys; sys.argv[0] = "dipaco"; from dipaco_jax.__main__ import main; main()'
-  assert script_output(script, 'train', '--help', **elsewhere) == run('dipaco_jax.main', '--help', **elsewhere)
-  refused = run('dipaco_jax.main', '--config=tiny:dens', '--workdir=x', status=2, **elsewhere)
-  assert f'--config={tmp_path}/site/dipaco_jax/configs/tiny.py, line ' in refused and "variant 'dens'" in refused
+def test_distributions_are_complete_and_their_page_renders(distributions, tmp_path):
+  call('-m', 'twine', 'check', '--strict', *distributions, cwd=tmp_path)
+  with tarfile.open(distributions[1]) as archive:
+    packed = {name.partition('/')[2] for name in archive.getnames() if '.egg-info' not in name}
+    files = {member.name.partition('/')[2] for member in archive.getmembers() if member.isfile()}
+  tracked = {name for name in tracked_files() if name not in ('.gitignore', 'dipaco_jax/configs')}
+  assert tracked <= packed
+  made = {'PKG-INFO', *(f'dipaco_jax/{name}' for name in tracked if name.startswith('configs/'))}
+  assert {name for name in files - tracked - made if 'egg-info' not in name} == set()
+  assert distributions[1].stat().st_size < 6e6
+
+
+@pytest.mark.slow
+def test_a_wheel_works_in_an_empty_environment(distributions, tmp_path):
+  """Installs the wheel with its dependencies, from the package index."""
+  call('-m', 'venv', tmp_path / 'venv', cwd=tmp_path)
+  python, empty = tmp_path / 'venv' / 'bin' / 'python', tmp_path / 'empty'
+  empty.mkdir()
+  call('-m', 'pip', 'install', '-q', '-c', ROOT / 'constraints.txt', distributions[0], cwd=empty, python=python)
+
+  def installed(*arguments: str, status: int = 0) -> str:
+    return call(*arguments, cwd=empty, python=python, status=status)
+
+  assert installed('-c', 'import dipaco_jax, sys; assert "jax" not in sys.modules') == ''
+  assert 'dipaco train' in installed(python.with_name('dipaco'), '--help')
+  train_help = installed('-m', 'dipaco_jax.main', '--help')
+  assert 'train.steps_per_phase' in train_help
+  assert installed(python.with_name('dipaco'), 'train', '--help') == train_help
+  assert '--workers WORKERS' in installed('-m', 'dipaco_jax.local', '--help')
+  package = installed('-c', 'import dipaco_jax; print(dipaco_jax.__path__[0])').strip()
+  error = installed('-m', 'dipaco_jax.main', '--config=tiny:dens', '--workdir=x', status=2)
+  assert f'--config={package}/configs/tiny.py, line ' in error and "variant 'dens'" in error
   large = '--config.train.batch_size=100000'
-  assert 'more text' in run('dipaco_jax.main', '--config=tiny', '--workdir=x', large, status=2, **elsewhere)
-  assert not any((tmp_path / 'empty').iterdir())
+  assert 'more text' in installed('-m', 'dipaco_jax.main', '--config=tiny', '--workdir=x', large, status=2)
+  assert not any(empty.iterdir())

@@ -1,8 +1,8 @@
 """setup.cfg says from which version on, and constraints.txt with which version, for each of what is installed."""
 
 import configparser
-import subprocess
 
+from clone import tracked_files
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from repository import ROOT
@@ -43,5 +43,5 @@ def test_wheels_take_the_files_that_are_not_python():
   config.read(ROOT / 'setup.cfg')
   folders = {name: ROOT.joinpath(*name.split('.')) for name in config['options.package_data']}
   taken = {file for name, folder in folders.items() for file in folder.glob(config['options.package_data'][name])}
-  tracked = subprocess.run(['git', 'ls-files', 'dipaco_jax'], cwd=ROOT, capture_output=True, text=True, check=True)
-  assert not {ROOT / line for line in tracked.stdout.splitlines() if not line.endswith(('.py', 'configs'))} - taken
+  needed = {ROOT / name for name in tracked_files() if name.startswith('dipaco_jax/')}
+  assert not {file for file in needed if file.suffix != '.py' and file.name != 'configs'} - taken

@@ -54,24 +54,30 @@ def test_set_up_lines():
   assert blocks('index', '')[0].strip() == SET_UP[0]
 
 
-def test_the_readme_states_the_results_of_the_experiments():
-  table = TEXT['README'].split('## What has been measured')[1].split('\n## ')[0]
-  stated = [line.strip('| ').split(' | ')[1:] for line in table.splitlines() if re.search(r'\| [\d,]+ \|$', line)]
-  by_row = {}
+def test_the_pages_state_the_results_of_the_experiments():
+  by_row: dict[str, list[dict]] = {}
   for run in json.loads((ROOT / 'experiments' / 'results' / 'micro' / 'methods.json').read_text())['runs']:
     by_row.setdefault(run['row'], []).append(run)
   measured = [
     [
-      f'{statistics.fmean(run["perplexity"] for run in of):.2f}',
-      f'{statistics.fmean(run["perplexity_by_domain"]["law_de"] for run in of):.1f}',
-      f'{statistics.fmean(of_others(run) for run in of):.1f}',
-      f'{of[0]["parameters_total"]:,}',
+      f'{statistics.fmean(run["perplexity"] for run in runs):.2f}',
+      f'{statistics.fmean(run["perplexity_by_domain"]["law_de"] for run in runs):.1f}',
+      f'{statistics.fmean(of_others(run) for run in runs):.1f}',
+      f'{runs[0]["parameters_total"]:,}',
     ]
-    for of in by_row.values()
+    for runs in by_row.values()
   ]
-  assert len(stated) == 9 and not [row for row in stated if row not in measured]
-  (flops,) = re.findall(r'take ([\d.e+]+) FLOPs', table)
-  assert {f'{run["train_flops"]:.2g}' for row, of in by_row.items() for run in of if row != 'dense'} == {flops}
+  on_readme, on_results = stated_results('README'), stated_results('results')
+  assert len(on_results) == 9 and not [row for row in on_results if row not in measured]
+  assert len(on_readme) == 6 and not [row for row in on_readme if row not in [[row[0], row[-1]] for row in measured]]
+  (flops,) = re.findall(r'take ([\d.e+]+) FLOPs', TEXT['results'])
+  assert {f'{run["train_flops"]:.2g}' for row, runs in by_row.items() for run in runs if row != 'dense'} == {flops}
+
+
+def stated_results(page: str) -> list[list[str]]:
+  """Returns the cells behind the first one of the rows that end with a number of parameters."""
+  lines = [line for line in TEXT[page].splitlines() if re.search(r'\| [\d,]+ \|$', line)]
+  return [line.strip('| ').split(' | ')[1:] for line in lines]
 
 
 def of_others(run: dict) -> float:
@@ -120,7 +126,7 @@ def test_the_pages_state_the_phases_and_the_waiting_of_the_shipped_configs():
       without_shared_level.append(file.name)
   *most, last = sorted(lengths)
   assert f'Tau is {", ".join(map(str, most))} or {last} in the configs' in TEXT['concepts']
-  assert f'({min(lengths)} to {max(lengths)} in\nthe configs' in TEXT['README']
+  assert f'({min(lengths)} to {max(lengths)} in the configs' in ' '.join(TEXT['README'].split())
   stated = TEXT['concepts'].split("The\npapers' other grids (")[1].split(') have none')[0]
   assert without_shared_level == sorted(re.findall(r'`(\w+\.py)`', stated))
 
@@ -166,7 +172,7 @@ def test_configs(kind):
   shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
   assert len(modules.make_layout(s.grid, s.levels, shapes).levels) == len(c.levels)
   if not kind:
-    shown = TEXT['configs'].split('Parameters are called')[1].split('\n\n')[0]
+    shown = TEXT['configs'].split('Parameters are named')[1].split('\n\n')[0]
     assert {name for name in shapes if 'block' not in name} <= set(re.findall(r'`([\w/]+)`', shown))
 
 
