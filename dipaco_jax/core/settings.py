@@ -14,7 +14,7 @@ from typing import Any
 
 from dipaco_jax.core import extension, fields, settings_checks, text_settings, wires
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.fields import field
+from dipaco_jax.core.fields import Source as Source, field
 from dipaco_jax.core.model_sections import Data as Data, Model as Model, Pretrain as Pretrain, Tokenizer as Tokenizer
 from dipaco_jax.core.run_sections import Checkpoint as Checkpoint, Mesh as Mesh, Metrics as Metrics
 from dipaco_jax.core.training_sections import (
@@ -133,6 +133,12 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
   return dataclasses.replace(
     settings, outer=dataclasses.replace(settings.outer, closed_every=closed_every_of_before(settings))
   )
+
+
+def unknown_fields(values: Mapping[str, Any]) -> list[str]:
+  """Returns the names of the fields in a run's config.json that this version does not have."""
+  known = {*fields.flatten(Settings().to_dict()), 'seal'}
+  return [name for name in fields.flatten(values) if name not in known and not name.startswith('grid.')]
 
 
 def closed_every_of_before(settings: Settings) -> int:

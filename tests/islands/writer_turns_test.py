@@ -71,7 +71,7 @@ def test_all_who_wait_are_told(tmp_path, stopped, monkeypatch):
   assert len(errors) == 3 and any(str(stopped.pid) in words for words in errors)
   began = time.monotonic()
   flags = os.O_WRONLY | os.O_CREAT
-  with lock_waits.locked(f'{tmp_path}/registry.db.next', flags, 1.0), pytest.raises(lock_waits.Held):
+  with lock.locked(f'{tmp_path}/registry.db.next', flags, 1.0), pytest.raises(lock.Held):
     writer_turns.writer_turn(f'{tmp_path}/registry.db').__enter__()
   assert time.monotonic() - began < 5
 
