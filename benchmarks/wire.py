@@ -1,4 +1,4 @@
-"""The line that each island needs, for models past the machines at hand: a simulation (planning/wire_simulation.py).
+"""The line that each island needs, for models past the machines at hand: a simulation (wire_simulation.py).
 
     python benchmarks/wire.py                                                       the table, in a minute
     python benchmarks/wire.py --parameters=150e6 --step_s=1 --mbits=20,100,1000     how busy workers are behind lines
@@ -28,13 +28,14 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import wire_simulation
 from absl import flags
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
-from dipaco_jax.planning import wire_simulation, wire_traffic
+from dipaco_jax.planning import wire_traffic
 
 TARGETS = 0.5, 0.8, 0.9, 0.95, 0.99
 GRIDS = 'diloco', 'dipaco'

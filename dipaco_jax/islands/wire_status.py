@@ -21,7 +21,8 @@ def lines(island: Island) -> list[str]:
   needed = wire_needs.speed(wire_needs.line_bytes_per_s(traffic, step_s, paths) * 8 / 1e6)
   each = f'{paths} path{"s" * (paths > 1)} each, {step_s:.3g} s a step, latency not counted'
   what = f'bandwidth that each worker needs to spend {wire_needs.TARGET:.0%} of its time in inner steps'
-  return [f'{what}: {needed} each way ({each}){done(workers)}']
+  about = 'about ' if paths > 1 else ''
+  return [f'{what}: {about}{needed} each way ({each}){done(workers)}']
 
 
 def measured_step_s(island: Island, newest: int) -> float:

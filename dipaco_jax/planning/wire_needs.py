@@ -1,22 +1,19 @@
 """The bytes that islands of a config exchange, and the line to the storage that each worker needs. Nothing is run.
 
-Assumed: each worker trains the same number of paths, one after another, all steps take equally long, the storage is
-never slow, outer steps take no time, and no call to database or storage has latency. Workers are then all alike, so the
-paths of one of them tell what `wire_simulation` would tell with all.
+The formula assumes that all steps take equally long, that storage and outer steps take no time, and that no call to
+database or storage has latency. benchmarks/wire_simulation.py simulates the rest.
 """
 
-import math
+import collections
 from collections.abc import Iterable
 from typing import Any
 
 from dipaco_jax.core import settings as settings_lib
 from dipaco_jax.models import transformer
-from dipaco_jax.planning import wire_simulation, wire_traffic
-from dipaco_jax.planning.wire_simulation import Conditions
+from dipaco_jax.planning import wire_traffic
 from dipaco_jax.planning.wire_traffic import Traffic
 
 TARGET = 0.95  # share of the time in inner steps
-MOST_PATHS = 16  # of a worker that are simulated: with more, the line is no longer waited for, but full
 
 
 def make_traffic(s: settings_lib.Settings) -> Traffic:
@@ -35,22 +32,40 @@ def bytes_of_phase(traffic: Traffic) -> dict[str, float]:
 
 
 def line_bytes_per_s(traffic: Traffic, step_s: float, paths_per_worker: int = 1) -> float:
-  """Returns the slowest line of a worker, each way, with which TARGET of its time is inner steps; infinity if none."""
-  if not sum(traffic.bytes_per_phase):
-    return 0.0
-  few = min(paths_per_worker, MOST_PATHS)
-  conditions = Conditions((step_s,), paths_per_worker=few)
-  return wire_simulation.find_lines(of_one_worker(traffic, range(few)), conditions, [TARGET])[TARGET]
+  """Returns the slowest line of a worker, each way, with which TARGET of its time is inner steps.
+
+  With T the seconds of all steps of a phase, b_i the bytes of the i-th exchange of a path and h_i the seconds of steps
+  that overlap with it, over a period of n phases,
+
+      sum_i max(0, b_i / line - h_i) <= (1 / TARGET - 1) n T    and    bytes of a phase / line <= T / TARGET
+
+  For one path per worker this is what the simulation finds. Several may wait for each other, or train while one waits,
+  so that the line they need may be half or twice as fast.
+  """
+  phase_s = traffic.table.tau * step_s * paths_per_worker
+  exchanges, phases = _exchanges(traffic)
+  line = max(traffic.bytes_per_phase) * paths_per_worker * TARGET / phase_s
+  num_bytes, seconds = 0.0, (1 / TARGET - 1) * phase_s * phases
+  for exchange, hidden_steps in sorted(exchanges, key=lambda pair: pair[1] / pair[0]):  # the first wait the longest
+    num_bytes += exchange
+    seconds += hidden_steps * step_s * paths_per_worker
+    line = max(line, num_bytes / seconds)
+  return line
 
 
-def of_one_worker(traffic: Traffic, paths: Iterable[int]) -> Traffic:
-  """Returns the traffic of one worker's paths, whose modules wait for nobody else's."""
-  mine = list(paths)
-  groups = {
-    level: tuple(here for group in of_level if (here := tuple(mine.index(path) for path in group if path in mine)))
-    for level, of_level in traffic.groups.items()
-  }
-  return traffic._replace(num_paths=len(mine), groups=groups)
+def _exchanges(traffic: Traffic) -> tuple[list[tuple[int, int]], int]:
+  """Returns the exchanges of a path, (bytes, steps that overlap), in a period, and the phases of one.
+
+  With streaming, the last phase of a period is closed: all levels are exchanged at its end, and no step overlaps.
+  """
+  table = traffic.table
+  phases = (table.stream and table.closed_every) or 1
+  by_place: collections.Counter[tuple[int, int]] = collections.Counter()
+  for level in traffic.groups:
+    by_place[table.places[level], table.overlaps[level]] += traffic.message[level] + traffic.version[level]
+  of_open_phase = [(num_bytes, overlap) for (_, overlap), num_bytes in by_place.items()]
+  at_end = [(by_place.total(), 0)] if by_place else []
+  return at_end + of_open_phase * (phases - 1), phases
 
 
 def estimate(s: settings_lib.Settings, steps_s: Iterable[float]) -> dict[str, Any]:
@@ -61,15 +76,12 @@ def estimate(s: settings_lib.Settings, steps_s: Iterable[float]) -> dict[str, An
   traffic = make_traffic(s)
   if not traffic.groups or s.outer.lost:
     return {}
-  lines = [line_bytes_per_s(traffic, step_s) * 8 / 1e6 for step_s in steps_s]
-  found = {f'island_{name}_bytes_per_phase': size for name, size in bytes_of_phase(traffic).items()}
-  return found | {'island_line_mbits': [x if math.isfinite(x) else None for x in lines]}
+  found: dict[str, Any] = {f'island_{name}_bytes_per_phase': size for name, size in bytes_of_phase(traffic).items()}
+  return found | {'island_line_mbits': [line_bytes_per_s(traffic, step_s) * 8 / 1e6 for step_s in steps_s]}
 
 
-def speed(mbits: float | None) -> str:
-  """Returns '12.3 Mbit/s' or '1.23 Gbit/s'; None is infinity."""
-  if mbits is None or math.isinf(mbits):
-    return 'more than any line has'
+def speed(mbits: float) -> str:
+  """Returns '12.3 Mbit/s' or '1.23 Gbit/s'."""
   return f'{mbits:,.3g} Mbit/s' if mbits < 999.5 else f'{mbits / 1000:,.3g} Gbit/s'
 
 

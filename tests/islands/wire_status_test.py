@@ -1,7 +1,5 @@
 """What `status` says of the lines of a run's workers."""
 
-import time
-
 import one_process
 import pytest
 
@@ -26,7 +24,7 @@ def test_the_line_is_that_of_the_measured_steps_and_the_workers_that_are_there(m
   made.registry.beat('outer', 'outer', about | {'bytes_in': 10**9})
   [line] = wire_status.lines(made)
   needed = wire_needs.line_bytes_per_s(wire_needs.make_traffic(made.run.settings), 0.5, 2) * 8 / 1e6
-  assert f'inner steps: {needed:.3g} Mbit/s each way (2 paths each, 0.5 s a step' in line
+  assert f'inner steps: about {needed:.3g} Mbit/s each way (2 paths each, 0.5 s a step' in line
   assert line.endswith('so far theirs did 4 Mbit/s reading')
 
 
@@ -36,15 +34,6 @@ def test_steps_are_those_of_the_newest_phases(made):
   for phase, step_s in enumerate((9.0, 9.0, 9.0, 1.0, 2.0)):
     trained(of, phase, step_s)
   assert wire_status.measured_step_s(of, 4) == pytest.approx(1.5)
-
-
-def test_256_paths_are_told_within_a_second(made):
-  of = one_process.with_settings(made, train=dict(phases=9, steps_per_phase=150), outer=dict(wire='thin'))
-  traffic = wire_needs.make_traffic(of.run.settings)
-  large = traffic._replace(num_paths=256, groups={level: (tuple(range(256)),) for level in traffic.groups})
-  began = time.process_time()
-  assert wire_needs.line_bytes_per_s(large, 0.5, 256) > 0
-  assert time.process_time() - began < 1
 
 
 def test_what_a_phase_takes_has_all_its_pieces(made, monkeypatch):

@@ -1,14 +1,10 @@
-"""The line that the islands of a config need: one worker's paths tell what a simulation of all would."""
-
-import math
+"""The line that the islands of a config need; tests/project/wire_simulation_test.py compares it with a simulation."""
 
 import pytest
-import slow
 
 from dipaco_jax.core import settings
 from dipaco_jax.models import transformer
-from dipaco_jax.planning import wire_needs, wire_simulation
-from dipaco_jax.planning.wire_simulation import Conditions
+from dipaco_jax.planning import wire_needs
 
 MODEL = dict(width=32, num_layers=4, num_heads=2, head_dim=16, mlp_dim=64, seq_len=64)
 
@@ -20,20 +16,13 @@ def made(wire: str, grid: dict[str, int], **outer) -> settings.Settings:
   return settings.from_dict(sections | {'train': {'steps_per_phase': 20, 'steps_per_dispatch': 2, 'phases': 4}})
 
 
-@pytest.mark.parametrize('wire', ['lan', 'wan', 'thin'])
-@pytest.mark.parametrize('paths_per_worker', slow.all_but([1, 2, 4], 2))
-def test_one_worker_tells_what_all_would(wire, paths_per_worker):
-  traffic = wire_needs.make_traffic(made(wire, {'a': 4, 'b': 4}))
-  conditions = Conditions((0.5,), paths_per_worker=paths_per_worker)
-  expected = wire_simulation.find_lines(traffic, conditions, [wire_needs.TARGET])[wire_needs.TARGET]
-  found = wire_needs.line_bytes_per_s(traffic, 0.5, paths_per_worker)
-  assert math.isfinite(found) and found == pytest.approx(expected, rel=0.02)
-
-
-def test_more_paths_than_are_simulated_do_not_take_longer():
-  traffic = wire_needs.make_traffic(made('lan', {'a': 16, 'b': 16}))
-  few, all_paths = (wire_needs.line_bytes_per_s(traffic, 0.5, n) for n in (wire_needs.MOST_PATHS, 256))
-  assert few == all_paths <= wire_needs.line_bytes_per_s(traffic, 0.5, 1)
+def test_without_overlap_a_path_waits_for_all_that_it_sends_and_reads():
+  traffic = wire_needs.make_traffic(made('lan', {'a': 4, 'b': 4}))
+  exchanged = sum(traffic.message.values()) + sum(traffic.version.values())
+  phase_s, share = 20 * 0.5, wire_needs.TARGET
+  line = wire_needs.line_bytes_per_s(traffic, 0.5)
+  assert phase_s / (phase_s + exchanged / line) == pytest.approx(share)
+  assert wire_needs.line_bytes_per_s(traffic, 0.5, 2) == pytest.approx(line / 2)
 
 
 def test_figures_are_the_arrays_bytes_and_a_line_for_each_time():
@@ -60,4 +49,3 @@ def test_speeds_in_words():
   assert [wire_needs.speed(x) for x in (0.5, 123.4, 999.9, 50_000.0)] == [
     '0.5 Mbit/s', '123 Mbit/s', '1 Gbit/s', '50 Gbit/s',
   ]  # fmt: skip
-  assert wire_needs.speed(None) == wire_needs.speed(math.inf) == 'more than any line has'

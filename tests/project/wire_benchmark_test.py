@@ -16,6 +16,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 
 FILE = repository.ROOT / 'benchmarks' / 'wire.py'
+sys.path.insert(0, str(FILE.parent))  # as for a program there
 SPEC = importlib.util.spec_from_file_location('wire', FILE)
 wire = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(wire)

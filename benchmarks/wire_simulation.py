@@ -24,8 +24,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from wire_link import Link
+
 from dipaco_jax.algorithm import streaming
-from dipaco_jax.planning.wire_link import Link
 from dipaco_jax.planning.wire_traffic import Traffic
 
 WITH, AFTER, BEHIND = STATES = ('with', 'after', 'behind')

@@ -3,14 +3,20 @@
 import dataclasses
 import itertools
 import math
+import sys
 import time
 
 import pytest
+import repository
 
 from dipaco_jax.algorithm import streaming
-from dipaco_jax.planning import wire_simulation as simulation
-from dipaco_jax.planning.wire_simulation import AFTER, BEHIND, WITH, Conditions
+from dipaco_jax.planning import wire_needs
 from dipaco_jax.planning.wire_traffic import Traffic
+
+sys.path.insert(0, str(repository.ROOT / 'benchmarks'))
+
+import wire_simulation as simulation
+from wire_simulation import AFTER, BEHIND, WITH, Conditions
 
 TAU, LINE = 10, 100.0  # bytes per second
 ALL = {'all': ((0, 1),)}  # one level, which both paths share
@@ -149,6 +155,15 @@ def test_lines_are_the_slowest_that_do():
     assert utilization(streamed(), line=found[target]) >= target
     assert utilization(streamed(), line=found[target] / 1.01) < target
   assert simulation.find_lines(traffic(), Conditions((1.0,)), [0.5]) == {0.5: pytest.approx(50, rel=0.01)}
+
+
+@pytest.mark.parametrize('overlap', [0, 2, 3])
+@pytest.mark.parametrize('places', [None, {'ends': 3, 'low': 6, 'high': 10}, {'ends': 6, 'low': 6, 'high': 10}])
+def test_the_formula_finds_the_same_line_for_one_path_per_worker(places, overlap):
+  of = traffic(dict.fromkeys(('ends', 'low', 'high'), ((0, 1),)), state=90, every=4, places=places, overlap=overlap)
+  of = of._replace(message={'ends': 700, 'low': 300, 'high': 400})
+  expected = simulation.find_lines(of, Conditions((0.5,), publications=2), [wire_needs.TARGET])[wire_needs.TARGET]
+  assert wire_needs.line_bytes_per_s(of, 0.5) == pytest.approx(expected, rel=0.01)
 
 
 def test_no_line_makes_up_for_latency_or_a_straggler():
