@@ -29,10 +29,9 @@ from dipaco_jax.storage import files, lock, module_store, object_store as storag
 from dipaco_jax.training import module_publishing
 
 OBJECTS = 'objects'  # in storage; the published modules are elsewhere
-OUTER = 'outer'  # a module's outer state: its object in the fact's metadata; in old objects, before its names
+OUTER = 'outer'  # a module's outer state: its object in the fact's metadata
 DIFFERENCES = 'differences'  # of modules, in storage
 STATES = 'states'  # of paths, in storage
-OWN_LEVELS_STAY = 'own_levels_stay'  # in the fact of the config
 CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 
@@ -118,19 +117,17 @@ class Island:
   def fetch_tokenizer(self):
     """Downloads the tokenizer's files, unless they are here; raises Gone."""
     [fact] = self.registry.facts('prepared')
-    told = fact.meta['tokenizer']
-    for name, sha256 in ({tokenizer_files.MODEL: told} if isinstance(told, str) else told).items():
+    for name, sha256 in fact.meta['tokenizer'].items():
       file = self.run.workdir / name
       if not file.exists() or hashlib.sha256(file.read_bytes()).hexdigest() != sha256:
         with raising_gone(name):
           files.write_file(file, self.storage.read(name, sha256))
 
-  def publish_tokenizer(self) -> str | dict[str, str]:
-    """Writes the tokenizer's files to storage; returns their sha256 by name, of SentencePiece's alone only that."""
+  def publish_tokenizer(self) -> dict[str, str]:
+    """Writes the tokenizer's files to storage; returns their sha256 by name."""
     wanted = self.run.settings.tokenizer
     names = tokenizer_files.names(wanted, lambda name: (self.run.workdir / name).exists())
-    made = {name: self.storage.write(name, (self.run.workdir / name).read_bytes()) for name in names}
-    return made[tokenizer_files.MODEL] if [*made] == [tokenizer_files.MODEL] else made
+    return {name: self.storage.write(name, (self.run.workdir / name).read_bytes()) for name in names}
 
   @contextlib.contextmanager
   def hold_workdir(self) -> Iterator[None]:
@@ -209,16 +206,11 @@ class Island:
     """When levels exchange."""
     return choices.make_timetable(self.run.settings, self.layout.shared_sizes(self.shapes))
 
-  @property
+  @functools.cached_property
   def own(self) -> frozenset[str]:
     """The levels that one path has alone, where they stay with it (own_levels.py)."""
-    return self._own()
-
-  @functools.lru_cache(64)  # noqa: B019 - and not a cached property: that would hold a lock while the database answers
-  def _own(self) -> frozenset[str]:
     s = self.run.settings
-    is_old = any(OWN_LEVELS_STAY not in config.meta for config in self.registry.facts('config'))
-    if is_old or s.train.paths_per_phase or s.train.schedule:
+    if s.train.paths_per_phase or s.train.schedule:
       return frozenset()
     return frozenset(level.name for level in self.layout.levels if self.layout.grid.paths_through(level) == 1)
 
@@ -238,11 +230,11 @@ class Island:
 
   def read_weights(self, fact: Fact) -> dict[str, np.ndarray]:
     """Reads the weights of a module's version, as paths read them; nobody may change them."""
-    return unpack_module(self.weights.read(self, fact))[0]
+    return self.weights.read(self, fact)
 
   def read_module(self, fact: Fact) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Reads the weights and the outer state of a module's version; {} where it has had no outer step."""
-    weights, state = unpack_module(self.weights.read(self, fact))
+    weights, state = self.read_weights(fact), dict[str, np.ndarray]()
     if OUTER in fact.meta:
       with guarding(fact.uri):
         state = self.weights.read_state(self, *fact.meta[OUTER])
@@ -253,7 +245,7 @@ class Island:
     """Reads a module's object that is no difference; raises Gone."""
     arrays = self.read_object(name, sha256)
     with guarding(name):
-      messages.check_shapes(unpack_module(arrays)[0], self.level_shapes(self.parse_module(module)[0]))
+      messages.check_shapes(arrays, self.level_shapes(self.parse_module(module)[0]))
     return arrays
 
   def read_difference(self, fact: Fact, weights: dict[str, np.ndarray], of: str = '') -> dict[str, np.ndarray]:
@@ -325,15 +317,3 @@ def maker(name: str, island: Island | None = None) -> tuple[str, str, int]:
   if parts[0] in ('routing', 'shards') and parts[1] != '0':
     return 'reroute', '', int(parts[1])
   return 'prepare', '', 0
-
-
-def pack_module(params: Mapping[str, np.ndarray], state: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-  """Packs weights and outer state for one object, as runs of earlier versions have them; see `unpack_module`."""
-  return {**params, **{OUTER + name: x for name, x in state.items()}}
-
-
-def unpack_module(arrays: Mapping[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-  """Splits a module's object into weights and outer state, {} where that is an object of its own."""
-  marks = f'{OUTER}[', f'{OUTER}.'  # places in a pytree begin with [ or ., names of parameters with neither
-  state = {name.removeprefix(OUTER): x for name, x in arrays.items() if name.startswith(marks)}
-  return {name: x for name, x in arrays.items() if not name.startswith(marks)}, state

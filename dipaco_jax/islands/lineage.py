@@ -15,7 +15,6 @@ import collections
 import functools
 import hashlib
 import json
-import logging
 import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from dipaco_jax.islands.guard import objects_of
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.messages import Sent
-from dipaco_jax.islands.path_state import INNER, Arrays
+from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.storage import tensors
@@ -79,8 +78,6 @@ def find(island: Island, held: HeldStates, task: Task) -> Found:
     within = None
     if held.has_within(path, phase):
       within = held.get_within(path, phase, origin(island, path, phase), until - 1)
-    if within is None and phase == target.phase and task.progress:
-      within = read_progress(island, task)
     if within:
       left = (part for part in parts if (part.phase, pieces.piece(island, part).end) > (phase, within[0]))
       return Found(tuple(left), {}, False, within)
@@ -148,8 +145,6 @@ def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Array
   if not made:
     return None  # it was withdrawn
   inner = held.get(path, phase, made[0].sha256)
-  if inner is None and INNER in objects_of(made[0]):  # by an earlier version of this program
-    inner = island.read_object(*objects_of(made[0])[INNER])
   return state_facts.read(island, made[0]) if inner is None else inner
 
 
@@ -162,16 +157,6 @@ def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays
   made = island.registry.facts('checkpoint', [str(path)], phase)
   found = held.get(path, phase, made[0].sha256) if made else None
   return state_facts.read(island, made[0]) if made and found is None else found
-
-
-def read_progress(island: Island, task: Task) -> tuple[int, Arrays] | None:
-  """Returns the step and state that an earlier version of this program published within the phase, if any."""
-  assert task.progress
-  try:
-    return task.progress['step'], island.read_object(task.progress['name'], task.progress['sha256'])
-  except OSError as e:
-    logging.warning('%s: the phase is trained from its start', e)
-    return None
 
 
 @functools.lru_cache(1024)

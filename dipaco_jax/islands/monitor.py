@@ -33,9 +33,7 @@ from dipaco_jax.islands import (
   screening_facts,
   worker,
 )
-from dipaco_jax.islands.guard import objects_of
 from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, STATES, Island
-from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.pieces import PIECE
 from dipaco_jax.islands.registry import SILENT_S, STOPPED, TASK_NAMES, Fact
 from dipaco_jax.islands.state_facts import STATE
@@ -130,9 +128,6 @@ class Collector:
     self.next = 0  # the first version that was not collected yet
     # Collected versions of which something was kept, by kind of object.
     self.left: dict[str, list[int]] = {'modules': [], DIFFERENCES: [], OUTER: []}
-    # Of earlier versions of this program: name of the last published state in a collected phase, by path.
-    self.states: dict[int, str] = {}
-    self.published: dict[int, str] = {}  # the same, of the next phase to be collected; '': a path begins anew after it
     self.replayed_from = [0] * island.layout.grid.num_paths  # the first phase that a replay of a path would repeat
     self.pointers = run_history.Pointers(island)
 
@@ -142,8 +137,8 @@ class Collector:
       version, self.next = self.next, self.next + 1
       if version:
         self.pointers.add(version)
-        self._forget(f'{OBJECTS}/paths/{version - 1}', self._forget_states())
-      self._mark_published(version)
+        self._forget(f'{OBJECTS}/paths/{version - 1}', set())
+      self._mark_new_beginnings(version)
       self._note_states(version + 1)
       newer = list(self._newer())
       weights = module_weights.objects(self.island.registry, [*self._chosen(), *self._for_replays(), *newer])
@@ -165,20 +160,17 @@ class Collector:
       self.island.storage.delete(name)
     return not keep.isdisjoint(names)
 
-  def _mark_published(self, phase: int):
-    """Notes from where on a path would be replayed after this phase, and the states that are published in it."""
+  def _mark_new_beginnings(self, phase: int):
+    """Notes from where on a path would be replayed that begins anew after this phase."""
     keeps = lineage.has_state(self.island)
     closed, told = self.island.timetable.is_closed(phase), self.island.registry.facts('excluded', number=phase)
     excluded = {fact.key for fact in told if closed or 'executor' not in fact.meta}  # lineage.previous
     excluded = set() if self.island.own else excluded  # who keeps its own modules
-    self.published = {}
     for fact in self.island.registry.facts('checkpoint', number=phase):
-      state, begins_anew = objects_of(fact).get(INNER), not keeps or fact.key in excluded
-      if state or begins_anew:
+      if not keeps or fact.key in excluded:
         self.replayed_from[int(fact.key)] = phase + 1
         if keeps:
           self._forget_states_before(int(fact.key), phase)
-        self.published[int(fact.key)] = '' if begins_anew or not state else state[0]
 
   def _note_states(self, end: int):
     """Notes the states that were published since for phases below `end`, and deletes those before them."""
@@ -193,15 +185,6 @@ class Collector:
     for name in self.island.storage.names(folder):
       if int(name.removeprefix(f'{folder}/').partition('-')[0]) < phase:
         self.island.storage.delete(name)
-
-  def _forget_states(self) -> set[str]:
-    """Deletes the states before those of the phase that is collected; returns the names of these."""
-    for path, name in self.published.items():
-      if before := self.states.pop(path, None):
-        self.island.storage.delete(before)
-      if name:
-        self.states[path] = name
-    return {*self.published.values()}
 
   def _chosen(self) -> list[Fact]:
     """Returns the facts of the modules that early stopping points at."""

@@ -31,7 +31,7 @@ from dipaco_jax.core import choices, settings
 from dipaco_jax.data import prefetching
 from dipaco_jax.islands import messages, pieces, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Later, Malformed
-from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island, pack_module
+from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, WHOLE
 from dipaco_jax.islands.path_state import Arrays
@@ -224,7 +224,7 @@ def keep_made(island: Island, facts: list[Fact], partial: Partial) -> list[Fact]
   made, kept = facts[0], island.weights.kept
   if OUTER in made.meta:
     kept.put(made.meta[OUTER][0], partial.state)
-  kept.put(made.uri, partial.old if OUTER in made.meta else pack_module(partial.old, partial.state))
+  kept.put(made.uri, partial.old)
   return facts
 
 
@@ -264,9 +264,8 @@ def write_version(
   at, version = f'{task.number}/{task.key}', task.number
   if partial.kind == 'none':
     partial.old, partial.state = new, state
-    is_one = is_one_object(island, task)
-    name, sha256 = island.write_object(f'modules/{at}', pack_module(new, state) if is_one else new)
-    return name, sha256, {OUTER: island.write_object(f'{OUTER}/{at}', state)} if state and not is_one else {}
+    name, sha256 = island.write_object(f'modules/{at}', new)
+    return name, sha256, {OUTER: island.write_object(f'{OUTER}/{at}', state)} if state else {}
   before = version_before(island, task)
   difference, partial.old = messages.follow(partial.kind, partial.old, new)
   partial.state = state | {MASTER + name: x for name, x in new.items()}
@@ -276,11 +275,6 @@ def write_version(
     about |= {SINCE: version, WHOLE: island.write_object(f'modules/{at}', partial.old)}
   name, sha256 = island.write_object(f'{DIFFERENCES}/{at}', difference)
   return name, sha256, about
-
-
-def is_one_object(island: Island, task: Task) -> bool:
-  """Returns whether an earlier version of this program made the module's version, weights and outer state in one."""
-  return any(OUTER not in fact.meta for fact in island.registry.facts('module', [task.key], task.number))
 
 
 def step(config: settings.Outer, params: Arrays, state: Arrays, mean: Arrays, factor: np.float32):

@@ -6,8 +6,7 @@ of their outer optimizer, and the weights of the version to which early stopping
 objects that they name are written at the end of a round, and of the run, with those of the version that early stopping
 points at. For early stopping the worker evaluates the path at the versions in between, when it has all modules of one.
 
-Where paths are sampled, and in runs that an earlier version of this program began, such levels go to an executor as
-all others do.
+Where paths are sampled, such levels go to an executor as all others do: a path that rests still has a next version.
 """
 
 import hashlib

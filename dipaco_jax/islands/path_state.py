@@ -15,7 +15,7 @@ from dipaco_jax.training import mesh
 from dipaco_jax.training.job import Job
 from dipaco_jax.training.programs import Programs
 
-INNER = 'inner'  # the AdamW state among a checkpoint's objects, and before its arrays' names
+INNER = 'inner'  # the AdamW state: before its arrays' names
 RESIDUALS, EXCLUDED, LEFT, OWN = 'residuals', 'excluded', 'left', 'own'
 WEIGHTS, OUTER, FACTS, BEST, BEST_VERSION, BEST_LOSS = 'weights', 'outer', 'facts', 'best', 'best_version', 'best_loss'
 

@@ -66,7 +66,6 @@ class Task(NamedTuple):
   fence: int
   owner: str
   wakes: int  # how often it had been woken when it was claimed
-  progress: dict | None  # what a former owner left to go on from
 
   @property
   def words(self) -> str:
@@ -157,16 +156,14 @@ class Registry:
       self._db.linger()
     self.diverged = rows[0].pop('diverged')
     self._note_withdrawn(rows[0].pop('withdrawn'))
-    return Task(**_with_progress(rows[0]))
+    return Task(**rows[0])
 
-  def heartbeat(self, task: Task, progress: dict | None = None) -> int:
-    """Renews the lease from now, and notes `progress`, if given, for a next owner; raises Lost.
+  def heartbeat(self, task: Task) -> int:
+    """Renews the lease from now; raises Lost.
 
     Returns how often the run has diverged, as this is asked for as often, and an answer of its own costs as much.
     """
-    noted = {} if progress is None else {'noted': fact_rows.to_json(progress)}
-    statement = schema.HEARTBEAT if progress is None else schema.PROGRESS
-    rows = self._db.returned(statement, _claimed(task) | noted | {'lease_s': self.lease_s})
+    rows = self._db.returned(schema.HEARTBEAT, _claimed(task) | {'lease_s': self.lease_s})
     if not rows:
       raise Lost(f'{task} is no longer ours')
     self._note_withdrawn(rows[0]['withdrawn'])
@@ -374,7 +371,7 @@ class Registry:
       query = query.where(TASKS.c.kind == kind)
     if failed:
       query = query.where(TASKS.c.error != '')
-    return list(map(_with_progress, self._db.rows(query)))
+    return self._db.rows(query)
 
   def durations(self, kind: str, limit: int) -> list[float]:
     """Returns the seconds from the last claim to the end, of the newest tasks of a kind that are done."""
@@ -398,10 +395,6 @@ class Registry:
     names = ROLES.c.name, ROLES.c.role
     query = sa.select(*names, ROLES.c.about, sa.func.abs(Now() - ROLES.c.seen).label('silent_s')).order_by(*names)
     return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query)]
-
-
-def _with_progress(row: Row) -> Row:
-  return row | {'progress': row['progress'] and json.loads(row['progress'])}
 
 
 def _claimed(task: Task) -> Row:

@@ -18,7 +18,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands.database import Among, Now, short_name
 from dipaco_jax.islands.database_errors import Damaged
 
-VERSION = 4
+VERSION = 5
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
 LONGEST_LEASES = 10  # a lease that ends so many of the claimant's own from now was taken while the clock was ahead
 MAX_LOCKED = 100  # rows that other claims may hold at this moment, and a claim skips: PostgreSQL's connections
@@ -61,12 +61,11 @@ TASKS = sa.Table(
   sa.Column('attempts', sa.Integer, nullable=False, default=0),
   sa.Column('wakes', sa.Integer, nullable=False, default=0),
   sa.Column('owner', sa.Text, nullable=False, default=''),
-  sa.Column('progress', sa.Text),
   sa.Column('error', sa.Text, nullable=False, default=''),
   sa.Column('claimed', sa.Double),  # by the database's clock, like `ended`
   sa.Column('ended', sa.Double),
-  sa.Column('holder', TEXT, nullable=False, server_default=''),  # who has what the task goes on from; '': nobody
-  sa.Column('since', sa.Double, nullable=False, server_default='0'),  # when it last became ready
+  sa.Column('holder', TEXT, nullable=False, default=''),  # who has what the task goes on from; '': nobody
+  sa.Column('since', sa.Double, nullable=False, default=0.0),  # when it last became ready
   sa.UniqueConstraint('kind', 'key', 'number'),
   sa.Index('dipaco_tasks_open', 'kind', 'number', 'id', sqlite_where=OPEN, postgresql_where=OPEN),
   sa.Index('dipaco_tasks_undone', 'kind', 'number', sqlite_where=UNDONE, postgresql_where=UNDONE),
@@ -86,7 +85,7 @@ ROLES = sa.Table(
 
 
 def prepare(connection: sa.Connection):
-  """Makes the tables where there are none, or updates those of version 3; raises InputError for other versions."""
+  """Makes the tables where there are none; raises InputError where they are another version's."""
   if connection.dialect.name == 'postgresql':
     if sa.inspect(connection).has_table(SCHEMA.name) and connection.scalar(sa.select(SCHEMA.c.version)) == VERSION:
       return  # without waiting for others that begin
@@ -96,8 +95,6 @@ def prepare(connection: sa.Connection):
   if version is None:
     METADATA.create_all(connection)
     connection.execute(sa.insert(SCHEMA), {'version': VERSION})
-  elif version == 3:
-    _update(connection)
   else:
     check_version(connection)
 
@@ -113,17 +110,6 @@ def check_version(connection: sa.Connection):
       f'the registry {name} has tables of version {version}, this program those of version {VERSION}: finish its run '
       'with the program that began it, or give --registry a new database'
     )
-
-
-def _update(connection: sa.Connection):
-  """Gives the tasks of version 3 what version 4 has: their holder, how long they are ready, and indexes of these."""
-  for name in ('holder', 'since'):
-    column = sa.schema.CreateColumn(TASKS.c[name]).compile(dialect=connection.dialect)
-    connection.execute(sa.DDL(f'ALTER TABLE {TASKS.name} ADD COLUMN {column}'))
-  connection.execute(sa.update(TASKS).where(OPEN).values(since=Now()))
-  for index in TASKS.indexes:
-    index.create(connection, checkfirst=True)
-  connection.execute(sa.update(SCHEMA).values(version=VERSION))
 
 
 def _named(table: sa.Table) -> sa.ColumnElement[bool]:
@@ -145,10 +131,9 @@ _COUNTED = sa.select(sa.func.count()).where(FACTS.c.kind == 'withdrawn').scalar_
 COUNT_WITHDRAWN = _COUNTED.label('withdrawn')  # asked for as often: a process forgets the facts that it knows
 NEWS = DIVERGED.label('diverged'), COUNT_WITHDRAWN
 HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE).returning(*NEWS)
-PROGRESS = HEARTBEAT.values(progress=sa.bindparam('noted'))
 RELEASE = sa.update(TASKS).where(RUNNING).values(error=sa.bindparam('why'), **READY)
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
-DONE: dict[str, Any] = {'state': 'done', 'lease': None, 'progress': None, 'ended': Now()}
+DONE: dict[str, Any] = {'state': 'done', 'lease': None, 'ended': Now()}
 COMPLETE = sa.update(TASKS).where(RUNNING).values(**DONE)
 CLOSE = sa.update(TASKS).where(UNDONE).values(**DONE)  # when a run is finished
 IS_RUNNING = sa.select(*NEWS).where(RUNNING).select_from(TASKS)
@@ -170,7 +155,7 @@ _MISSES = sa.exists().where(_IS_OURS, _ASKING.c.state == 'running')
 REOPEN = sa.update(TASKS).where(_named(TASKS), TASKS.c.state == 'done', _MISSES).values(**READY)
 
 WITHDRAW = sa.delete(FACTS).where(_named(FACTS))
-RENEW = sa.update(TASKS).where(_named(TASKS)).values(progress=None, fence=TASKS.c.fence + 1, **READY)
+RENEW = sa.update(TASKS).where(_named(TASKS)).values(fence=TASKS.c.fence + 1, **READY)
 _GIVEN = (FACTS.c[name] == sa.bindparam(f'{name}_') for name in ('uri', 'sha256'))
 REVOKE = WITHDRAW.where(*_GIVEN)
 REMAKE = RENEW.values(holder='')  # its holder may have made what nobody can read
@@ -185,7 +170,7 @@ _MINIMA = (
 _FOUND = sa.union_all(*_MINIMA).subquery()  # a piece is a task and a fact of one kind
 LOWEST = sa.select(_FOUND.c.kind, sa.func.min(_FOUND.c.lowest).label('lowest')).group_by(_FOUND.c.kind)
 
-CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes progress'.split()]
+CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes'.split()]
 
 
 _IS_FREE = TASKS.c.lease <= Now()

@@ -44,7 +44,7 @@ from dipaco_jax.islands import (
   worker,
 )
 from dipaco_jax.islands.claims import Backup, Claims
-from dipaco_jax.islands.island import OWN_LEVELS_STAY, Island
+from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.islands.role_loop import Perform, Role
@@ -240,7 +240,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   The place has the id too: the monitors of two registries would each delete the other's objects. Raises InputError
   where the registry, this machine or the place has another run.
   """
-  about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8), OWN_LEVELS_STAY: True}
+  about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8)}
   about['versions'] = run_report.versions() | {'dipaco_jax source': run_report.source_digest()}
   if not registry.facts('config') and storage.exists(ISLANDS_MARK):
     raise InputError(registry_url.explain_unknown(storage.url))

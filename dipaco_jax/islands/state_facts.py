@@ -83,20 +83,17 @@ def in_parts(state: Arrays) -> Iterator[Arrays]:
 
 
 def whole(parts: Sequence[Arrays]) -> Arrays:
-  """Returns the state of these parts, or of the one object that an earlier version of this program wrote."""
-  if BYTES not in parts[0]:
-    return parts[0]
+  """Returns the state of these parts."""
   return tensors.from_bytes(np.concatenate([part[BYTES] for part in parts]).data)
 
 
 def read(island: Island, made: Fact) -> Arrays | None:
   """Returns the state after the phase of this checkpoint, None where none is published that can be read."""
   for fact in island.registry.facts(STATE, [made.key], made.number):
-    objects = fact.meta.get('objects', [[fact.uri, fact.sha256]] if fact.uri else [])
-    if objects and fact.meta.get('checkpoint') == made.sha256:
+    if fact.meta.get('checkpoint') == made.sha256:
       try:
         with guarding(f'the state of path {made.key} after phase {made.number + 1}'):
-          state = whole([island.read_object(*each) for each in objects])
+          state = whole([island.read_object(*each) for each in fact.meta['objects']])
           path_state.check_carried(state, island.shapes, island.inner_shapes)
           return state
       except Gone as e:

@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 from dipaco_jax.islands import fact_rows, pieces
 from dipaco_jax.islands.fact_rows import Conflict, Fact, Withdrawal
-from dipaco_jax.islands.guard import Gone, objects_of
+from dipaco_jax.islands.guard import Gone
 from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.module_weights import WHOLE, ModuleWeights
 from dipaco_jax.islands.registry import NewTask, Task
@@ -128,8 +128,6 @@ def why_unreadable(island: Island, first: Fact, standing: Sequence[Fact]) -> str
 def _read(island: Island, fact: Fact):
   """Reads all that a fact names, as its readers do. Raises island.Gone."""
   if fact.kind in (pieces.CHECKPOINT, pieces.PIECE):
-    for name in objects_of(fact).keys() - {level.name for level in island.layout.levels}:
-      island.read_object(*objects_of(fact)[name])  # of an earlier version of this program
     for level in island.layout.levels if 'excluded' not in fact.meta else ():
       if level.name in pieces.piece(island, pieces.part_of(island, fact)).sent and level.name not in island.own:
         island.read_contribution(fact, level)

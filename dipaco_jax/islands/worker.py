@@ -33,7 +33,7 @@ from dipaco_jax.islands.inner_phase import Start
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.messages import Sent
-from dipaco_jax.islands.path_state import INNER, Arrays, PathState
+from dipaco_jax.islands.path_state import Arrays, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.reading_ahead import ReadingAhead
@@ -151,7 +151,7 @@ class Worker:
 
     def publish() -> list[Fact]:
       with self.line.message():
-        objects = {} if why else write_objects(island, path, part, trained.sent, state, lease.task.is_first)
+        objects = {} if why else write_objects(island, path, part, trained.sent)
         own_levels.publish(island, own_modules, state)
       kind, number = pieces.fact_name(island, part)
       noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
@@ -318,21 +318,12 @@ def send_again(island: Island, path: int, part: Part, sent: dict[str, Sent]):
         island.storage.write(name, data, sha256)
 
 
-def write_objects(
-  island: Island, path: int, part: Part, sent: dict[str, Sent], state: PathState, is_first: bool = False
-) -> dict[str, list[str]]:  # fmt: skip
-  """Writes an object for each level, so that an executor reads its own module's part only.
-
-  `is_first`: whether nobody can have done this task before.
-  """
+def write_objects(island: Island, path: int, part: Part, sent: dict[str, Sent]) -> dict[str, list[str]]:
+  """Writes an object for each level, so that an executor reads its own module's part only."""
   kind, number = pieces.fact_name(island, part)
   prefix = f'paths/{part.phase}/{path}' + (f'.{number}' if kind == pieces.PIECE else '')
   shared = {level: message for level, message in sent.items() if level not in island.own}
-  objects = {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in shared.items()}
-  there = [] if is_first else island.registry.facts(kind, [str(path)], number)
-  if any(INNER in objects_of(made) for made in there):  # by an earlier version of this program
-    objects[INNER] = island.write_object(f'{prefix}-{INNER}', path_exchange.carried(island, part.phase, state))
-  return objects
+  return {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in shared.items()}
 
 
 def earlier(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ CALLS = (
   (registry.Registry, 'wake', lambda kind, keys, number: f'{kind} {"+".join(keys)} {number}'),
   (registry.Registry, 'mark_scheduled', first),
   (registry.Registry, 'release', lambda task, waiting=False, error='': f'{named(task)} {error}'),
-  (registry.Registry, 'heartbeat', lambda task, progress=None: f'{named(task)} {(progress or {}).get("step", "")}'),
+  (registry.Registry, 'heartbeat', named),
 )
 
 

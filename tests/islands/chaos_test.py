@@ -185,7 +185,7 @@ class Chaos:
     for row in self.cluster.registry.tasks(kind=MAKES[fact.kind]):
       if (row['key'], row['number']) != fact[1:3]:
         continue
-      task = registry.Task(row['id'], row['kind'], row['key'], row['number'], row['fence'] - 1, 'twin', 0, None)
+      task = registry.Task(row['id'], row['kind'], row['key'], row['number'], row['fence'] - 1, 'twin', 0)
       self.cluster.registry.complete(task, [fact])
     machine, folder = one_process.Machine(self.cluster.settings, {}), self.cluster.folder / 'chaos'
     made = machine.island(folder, url=self.cluster.url, storage=self.cluster.place)

@@ -39,7 +39,7 @@ def prepared(made, monkeypatch) -> Island:
 
 
 def holdout(of: Island, path: int) -> Fact:
-  [fact] = evaluator.perform(of, Task(0, 'evaluate', str(path), 1, 1, '', 0, None), None)()
+  [fact] = evaluator.perform(of, Task(0, 'evaluate', str(path), 1, 1, '', 0), None)()
   return fact
 
 

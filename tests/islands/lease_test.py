@@ -16,9 +16,9 @@ def test_renewals_of_leases_that_began_together_spread(island, monkeypatch):  # 
   island.registry.add_tasks(train(*((str(i), 1) for i in range(20))))
   times, heartbeat = {}, island.registry.heartbeat
 
-  def noted(task, progress=None):
+  def noted(task):
     times.setdefault(task.id, time.monotonic())
-    heartbeat(task, progress)
+    heartbeat(task)
 
   monkeypatch.setattr(island.registry, 'heartbeat', noted)
   tasks = [island.registry.claim('worker-0', ['train']) for _ in range(20)]

@@ -12,7 +12,6 @@ import numpy as np
 import one_process
 import poison
 import pytest
-import tiny_run
 from island_fixtures import machine, one_device, prepared  # noqa: F401
 from one_process import OWN_LEVELS, Faults, changed, with_settings
 
@@ -107,8 +106,8 @@ class Scene:
         state_facts.publish(made, facts[-1], state(t))
     made.registry.put([*facts, *(screening_facts.exclusion(made, 3, t, 'bad', 'w') for t in excluded)])
 
-  def find(self, held: HeldStates, phase: int = 8, progress: dict | None = None) -> lineage.Found:
-    return lineage.find(self.made, held, Task(0, 'train', '3', phase, 1, 'all', 0, progress))
+  def find(self, held: HeldStates, phase: int = 8) -> lineage.Found:
+    return lineage.find(self.made, held, Task(0, 'train', '3', phase, 1, 'all', 0))
 
 
 def state(x: float):
@@ -180,25 +179,12 @@ def test_states_of_paths_that_moved_on_since_they_are_held_are_forgotten(made, t
   assert {(key.path, key.phase, key.step) for key in held.names()} == {(1, 3, None), (3, 3, None), (3, 4, 5)}
 
 
-@pytest.mark.parametrize('damage', [None, tiny_run.flip_a_bit, pathlib.Path.unlink])
-def test_what_an_earlier_version_published_within_a_phase_counts(damage, made, caplog):
-  scene = Scene(made, published=(5,))
-  name, sha256 = made.write_object('paths/8/3-step4', state(8.5))
-  if damage:
-    damage(made.run.workdir / name)
-  found = scene.find(HeldStates(), progress={'step': 4, 'name': name, 'sha256': sha256})
-  if damage:
-    assert found.phases == (6, 7, 8) and not found.within and 'the phase is trained from its start' in caplog.text
-  else:
-    assert found.phases == (8,) and found.within[0] == 4
-
-
 @pytest.mark.parametrize('begins', ['fetch', 'replay'])
 @pytest.mark.parametrize('is_late', [True, False])
 def test_what_a_late_state_has_made_useless_is_not_made_again(begins, is_late, made, monkeypatch):
   """The monitor deletes modules as soon as a newer state is published, maybe while a replay is at work."""
   scene, does = Scene(made, published=(2,)), worker.Worker(HeldStates())
-  task = Task(0, 'train', '3', 8, 1, 'all', 0, None)
+  task = Task(0, 'train', '3', 8, 1, 'all', 0)
 
   def gone(*_):
     if is_late:

@@ -5,7 +5,6 @@ import one_process
 import pytest
 
 from dipaco_jax.islands import island, monitor, run_history, state_facts
-from dipaco_jax.islands.path_state import INNER
 from dipaco_jax.islands.registry import Fact, NewTask
 
 made = one_process.made
@@ -103,28 +102,23 @@ def test_a_monitor_that_ends_says_so(made):
 class Objects:
   """A run's objects up to a version, and its evaluations, by which one version is the best."""
 
-  def __init__(self, made: island.Island, phases: int, best: int, published=range(99), is_old: bool = False):
-    """States of some phases are published; `is_old`: as a part of the checkpoint."""
+  def __init__(self, made: island.Island, phases: int, best: int, published=range(99)):
+    """States of some phases are published."""
     self.made = made
     self.modules = [self.write_modules(version) for version in range(phases + 1)]
     self.paths, self.inner = [], []
     for phase in range(phases):
-      x, is_published = {'x': np.array([phase])}, phase in published
+      x = {'x': np.array([phase])}
       levels = {key: made.write_object(f'paths/{phase}/{key}-low', x) for key in '0123'}
-      named = {key: {'low': levels[key]} for key in '0123'}
-      if is_published and is_old:
-        named = {key: named[key] | {INNER: made.write_object(f'paths/{phase}/{key}-{INNER}', x)} for key in '0123'}
-      facts = [Fact('checkpoint', key, phase, '', '', {'objects': x}) for key, x in named.items()]
+      facts = [Fact('checkpoint', key, phase, '', '', {'objects': {'low': levels[key]}}) for key in '0123']
       made.registry.put(facts)
-      for fact in facts if is_published and not is_old else ():
+      for fact in facts if phase in published else ():
         state_facts.publish(made, fact, x)
       losses = {'loss': abs(best - phase - 1) + 1.0, 'targets': 1.0}
       made.registry.put([Fact('evaluation', key, phase + 1, '', '', losses) for key in '0123'])
       self.paths.append({name for name, _ in levels.values()})
       states = made.registry.facts('state', number=phase)
-      self.inner.append(
-        {fact.meta['objects'][0][0] for fact in states} | {x[INNER][0] for x in named.values() if INNER in x}
-      )
+      self.inner.append({fact.meta['objects'][0][0] for fact in states})
 
   def write_modules(self, version: int) -> set[str]:
     x, keys = {'x': np.array([version])}, self.made.all_modules()
@@ -148,24 +142,21 @@ def test_what_is_of_use_is_kept(made):
   assert objects.left() == objects.modules[1] | objects.modules[2]
 
 
-@pytest.mark.parametrize('is_old', [False, True])
-def test_the_inner_state_before_goes_with_the_next(is_old, made):
+def test_the_inner_state_before_goes_with_the_next(made):
   of = one_process.with_settings(made, train=dict(phases=4))
-  objects, collector = Objects(of, phases=4, best=4, is_old=is_old), monitor.Collector(of)
+  objects, collector = Objects(of, phases=4, best=4), monitor.Collector(of)
   collector.collect(3)
   left = objects.left()
-  last = 1 if is_old else 2  # one that is a part of a checkpoint goes with the objects of the phase of the next
-  assert not left & (objects.inner[last - 1] | objects.paths[0] | objects.paths[1]) and objects.inner[last] <= left
+  assert not left & (objects.inner[1] | objects.paths[0] | objects.paths[1]) and objects.inner[2] <= left
   assert objects.modules[2] <= left and not left & objects.modules[1]
   collector.collect(4)
-  assert not objects.left() & (objects.inner[last] | objects.modules[2]) and objects.inner[last + 1] <= objects.left()
+  assert not objects.left() & (objects.inner[2] | objects.modules[2]) and objects.inner[3] <= objects.left()
 
 
-@pytest.mark.parametrize('is_old', [False, True])
-def test_weights_for_a_replay_stay_until_the_next_published_state(is_old, made):
+def test_weights_for_a_replay_stay_until_the_next_published_state(made):
   """States are published after phases 0, 3 and 6; path 3 is excluded in phase 5, and begins anew."""
   of = one_process.with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=3))
-  objects, collector = Objects(of, phases=9, best=9, published=(0, 3, 6), is_old=is_old), monitor.Collector(of)
+  objects, collector = Objects(of, phases=9, best=9, published=(0, 3, 6)), monitor.Collector(of)
   of.registry.put([Fact('excluded', '3', 5, '', '', {'why': 'bad', 'worker': 'w'})])
   versions = lambda: [v for v, names in enumerate(objects.modules) if names <= objects.left()]  # noqa: E731
   collector.collect(3)

@@ -126,7 +126,7 @@ class Scene:
     self.made.registry.put([schedule.checkpoint_fact(path, phase, objects, {'worker': f'worker-{path}'})])
 
   def perform(self, number: int = 1):
-    task = Task(0, 'outer', 'high/0', number, 1, '', 0, None)
+    task = Task(0, 'outer', 'high/0', number, 1, '', 0)
     found = self.executor.perform(self.made, task, types.SimpleNamespace(about={}, check=lambda: None))
     return found and found()
 
@@ -209,18 +209,6 @@ def test_the_next_version_reads_contributions_alone(scene, monkeypatch):
   assert [name.split('/')[1] for name in names] == ['modules', *['paths'] * 4], 'version 0, and what paths wrote'
   scene.made, names[:] = dataclasses.replace(scene.made, weights=ModuleWeights()), []
   assert scene.perform(2)[0][:5] == second[:5] and {first.uri, first.meta[island.OUTER][0]} < {*names}
-
-
-def test_versions_of_before_have_weights_and_outer_state_in_one_object(scene, tmp_path):
-  first, second = two_versions(scene)
-  one = scene.made.write_object('modules/1/high/0', island.pack_module(*scene.made.read_module(first)))
-  old = first._replace(uri=one[0], sha256=one[1], meta={k: x for k, x in first.meta.items() if k != island.OUTER})
-  scene.made.registry.withdraw(Fact('mark', '', 0, '', '', {}), [first], [])
-  scene.made.registry.put([old])
-  scene.executor = outer_executor.Executor(tmp_path / 'others')
-  [again] = scene.perform(2)
-  assert again[:5] == second[:5] and again.meta[island.OUTER] == second.meta[island.OUTER]
-  assert scene.perform(1)[0][:5] == old[:5], 'made again as it was'
 
 
 def test_who_makes_a_version_again_leaves_out_what_was_left_out_then(scene):

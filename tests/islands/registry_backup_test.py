@@ -35,7 +35,7 @@ def begun(db) -> Registry:
   db.mark_scheduled(db.facts('config'))
   db.add_tasks([*train(*((str(i), 0) for i in range(5))), NewTask('outer', 'x', 1, 'waiting', 'mine')])
   db.complete(db.claim('gone', ['train']), [Fact('checkpoint', '0', 0, 'o', 'f', {'loss': 1.5, 'objects': {}})])
-  db.heartbeat(db.claim('w', ['train']), {'step': 3})
+  db.heartbeat(db.claim('w', ['train']))
   db.put([Fact('excluded', str(i), 7, '', 'f', {}) for i in range(1200)])
   db.beat('w', 'worker', {})
   return db
@@ -90,7 +90,7 @@ def test_a_registry_that_is_lost_is_that_of_the_backup_again(how, begun, url, pl
   assert {task['state'] for task in again.tasks() if task['kind'] == 'train'} == {'ready', 'done'}
   assert [fact.kind for fact in again.unscheduled(1)] == ['checkpoint']
   claims = [again.claim('b', ['train']) for _ in range(4)]
-  assert {task.key: task.progress for task in claims}['1'] == {'step': 3} and not any(t.is_first for t in claims)
+  assert '1' in {task.key for task in claims} and not any(task.is_first for task in claims)
   for _ in range(3):  # a worker of before whose claim the backup knows, or does not
     with pytest.raises(Lost):
       again.heartbeat(running)

@@ -4,12 +4,9 @@ import time
 
 import pytest
 import registries
-import sqlalchemy as sa
 from registries import train
-from registry_of_version_3 import CLAIM, RELEASE, Old
 
-from dipaco_jax.islands import database, registry_schema
-from dipaco_jax.islands.registry import Fact, Lost, NewTask, Registry
+from dipaco_jax.islands.registry import Fact, Lost, NewTask
 
 server, url, connect, db = registries.server, registries.url, registries.connect, registries.db
 
@@ -86,69 +83,3 @@ def test_what_comes_back_is_ready_anew(connect):
   db.add_tasks([NewTask('evaluate', '', 0)])
   db.reopen(db.claim('e', ['evaluate']), 'train', '0', 0)
   assert db.claim('w', ['train']) is None and db.claim('w', ['train'], holder='mine')
-
-
-@pytest.fixture
-def old(url):
-  """A registry of version 3, with a task in every state."""
-  made = Old(url)
-  made.add('done', 'done', None)
-  made.add('ready', 'ready', 0.0, number=1)
-  made.add('lost', 'running', time.time() - 1, owner='gone')
-  made.add('running', 'running', time.time() + 100, owner='old')
-  made.add('waiting', 'waiting', None)
-  yield made
-  made.close()
-
-
-def test_a_registry_of_version_3_goes_on(old, connect):
-  db = connect()
-  assert [(row['key'], row['state'], row['holder']) for row in db.tasks()] == [
-    ('done', 'done', ''), ('lost', 'running', ''), ('running', 'running', ''), ('waiting', 'waiting', ''),
-    ('ready', 'ready', ''),
-  ]  # fmt: skip
-  since = {row['key']: row['since'] for row in db.tasks()}
-  assert abs(since['ready'] - time.time()) < 10 and since['done'] == 0
-  db.wake('train', ['waiting'], 0)
-  db.add_tasks(held('mine', 'own'))
-  claims = [key(db.claim('w', ['train'], holder='mine')) for _ in range(5)]
-  assert claims[0] == 'own' and sorted(claims[1:4]) == ['lost', 'ready', 'waiting'] and claims[4] is None
-  assert db.facts('checkpoint') == [Fact('checkpoint', '0', 0, 'x', 'f', {})]
-  connect()  # it is of this version now
-
-
-def test_all_that_asks_finds_the_indexes_of_new_tables(old, url, connect, tmp_path):
-  connect()
-  other = f'sqlite:///{tmp_path}/new.db'
-  Registry(other).close()
-  assert indexes(url) == indexes(other)
-
-
-def indexes(url: str) -> dict[str, list[str]]:
-  engine = database.connect(url)
-  found = {index['name']: index['column_names'] for index in sa.inspect(engine).get_indexes('dipaco_tasks')}
-  engine.dispose()
-  return {name: columns for name, columns in found.items() if not name.endswith('_key')}
-
-
-def test_a_process_of_version_3_that_is_still_at_work_harms_nobody(old, connect):
-  db = connect()
-  db.add_tasks([*held('mine', 'own'), NewTask('train', 'low', -1, holder='mine')])
-  [claimed] = old.run(CLAIM)
-  assert claimed.key == 'low', 'it claims by number'
-  assert db.claim('w', ['train'], ['low'], 'mine') is None
-  old.run(RELEASE, id=claimed.id, fence=claimed.fence)
-  old.add('new', 'ready', 0.0, number=7)
-  taken = [key(db.claim('w', ['train'])) for _ in range(4)]
-  assert taken[0] == 'new' and sorted(map(str, taken[1:])) == ['None', 'lost', 'ready']
-  assert {key(db.claim('w', ['train'], holder='mine')) for _ in range(2)} == {'own', 'low'}
-
-
-def test_an_update_that_is_cut_off_leaves_version_3(old, url, monkeypatch):
-  monkeypatch.setattr(registry_schema, 'VERSION', sa.literal_column('nonsense'))
-  with pytest.raises(ValueError, match='nonsense'):
-    Registry(url, patience_s=0)
-  monkeypatch.undo()
-  [row] = old.run('SELECT * FROM dipaco_tasks WHERE number = 1')
-  assert 'holder' not in row._fields and indexes(url).keys() == {'dipaco_tasks_open', 'dipaco_tasks_undone'}
-  Registry(url).close()

@@ -34,7 +34,7 @@ def test_claims_go_by_age_across_kinds(db):
   claims = [db.claim('a', ['reroute', 'train']) for _ in range(4)]
   assert [task.key for task in claims[2:]] == ['', '3'] and {task.key for task in claims[:2]} == {'9', '10'}
   assert db.claim('a', ['reroute', 'train']) is None
-  assert claims[0].fence == 1 and claims[0].owner == 'a' and claims[0].progress is None
+  assert claims[0].fence == 1 and claims[0].owner == 'a'
 
 
 def test_a_claim_of_some_keys_leaves_the_others(db):
@@ -59,12 +59,12 @@ def test_a_lease_that_runs_out_goes_to_another_and_the_old_owner_is_refused(conn
   db = connect(lease_s=LEASE_S)
   db.add_tasks(train(('0', 0)))
   zombie = db.claim('a', ['train'])
-  db.heartbeat(zombie, {'step': 7})
+  db.heartbeat(zombie)
   assert db.claim('b', ['train']) is None
   time.sleep(LEASE_S + 0.05)
   assert db.tasks('running')[0]['lease_left_s'] < 0
   task = db.claim('b', ['train'])
-  assert task.fence == 2 and task.progress == {'step': 7}
+  assert task.fence == 2
   with pytest.raises(Lost):
     db.heartbeat(zombie)
   with pytest.raises(Lost):
@@ -82,17 +82,14 @@ def test_a_lease_that_runs_out_goes_to_another_and_the_old_owner_is_refused(conn
   assert db.facts('checkpoint') == [fact()] and db.tasks()[0]['attempts'] == 2
 
 
-def test_a_heartbeat_keeps_the_lease_and_what_was_noted(connect):
+def test_a_heartbeat_keeps_the_lease(connect):
   db = connect(lease_s=1)
   db.add_tasks(train(('0', 0)))
   task = db.claim('a', ['train'])
-  db.heartbeat(task, {'step': 1})
   for _ in range(4):
     time.sleep(0.3)
     db.heartbeat(task)
     assert db.claim('b', ['train']) is None
-  db.release(task)
-  assert db.claim('b', ['train']).progress == {'step': 1}
 
 
 def test_a_late_owner_whom_nobody_replaced_goes_on(connect):
@@ -151,7 +148,6 @@ def test_who_misses_something_has_it_made_again_but_no_zombie(connect):
   db = connect(lease_s=LEASE_S)
   db.add_tasks([*train(('0', 0)), NewTask('evaluate', '0', 1)])
   made = db.claim('a', ['train'])
-  db.heartbeat(made, {'step': 1})
   db.complete(made, [fact()])
   zombie = db.claim('a', ['evaluate'])
   time.sleep(LEASE_S + 0.05)
@@ -161,7 +157,7 @@ def test_who_misses_something_has_it_made_again_but_no_zombie(connect):
   db.reopen(task, 'train', '0', 0)
   again = db.claim('a', ['train'])
   db.reopen(task, 'train', '0', 0)  # it is being made
-  assert again.fence == 2 and again.progress is None and db.counts()['train'] == {'running': 1}
+  assert again.fence == 2 and db.counts()['train'] == {'running': 1}
   db.complete(again, [fact()])
   db.release(task)
   db.reopen(task, 'train', '0', 0)

@@ -226,7 +226,7 @@ class Executor:
     withdrawals.complete(self.of, task, [fact])
 
   def perform(self):
-    task = registry.Task(0, 'outer', 'high/0', 1, 1, '', 0, None)
+    task = registry.Task(0, 'outer', 'high/0', 1, 1, '', 0)
     lease = types.SimpleNamespace(about={}, check=lambda: None)
     publish = self.executor.perform(dataclasses.replace(self.of), task, lease)
     return publish and publish()

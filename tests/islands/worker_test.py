@@ -40,7 +40,7 @@ def sent(made, of: PathState, phase: int) -> dict:
 
 
 def write(made, of: PathState, phase: int) -> dict:
-  return worker.write_objects(made, 3, Part(phase, 0), sent(made, of, phase), of)
+  return worker.write_objects(made, 3, Part(phase, 0), sent(made, of, phase))
 
 
 def test_a_checkpoint_has_an_object_for_each_level(made):
@@ -60,16 +60,6 @@ def test_only_parameters_of_shared_levels_leave_the_machine(made):
   assert {*of.storage.names(island.OBJECTS)} - before == {name for name, _ in objects.values()}
   for level in (level for level in of.layout.levels if level.name in objects):
     np.testing.assert_equal(of.read_object(*objects[level.name]), {n: params[n] for n in of.layout.names(level)})
-
-
-def test_a_checkpoint_of_before_is_made_again_with_its_state(made):
-  """Earlier versions of this program published it with the checkpoint."""
-  objects = write(made, state(made), 2)
-  objects[INNER] = made.write_object(f'paths/2/3-{INNER}', state(made).carried())
-  fact = schedule.checkpoint_fact(3, 2, objects, {})
-  made.registry.put([fact])
-  again = schedule.checkpoint_fact(3, 2, write(made, state(made), 2), {})
-  assert again.sha256 == fact.sha256 and INNER in again.meta['objects']
 
 
 @pytest.mark.parametrize(
@@ -120,7 +110,7 @@ def clock(monkeypatch) -> Clock:
 
 @pytest.fixture
 def metrics(clock) -> PhaseMetrics:
-  lease = types.SimpleNamespace(about={'task': 'train 7 1'}, task=Task(0, 'train', '7', 1, 1, 'w', 0, None))
+  lease = types.SimpleNamespace(about={'task': 'train 7 1'}, task=Task(0, 'train', '7', 1, 1, 'w', 0))
   return PhaseMetrics(lease, JOB, 1)
 
 
