@@ -26,9 +26,8 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
     raise InputError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
   try:
     return settings.of_run(seals.loads(file.read_bytes()))
-  except (ValueError, AttributeError, TypeError) as e:
-    fix = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
-    raise InputError(f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); {fix}') from e
+  except InputError as e:
+    raise InputError(f'--workdir={workdir}: {e}') from e
 
 
 def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
