@@ -104,7 +104,7 @@ def write_run(workdir: pathlib.Path, s: settings.Settings):
   files.write_file(
     workdir / 'tokenizer.model', sentencepiece_tokenizer.train((words for _, words in drawn), vocab_size)
   )
-  publishing.write_json(workdir / 'config.json', s.to_dict())
+  publishing.write_json(workdir / 'config.json', settings.recorded(s))
   base = {name: np.asarray(x) for name, x in transformer.init(made, jax.random.key(0)).items()}
   files.write_file(workdir / 'base' / 'params.safetensors', tensors.to_bytes(base))
   centroids = jax.numpy.asarray(rng.normal(size=(num_paths, D)), jax.numpy.float32)

@@ -12,7 +12,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dipaco_jax.core import extension, fields, settings_checks, text_settings, wires
+import dipaco_jax
+from dipaco_jax.core import extension, fields, settings_checks, text_settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import Source as Source, field
 from dipaco_jax.core.model_sections import Data as Data, Model as Model, Pretrain as Pretrain, Tokenizer as Tokenizer
@@ -24,6 +25,11 @@ from dipaco_jax.core.training_sections import (
   Routing as Routing,
   Train as Train,
 )
+
+FORMAT = 2  # of workdirs and registries: a run is continued and read by versions of its format alone
+WRITTEN_BY = 'written_by'  # beside the settings of a run: its version and format
+BESIDE = (WRITTEN_BY, 'seal')
+SECTIONS = {'model', 'levels', 'train', 'outer'}  # some of those that the settings of a run have in any format
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,64 +115,42 @@ def from_dict(values: Mapping[str, Any]) -> Settings:
 
   Raises InputError for an unknown field, a wrong type or a value out of range.
   """
-  settings = _build(values)
-  settings_checks.check_new(settings)
-  return settings
-
-
-def _build(values: Mapping[str, Any]) -> Settings:
   if isinstance(values, Mapping):
-    values = {name: value for name, value in values.items() if name != 'seal'}  # which config.json has beside them
+    values = {name: value for name, value in values.items() if name not in BESIDE}
   settings = fields.build(Settings, values)
   settings = dataclasses.replace(settings, data=text_settings.resolve_source(settings.data))
   settings_checks.check(settings)
   return settings
 
 
+def recorded(settings: Settings) -> dict[str, Any]:
+  """Returns what a run records of its settings, in config.json or the registry, for `of_run`."""
+  return {WRITTEN_BY: {'dipaco_jax': dipaco_jax.__version__, 'format': FORMAT}} | settings.to_dict()
+
+
 def of_run(values: Mapping[str, Any] | None) -> Settings:
-  """Makes settings from what a run's config.json holds, None if it could not be read; raises InputError."""
-  if values is None or not values.keys() >= _of_first_version():
-    raise InputError('the file lacks a section, or is not as it was written')
-  settings = _build(values)
-  if 'closed_every' in values['outer']:
-    return settings
-  return dataclasses.replace(
-    settings, outer=dataclasses.replace(settings.outer, closed_every=closed_every_of_before(settings))
+  """Makes settings from what `recorded` has made of them; None stands for a file that is damaged.
+
+  Raises InputError where the values are not those of a run, or were written in another format.
+  """
+  advice = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
+  try:
+    if values is None or not values.keys() >= SECTIONS:
+      raise InputError('the file lacks a section, or is not as it was written')
+    written_by = values.get(WRITTEN_BY, {'dipaco_jax': '0.1', 'format': 1})
+    if written_by['format'] == FORMAT:
+      return from_dict(values)
+  except (ValueError, AttributeError, TypeError, KeyError) as e:
+    raise InputError(f'its config.json is not that of a run, or damaged ({e}); {advice}') from e
+  raise InputError(
+    f'dipaco_jax {written_by["dipaco_jax"]} wrote this run in format {written_by["format"]}, and this version, '
+    f'{dipaco_jax.__version__}, reads format {FORMAT} alone: use that version, or another --workdir'
   )
-
-
-def unknown_fields(values: Mapping[str, Any]) -> list[str]:
-  """Returns the names of the fields in a run's config.json that this version does not have."""
-  known = {*fields.flatten(Settings().to_dict()), 'seal'}
-  return [name for name in fields.flatten(values) if name not in known and not name.startswith('grid.')]
-
-
-def closed_every_of_before(settings: Settings) -> int:
-  """Returns `outer.closed_every` as of versions without that field: there publishing states closed phases."""
-  is_streaming = wires.make_wire(settings.outer, settings.train).stream
-  return settings.checkpoint.state_every_phases if is_streaming else Outer().closed_every
-
-
-def stated(settings: Settings) -> dict[str, Any]:
-  """Returns the settings as nested dicts, without added fields at their default, as versions before those had them."""
-  nested, usual = settings.to_dict(), fields.flatten(Settings().to_dict())
-  usual['outer.closed_every'] = closed_every_of_before(settings)
-  for name in (name for name, f in fields.fields(Settings) if f.added):
-    section, _, last = name.rpartition('.')
-    of_section = nested[section] if section else nested
-    if of_section[last] == usual[name]:
-      del of_section[last]
-  return {name: value for name, value in nested.items() if value != {} or name in _of_first_version()}
-
-
-def _of_first_version() -> set[str]:
-  """Returns the sections, and the fields apart from them, of which not all was added later."""
-  return {name.partition('.')[0] for name, f in fields.fields(Settings) if not f.added}
 
 
 def digest(settings: Settings, *prefixes: str) -> str:
   """Returns the sha256 of the canonical JSON of the fields that start with one of `prefixes` (none: all)."""
-  values = fields.flatten(stated(settings))
+  values = fields.flatten(settings.to_dict())
   chosen = {name: value for name, value in values.items() if not prefixes or name.startswith(prefixes)}
   named = {extension.module_of(value) for value in chosen.values() if extension.is_reference(value)}
   chosen |= {f'extensions.{module}': sha256 for module, sha256 in settings.extensions if module in named}
@@ -185,7 +169,4 @@ def in_words(changes: Mapping[str, tuple[Any, Any]]) -> str:
   changes = dict(changes)
   was, now = map(dict, changes.pop('extensions', ((), ())))
   modules = [f'the source of {name} has changed' for name in was if name in now and was[name] != now[name]]
-  fields_in_words = [f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changes.items()]
-  if (name := 'outer.closed_every') in changes:
-    fields_in_words.append(f'a run that an earlier version began continues with --config.{name}={changes[name][0]}')
-  return '; '.join(fields_in_words + modules)
+  return '; '.join([*(f'config.{name} was {a!r}, is {b!r}' for name, (a, b) in changes.items()), *modules])

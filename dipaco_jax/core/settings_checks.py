@@ -20,8 +20,6 @@ def check(s: Any) -> None:
     words = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave one of them out'
     raise InputError(f'config.pretrain.init={s.pretrain.init}: {words}')
   text_settings.check_data(s.data)
-  if is_reference(s.tokenizer.kind):
-    text_settings.check_tokenizer(s.tokenizer)
   _check_routing(s, num_paths)
   _check_evaluate(s, num_paths)
   if s.train.paths_per_phase > num_paths:
@@ -38,20 +36,21 @@ def check(s: Any) -> None:
   if len({*s.metrics.sinks}) < len(s.metrics.sinks):
     raise InputError(f'config.metrics.sinks={s.metrics.sinks} names a sink twice')
   _check_schedule(s, num_paths)
-
-
-def check_new(s: Any) -> None:
-  """Checks what runs of earlier versions may have, and can still be read with; raises InputError."""
   text_settings.check_all_is_read(s.data)
   text_settings.check_tokenizer(s.tokenizer)
   _check_warmup(s)
+  _check_replicas(s)
+  if s.evaluate.matrix and not s.train.early_stopping:
+    raise InputError('config.evaluate.matrix=True is of hold-outs, and config.train.early_stopping=False keeps none')
+
+
+def _check_replicas(s: Any) -> None:
+  """Raises InputError where paths that are one model would have to compete for texts."""
   varied = {axis for _, _, axes in s.levels for axis in axes}
   replicas = [axis for axis, size in s.grid if size > 1 and axis not in varied]
   if s.routing.method == 'discriminative' and replicas:
     words = f'no level varies over the grid axis {replicas[0]!r}, and of equal models none is the better for a text'
     raise InputError(f"config.routing.method='discriminative': {words}; use 'kmeans'")
-  if s.evaluate.matrix and not s.train.early_stopping:
-    raise InputError('config.evaluate.matrix=True is of hold-outs, and config.train.early_stopping=False keeps none')
 
 
 def _check_inner(s: Any) -> None:

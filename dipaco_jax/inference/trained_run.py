@@ -309,11 +309,8 @@ def _read_settings(files: RunFiles) -> settings_lib.Settings:
     raise InputError(f'--workdir={files.workdir}: there is no run here (no config.json); name the folder of one') from e
   except OSError as e:
     raise InputError(f'--workdir={files.workdir}: {e.strerror or e}; see to its name and to credentials') from e
-  except (ValueError, AttributeError, TypeError) as e:
-    raise InputError(
-      f'--workdir={files.workdir}: its config.json is not that of a run, or damaged ({e}); name another, or, if it was '
-      'that of a run, remove it, and the command of the run makes it again'
-    ) from e
+  except InputError as e:
+    raise InputError(f'--workdir={files.workdir}: {e}') from e
 
 
 def _on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) -> dict[str, Any]:

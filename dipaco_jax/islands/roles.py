@@ -14,7 +14,6 @@ enough, in any order. A role ends when the run is finished, and, with status 65,
 import contextlib
 import dataclasses
 import hashlib
-import json
 import logging
 import os
 import pathlib
@@ -240,14 +239,14 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   The place has the id too: the monitors of two registries would each delete the other's objects. Raises InputError
   where the registry, this machine or the place has another run.
   """
-  about: dict[str, Any] = {'config': settings.to_dict(), 'id': secrets.token_hex(8)}
+  about: dict[str, Any] = {'config': settings_lib.recorded(settings), 'id': secrets.token_hex(8)}
   about['versions'] = run_report.versions() | {'dipaco_jax source': run_report.source_digest()}
   if not registry.facts('config') and storage.exists(ISLANDS_MARK):
     raise InputError(registry_url.explain_unknown(storage.url))
   try:
-    registry.put([Fact('config', '', 0, '', config_digest(settings), about)])
+    registry.put([Fact('config', '', 0, '', settings_lib.digest(settings), about)])
   except Conflict as e:
-    words = changes(registry.facts('config')[0].meta['config'], settings)
+    words = changes(settings_lib.of_run(registry.facts('config')[0].meta['config']), settings)
     raise InputError(f'--registry is that of a run with another config ({words}): use another database') from e
   [fact] = registry.facts('config')
   check_versions(fact.meta['versions'], about['versions'], settings.other_code)
@@ -255,18 +254,13 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
     words = 'check --workdir, or whether it is mounted'
     raise InputError(f'{storage.url} has nothing of the run that this --registry knows: {words}')
   if not (file := local / 'config.json').exists():
-    publishing.write_json(file, settings.to_dict())
-  elif words := changes(stage_records.read_settings(local).to_dict(), settings):
+    publishing.write_json(file, settings_lib.recorded(settings))
+  elif words := changes(stage_records.read_settings(local), settings):
     raise InputError(f'{local} holds a run with another config ({words}): use another --workdir')
   if storage.agree(ISLANDS_MARK, fact.meta['id'].encode()).decode() != fact.meta['id']:
     raise InputError(registry_url.explain_unknown(storage.url))
   registry.add_tasks([NewTask('prepare', '', 0)])
   return fact.meta['id']
-
-
-def config_digest(settings: settings_lib.Settings) -> str:
-  """Returns the digest by which the processes of a run agree on its config."""
-  return hashlib.sha256(json.dumps(settings_lib.stated(settings), sort_keys=True).encode()).hexdigest()
 
 
 def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code: str):
@@ -286,9 +280,9 @@ def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code
   logging.warning('%s: its bits may depend on who does what', words)
 
 
-def changes(before: dict[str, Any], settings: settings_lib.Settings) -> str:
+def changes(before: settings_lib.Settings, settings: settings_lib.Settings) -> str:
   """Names all fields that differ; none may, unlike when `main` goes on, as other processes are at work."""
-  was, now = (fields.flatten(s.to_dict()) for s in (settings_lib.of_run(before), settings))
+  was, now = (fields.flatten(s.to_dict()) for s in (before, settings))
   return settings_lib.in_words({name: (was[name], now[name]) for name in now if was[name] != now[name]})
 
 

@@ -1,7 +1,4 @@
-"""What an islands run has cost, by the facts (role_costs.py): bytes by phase, and what workers spent their time on.
-
-Facts of earlier versions of this program do not tell all of it: what they lack is None, or left out of the report.
-"""
+"""What an islands run has cost, by the facts (role_costs.py): bytes by phase, and what workers spent their time on."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -100,10 +97,7 @@ def mbits(num_bytes: float, seconds: float) -> float | None:
 
 
 def read_spells(facts: Iterable[Fact]) -> list[Spell]:
-  """Returns the spells of all workers; [] where facts of training do not tell them."""
-  facts = list(facts)
-  if any('seconds' not in fact.meta for fact in facts if fact.kind == 'checkpoint'):
-    return []
+  """Returns the spells of all workers."""
   return [Spell(fact.meta['until'], fact.meta['seconds']) for fact in facts if 'seconds' in fact.meta]
 
 

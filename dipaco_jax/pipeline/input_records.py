@@ -21,7 +21,7 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(workdir: pathlib.Path) -> Inputs:
-  """Returns what is known of a run's inputs: nothing of a run that has read none, or was made by an earlier version."""
+  """Returns what is known of a run's inputs: nothing of a run that has read none."""
   file = workdir / FILE
   if not file.exists():
     return Inputs({}, {})

@@ -104,7 +104,6 @@ def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = 
 
   `keeps`: whether digests of files are kept for the next time, as where no other process is at work in the workdir.
   """
-  _check_version(workdir)
   known = input_records.read_inputs(workdir)
   digests = content.Digests(known.files)
   for stage in READERS:
@@ -115,16 +114,6 @@ def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = 
           raise InputError(f'config.{field}: {path} {change} stage {stage} of this run read the files: {fix}')
   if keeps and digests.known != known.files:
     input_records.write_inputs(workdir, known._replace(files=digests.known))
-
-
-def _check_version(workdir: pathlib.Path) -> None:
-  """Raises InputError where an unfinished run has text of an earlier version, without digests of its documents."""
-  parts = [*(workdir / 'sequences').glob('*/train.array_record')]
-  is_finished = stage_records.record_file(workdir, 'evaluate').exists()
-  if not is_finished and not all(part.with_suffix('.contents').exists() for part in parts):
-    raise InputError(
-      f'--workdir={workdir} was begun by an earlier version, whose text this one cannot use: use another'
-    )
 
 
 def _is_used(workdir: pathlib.Path, stage: str) -> bool:

@@ -162,7 +162,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
       fewer = 'fewer phases shorten the cosine, so the learning rate steps down'
       message = '%s; --config.inner.decay_steps states its length from the start'
       logging.warning(message, more if old.train.phases < settings.train.phases else fewer)
-  publishing.write_json(file, settings.to_dict())
+  publishing.write_json(file, settings_lib.recorded(settings))
   (workdir / stage_records.REFUSED).unlink(missing_ok=True)
   files.write_file(workdir / 'command.txt', os.fsencode(f'{command}\n'))
 

@@ -11,7 +11,6 @@ import shutil
 from typing import Any
 
 from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.pipeline import inputs, run as run_lib, stage as stage_lib, stage_records
 from dipaco_jax.storage import files, publishing, seals
@@ -58,11 +57,8 @@ def _find_difference(
 
 
 def _find_other_input(run: run_lib.Run, record: dict[str, Any], name: str) -> str:
-  """Says which input of a stage has another content; raises InputError where that is not known."""
+  """Says which input of a stage has another content, '' where none has."""
   own = run.record(name)
-  if 'inputs' not in record or (own and 'inputs' not in own):
-    problem = 'it, or this run, was made before the content of text and models was recorded, so they cannot be compared'
-    raise InputError(f'--reuse: {problem}: leave --reuse out, or name another run')
   now = own['inputs'] if own else inputs.compute_digests(run.workdir, run.settings, name)
   other = sorted(field for field in now | record['inputs'] if now.get(field) != record['inputs'].get(field))
   return f'config.{other[0]} has other contents' if other else ''

@@ -102,7 +102,7 @@ class Run:
   def validation_bytes(self) -> np.ndarray:
     """Returns the bytes of text after the prefix of each validation sequence, int64 [N]: those of the original text.
 
-    Of text that an earlier version tokenized, and of files of tokens, they are those of the tokens' own text.
+    Of files of tokens, they are those of the tokens' own text.
     """
     validation = self.sequences('validation')
     if (counted := validation.scored_bytes()) is not None:

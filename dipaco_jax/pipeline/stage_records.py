@@ -25,19 +25,9 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
   if not file.exists():
     raise InputError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
   try:
-    values = seals.loads(file.read_bytes())
-    unknown = (
-      settings.unknown_fields(values) if isinstance(values, dict) and values.keys() >= {'model', 'outer'} else []
-    )
-    if not unknown:
-      return settings.of_run(values)
-  except (ValueError, AttributeError, TypeError) as e:
-    fix = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
-    raise InputError(f'--workdir={workdir}: its config.json is not that of a run, or damaged ({e}); {fix}') from e
-  raise InputError(
-    f'--workdir={workdir} was begun by an earlier version of dipaco_jax, with {", ".join(unknown)}, which this one does '
-    'not know: use another workdir, or the version that began it'
-  )
+    return settings.of_run(seals.loads(file.read_bytes()))
+  except InputError as e:
+    raise InputError(f'--workdir={workdir}: {e}') from e
 
 
 def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:

@@ -40,7 +40,7 @@ def validation_size(report: Mapping[str, Any], tokenized: Mapping[str, Any]) -> 
   sequences, of_documents = tokenized.get('validation_documents'), ''
   if not tokens or not sequences:
     return ''
-  if 'read_validation_documents' in tokenized and (documents := report.get('validation_documents')):
+  if documents := report.get('validation_documents'):
     of_documents = f' from {documents:,} document{"s" * (documents > 1)}'
   share = f', {100 * tokens / training:.2g}% as many as there are training tokens' if training else ''
   return f'A sample of it was scored: {sequences:,} sequences{of_documents} with {tokens:,} scored tokens{share}.'
@@ -137,8 +137,7 @@ def span(values: Sequence[float]) -> str:
 def stage_seconds(report: Mapping[str, Any]) -> dict[str, float]:
   """Returns the time of each stage: by the account of causes, with what was lost to restarts.
 
-  In an islands run, that account adds up the times of all workers, and runs of earlier versions have none: then it is
-  the wall time of the stages.
+  In an islands run, that account adds up the times of all workers: then it is the wall time of the stages.
   """
   seconds = report.get('seconds') or {}
   if report.get('island_bytes') or not set(report['wall_s']) <= set(seconds):

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 from dipaco_jax.algorithm import averaging_gap
 from dipaco_jax.core import paired
-from dipaco_jax.core.errors import InputError
 
 
 class Outcome(NamedTuple):
@@ -55,6 +54,7 @@ def compare(candidate: Outcome, other: Outcome) -> Comparison:
 def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -> Outcome:
   """Reads the outcome of a run that is finished, or has diverged."""
   from dipaco_jax.pipeline import document_losses, stage_records  # not for --help
+  from dipaco_jax.storage import seals
   from dipaco_jax.training import metrics_log
 
   s, stages = stage_records.read_settings(workdir), stage_records.read_stages(workdir)
@@ -66,7 +66,7 @@ def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -
   if 'evaluate' in stages:
     documents = document_losses.read(workdir)
     if documents is None:
-      raise InputError(f'{workdir} is a run of an earlier version, without losses of documents: name another --workdir')
+      raise seals.Damaged(workdir / document_losses.FILE)
     measured = paired.Losses(documents.nats['paths'], documents.tokens, documents.content)
     losses, loss = (measured,), float(measured.nats.sum() / measured.tokens.sum())
   return Outcome(name, dict(changes), loss, gap, s.train.steps_per_phase, seconds, losses)

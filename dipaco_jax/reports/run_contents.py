@@ -22,7 +22,7 @@ class Contents(NamedTuple):
   text: Any  # documents of training text by kind, which no tokenizer changes
   sequences: str  # digest of the tokenized training text; '' where it is not here, as in a copy of a bucket
   cut: tuple[int, ...]  # what decides how text is cut into them
-  documents: Documents | None  # of validation; None in runs of earlier versions, or before evaluation
+  documents: Documents | None  # of validation; None before evaluation
   domains: list[str]
 
 

@@ -128,8 +128,6 @@ def _costs(report: dict[str, Any], pretrain: dict[str, Any]) -> dict[str, Any]:
     costs['pretrain_flops'] = None if base is None else per_token * base
     costs['paths_flops'] = None if costs['paths_tokens'] is None else per_token * costs['paths_tokens']
     costs['serve_flops_per_token'] = per_token / 3  # the forward pass
-    if report['control_tokens'] and not report['control_flops']:  # of an earlier version
-      costs['control_flops'] = per_token * report['control_tokens']
   return costs
 
 

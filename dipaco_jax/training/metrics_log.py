@@ -154,13 +154,12 @@ def to_line(row: Mapping[str, Any]) -> bytes:
 
 
 def from_line(line: bytes) -> dict[str, Any] | None:
-  """Parses a line of metrics.jsonl; None where it is damaged. Lines without a seal, of older runs, are accepted."""
-  if sealed := SEALED.fullmatch(line):
-    line = sealed[1] + b'}'
-    if int(sealed[2], 16) != zlib.crc32(line):
-      return None
+  """Parses a line of metrics.jsonl; None where it is damaged."""
+  sealed = SEALED.fullmatch(line)
+  if not sealed or int(sealed[2], 16) != zlib.crc32(sealed[1] + b'}'):
+    return None
   try:
-    row = json.loads(line)
+    row = json.loads(sealed[1] + b'}')
   except ValueError:
     return None
   return row if isinstance(row, dict) and {'kind', 'stage', 'updates', 'time'} <= row.keys() else None

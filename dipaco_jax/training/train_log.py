@@ -54,7 +54,6 @@ class Journal:
     self._timed = False  # the first dispatch compiles
     self._told_gap = False
     self._not_finite = [0] * len(record.loss_sum)  # steps in a row up to the last, by path
-    self._record.path_s = self._record.path_s or [0.0] * len(record.loss_sum)  # of an earlier version
     self._inner_s = time_use.read().get(
       time_use.INNER, 0.0
     )  # of this process, up to the last dispatch that was written

@@ -46,9 +46,6 @@ class Record:
   path_s: list[float] = dataclasses.field(default_factory=list)  # in inner steps, by path
 
 
-ADDED = {'piece', 'sent', 'seconds', 'path_s'}  # which records of before do not have
-
-
 def new_record(num_paths: int) -> Record:
   """Returns the record before the first update."""
   return Record(
@@ -178,7 +175,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
   """ShapeDtypeStructs with shardings of the arrays in such a checkpoint; None: within a phase, with other positions."""
   fields = {field.name for field in dataclasses.fields(Record)}
   known = {'record', 'turns', 'own', 'in_turn', 'positions', 'shapes'}
-  if meta.keys() - {'residuals', 'left'} != known or meta['record'].keys() | ADDED != fields:
+  if meta.keys() - {'residuals', 'left'} != known or meta['record'].keys() != fields:
     raise InputError(OTHER_VERSION)
   positions, record = tuple(meta['positions']), Record(**meta['record'])
   if positions != programs.placement.positions and (meta['in_turn'] or record.turn or record.piece):

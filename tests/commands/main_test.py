@@ -1,6 +1,7 @@
 """What a new user gets wrong: one line that names the fix, status 2, before any work, and nothing is left behind."""
 
 import functools
+import json
 import logging
 import pathlib
 import socket
@@ -324,6 +325,14 @@ def test_a_workdir_of_something_else(run, tmp_path, config):
   said = refused(run, TINY, workdir='old')
   assert '--workdir=old: its config.json is not that of a run' in said and 'another' in said
   assert (tmp_path / 'old' / 'config.json').read_text() == config
+
+
+def test_a_workdir_of_another_format(run, tmp_path):
+  (tmp_path / 'old').mkdir()
+  (tmp_path / 'old' / 'lock').touch()
+  (tmp_path / 'old' / 'config.json').write_text(json.dumps(settings.Settings().to_dict()))  # as 0.1 wrote it
+  said = refused(run, TINY, workdir='old')
+  assert '--workdir=old: dipaco_jax 0.1 wrote this run in format 1' in said and 'use that version, or another' in said
 
 
 @pytest.mark.slow

@@ -83,9 +83,9 @@ def test_time_to_go_is_that_of_recent_steps(tmp_path, held):
   rows, when = [], time.time()
   for step in range(500, 0, -10):
     row = {'kind': 'step', 'stage': 'pretrain', 'updates': step, 'time': when, 'step': step, 'phase': 0, 'paths': [0]}
-    rows.append(json.dumps(row | {'loss': [3.0], 'tokens_per_s': None}))
+    rows.append(metrics_log.to_line(row | {'loss': [3.0], 'tokens_per_s': None}))
     when -= 10_000 if step == 300 else 20  # a pause between two sittings
-  (tmp_path / 'metrics.jsonl').write_text('\n'.join(reversed(rows)) + '\n')
+  (tmp_path / 'metrics.jsonl').write_bytes(b''.join(reversed(rows)))
   lines = status.status(tmp_path).splitlines()
   assert lines[1] == 'step 500 of 1,000, 50% of this stage'
   # The paths' 12 phases of 50 steps of 16 paths, and as many steps of the control, have as many rows a step.

@@ -81,18 +81,12 @@ def test_the_digest_is_that_of_the_source(module):
 
 def test_without_references_no_digest_knows_of_them():
   plain = settings.Settings()
-  assert user_modules.admit_own(plain) == plain and 'extensions' not in settings.stated(plain)
+  assert user_modules.admit_own(plain) == plain and not plain.extensions
 
 
 def test_what_is_kept_goes_back_to_settings(module):
   s = user_modules.admit_own(with_outer(f'{module[0]}:make'))
-  assert settings.of_run(s.to_dict()) == s
-
-
-def test_a_config_of_before_goes_on():
-  values = settings.Settings().to_dict()
-  del values['extensions']
-  assert settings.of_run(values) == settings.from_dict({})
+  assert settings.of_run(settings.recorded(s)) == s
 
 
 @pytest.mark.parametrize('reference, words', [

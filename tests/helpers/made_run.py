@@ -41,7 +41,7 @@ def write(workdir: pathlib.Path, s: settings_lib.Settings, *, chooser: bool = Fa
   vocab_size = sentencepiece_tokenizer.SentencePieceTokenizer(tokenizer_bytes()).vocab_size
   made = transformer.make_model(s.model, vocab_size)
   layout = modules.make_layout(s.grid, s.levels, transformer.shapes(made))
-  publishing.write_json(workdir / 'config.json', s.to_dict())
+  publishing.write_json(workdir / 'config.json', settings_lib.recorded(s))
   publishing.write_sealed(workdir / 'tokenizer.model', tokenizer_bytes())
   base = small.base(made, seed)
   with publishing.publish_directory(workdir / 'base') as aside:

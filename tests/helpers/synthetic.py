@@ -28,7 +28,7 @@ def make(workdir, axes=(('a', 4), ('b', 4)), phases=12, tau=50, pretrain_steps=3
   workdir, rng = pathlib.Path(workdir), np.random.default_rng(seed)
   config = make_config(axes, phases, tau, pretrain_steps)
   workdir.mkdir(parents=True, exist_ok=True)
-  write_json(workdir / 'config.json', config.to_dict())
+  write_json(workdir / 'config.json', settings.recorded(config))
   grid = grids.Grid(config.grid)
   results = make_results(config, grid, list(domains), rng)
   for name, result in list(results.items())[:stages]:

@@ -1,12 +1,9 @@
 """Roles: which run a process may join, and where its files are on this machine."""
 
 import dataclasses
-import hashlib
-import json
 import os
 import pathlib
 import platform
-import tarfile
 import tempfile
 
 import one_process
@@ -34,22 +31,6 @@ def test_another_config_is_refused(config, tmp_path):
     other.island(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
 
 
-def test_a_run_that_began_before_a_field_was_added_is_joined(config, tmp_path):
-  with tarfile.open(pathlib.Path(__file__).parent / 'old_runs' / 'runs.tar.xz') as archive:
-    old = json.load(archive.extractfile('main/config.json'))  # as an early version wrote it
-  config = changed(config, evaluate=dict(samples=settings_lib.Evaluate().samples))  # as by default
-  made = Machine(config, {}).island(tmp_path)
-  [fact] = made.registry.facts('config')
-  close(made)
-  without = {name: value for name, value in config.to_dict().items() if name in old}
-  for section in without.keys() - {'seed', 'grid', 'levels'}:
-    without[section] = {name: value for name, value in without[section].items() if name in old[section]}
-  del without['outer']['b2']  # which versions before that one did not have
-  assert fact.sha256 == hashlib.sha256(json.dumps(without, sort_keys=True).encode()).hexdigest()
-  with pytest.raises(ValueError, match=r'config\.outer\.b2 was 0\.99, is 0\.5'):
-    Machine(changed(config, outer=dict(b2=0.5)), {}).island(tmp_path)
-
-
 def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
   machine = Machine(config, {})
   close(machine.island(tmp_path))
@@ -58,7 +39,7 @@ def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
     machine.island(tmp_path, url=other)
   facts = Registry(other)
   assert not facts.facts('config'), 'it knows no run either'
-  facts.put([Fact('config', '', 0, '', roles.config_digest(config), {'config': {}, 'id': 'b2', 'versions': {}})])
+  facts.put([Fact('config', '', 0, '', settings_lib.digest(config), {'config': {}, 'id': 'b2', 'versions': {}})])
   facts.close()
   with pytest.raises(ValueError, match='another --registry knows: name that one'):
     machine.island(tmp_path, url=other)

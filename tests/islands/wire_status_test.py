@@ -20,7 +20,7 @@ def test_the_line_is_that_of_the_measured_steps_and_the_workers_that_are_there(m
   assert wire_status.lines(made) == []  # nobody works
   about = {'bytes_in': 10**6, 'reading_s': 2.0, 'bytes_out': 0, 'writing_s': 0.0}
   made.registry.beat('one', 'worker', about)
-  made.registry.beat('two', 'worker', {})  # of an earlier version
+  made.registry.beat('two', 'worker', {})  # a backup, at a copy of a task
   made.registry.beat('outer', 'outer', about | {'bytes_in': 10**9})
   [line] = wire_status.lines(made)
   needed = wire_needs.line_bytes_per_s(wire_needs.make_traffic(made.run.settings), 0.5, 2) * 8 / 1e6
@@ -30,7 +30,6 @@ def test_the_line_is_that_of_the_measured_steps_and_the_workers_that_are_there(m
 
 def test_steps_are_those_of_the_newest_phases(made):
   of = one_process.with_settings(made, train=dict(phases=9))
-  of.registry.put([Fact('checkpoint', '1', 4, '', '', {})])  # of an earlier version
   for phase, step_s in enumerate((9.0, 9.0, 9.0, 1.0, 2.0)):
     trained(of, phase, step_s)
   assert wire_status.measured_step_s(of, 4) == pytest.approx(1.5)

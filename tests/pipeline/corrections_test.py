@@ -84,7 +84,7 @@ def test_no_document_to_validate_on_is_known_before_any_work(command, tmp_path):
 
 def test_only_a_refused_run_takes_another_config(given, tmp_path):
   old, new = given(), given(outer={'momentum': 0.5})
-  publishing.write_json(tmp_path / 'config.json', old.to_dict())
+  publishing.write_json(tmp_path / 'config.json', settings.recorded(old))
   stage_records.check_changes(tmp_path, old, old)
   with pytest.raises(ValueError, match=r'another config \(config.outer.momentum was 0.9, is 0.5\): use another'):
     stage_records.check_changes(tmp_path, old, new)
@@ -95,7 +95,7 @@ def test_only_a_refused_run_takes_another_config(given, tmp_path):
 def test_a_run_that_trains_is_not_refused(given, tmp_path):
   stage_records.write_refusal(tmp_path, 'no run')
   assert not stage_records.read_refusal(tmp_path)
-  publishing.write_json(tmp_path / 'config.json', given().to_dict())
+  publishing.write_json(tmp_path / 'config.json', settings.recorded(given()))
   (tmp_path / 'checkpoints' / 'train').mkdir(parents=True)
   stage_records.write_refusal(tmp_path, 'diverged')
   assert not stage_records.read_refusal(tmp_path)
@@ -128,7 +128,7 @@ def test_what_goes_and_what_stays(given, tmp_path, done, changes, gone):
   for name in done.split():
     publishing.write_json(stage_records.record_file(tmp_path, name), {})
   old = given()
-  publishing.write_json(tmp_path / 'config.json', old.to_dict())
+  publishing.write_json(tmp_path / 'config.json', settings.recorded(old))
   stage_records.write_refusal(tmp_path, 'why')
   new = {name: fields if name == 'grid' else vars(getattr(old, name)) | fields for name, fields in changes.items()}
   made = dataclasses.replace(old, **{n: getattr(settings.from_dict(old.to_dict() | new), n) for n in new})

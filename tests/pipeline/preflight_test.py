@@ -5,8 +5,7 @@ import pathlib
 
 import pytest
 
-from dipaco_jax.core import fields
-from dipaco_jax.core.settings import Settings, from_dict, stated
+from dipaco_jax.core.settings import Settings, from_dict, recorded
 from dipaco_jax.data import json_tokenizer
 from dipaco_jax.pipeline import preflight, tokenize_stage
 from dipaco_jax.planning import cost_check
@@ -70,7 +69,7 @@ def test_what_was_there_before_stays(tmp_path):
 def begun(workdir, wire: str, phases: int, at: int = 0, **outer) -> Settings:
   """The settings of a run that is at work in a phase."""
   s = from_dict({'outer': {'wire': wire} | outer, 'train': {'phases': phases}})
-  publishing.write_json(workdir / 'config.json', s.to_dict())
+  publishing.write_json(workdir / 'config.json', recorded(s))
   with metrics_log.Metrics(workdir, events=False) as rows:
     rows.write('step', 'train', 1, phase=at)
   return s
@@ -95,26 +94,3 @@ def test_it_may_become_longer_before_its_last_phase(tmp_path):
 def test_the_last_phase_of_a_run_may_have_been_of_the_usual_kind(tmp_path):
   for wire, every in (('lan', 16), ('thin', 2)):  # after every second phase all is exchanged
     preflight.settle_config(tmp_path, lasting(begun(tmp_path, wire, 4, 3, closed_every=every), 8), '')
-
-
-@pytest.mark.parametrize('wire, every', [('lan', 4), ('thin', 16), ('thin', 4)])
-def test_a_run_of_before_closed_phases_had_a_field_continues(tmp_path, wire, every):
-  """The same command continues it, or is answered with the option that does."""
-  before = from_dict({'outer': {'wire': wire}, 'checkpoint': {'state_every_phases': every}})
-  written = before.to_dict()
-  del written['outer']['closed_every']
-  publishing.write_json(tmp_path / 'config.json', written)
-  if wire == 'thin' and every != 16:
-    with pytest.raises(ValueError, match=f'earlier version began continues with --config.outer.closed_every={every}'):
-      preflight.settle_config(tmp_path, before, '')
-    before = dataclasses.replace(before, outer=dataclasses.replace(before.outer, closed_every=every))
-  preflight.settle_config(tmp_path, before, '')
-  flat = fields.flatten(stated(before))
-  assert 'outer.closed_every' not in flat, 'its stages have the digests of before'
-
-
-def test_another_number_of_phases_bends_the_learning_rate(tmp_path, caplog):
-  for phases, words in ((8, 'steps up'), (3, 'steps down')):
-    caplog.clear()
-    preflight.settle_config(tmp_path, lasting(begun(tmp_path, 'lan', 4), phases), '')
-    assert f'so the learning rate {words}' in caplog.text

@@ -127,7 +127,7 @@ def test_the_pages_state_the_phases_and_the_waiting_of_the_shipped_configs():
   *most, last = sorted(lengths)
   assert f'Tau is {", ".join(map(str, most))} or {last} in the configs' in TEXT['concepts']
   assert f'({min(lengths)} to {max(lengths)} in the configs' in ' '.join(TEXT['README'].split())
-  stated = TEXT['concepts'].split("The\npapers' other grids (")[1].split(') have none')[0]
+  stated = ' '.join(TEXT['concepts'].split()).split("The papers' other grids (")[1].split(') have none')[0]
   assert without_shared_level == sorted(re.findall(r'`(\w+\.py)`', stated))
 
 

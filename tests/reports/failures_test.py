@@ -1,14 +1,13 @@
 """What status and report say of paths that were left out, and of steps that were skipped."""
 
-import json
-
 from dipaco_jax.reports import failures
+from dipaco_jax.training import metrics_log
 
 
 def write(folder, *rows):
   common = {'kind': 'phase', 'stage': 'train', 'updates': 1, 'time': 1.0}
-  whole = ''.join(json.dumps(common | row) + '\n' for row in rows)
-  (folder / 'metrics.jsonl').write_text(whole + '{"kind": "phase", "excluded": {')
+  whole = b''.join(metrics_log.to_line(common | row) for row in rows)
+  (folder / 'metrics.jsonl').write_bytes(whole + b'{"kind": "phase", "excluded": {')
 
 
 def test_failures_are_read_from_the_rows_of_phases(tmp_path):

@@ -42,7 +42,7 @@ def hostile(tmp_path, monkeypatch):
 
 def write_run(folder, reference: str, name: str = 'model.block'):
   section, field = name.split('.')
-  publishing.write_json(folder / 'config.json', settings.from_dict({section: {field: reference}}).to_dict())
+  publishing.write_json(folder / 'config.json', settings.recorded(settings.from_dict({section: {field: reference}})))
 
 
 def ran(folder) -> list[str]:
