@@ -15,9 +15,9 @@ from dipaco_jax.core import settings
 PAGE = pathlib.Path(__file__).with_name('fields.md')
 OPENING = """# Every field
 
-The fields of a config and their defaults, as [settings.py](../dipaco_jax/core/settings.py) defines them. `python -m
-dipaco_jax.main --help` prints the same list. Numbers in brackets are sections of the DiPaCo paper. `python
-docs/fields_table.py` writes this page."""
+All fields of a config with their defaults, as defined in [settings.py](../dipaco_jax/core/settings.py). `python -m
+dipaco_jax.main --help` prints the same list. Numbers in brackets are sections of the DiPaCo paper (arXiv 2403.10616).
+`python docs/fields_table.py` writes this page."""
 
 
 def make_page() -> str:
@@ -31,7 +31,7 @@ def make_page() -> str:
   parts = [OPENING]
   for section, rows in sorted(sections.items(), key=lambda item: order.index(item[0])):
     heading = f'## {section}\n\n{_cell(about.get(section, ""))}' if section else '## The whole run'
-    parts.append('\n'.join([heading, '', '| field | default | |', '|---|---|---|', *rows]))
+    parts.append('\n'.join([heading, '', '| field | default | description |', '|---|---|---|', *rows]))
   return '\n\n'.join(parts) + '\n'
 
 

@@ -1,4 +1,4 @@
-"""What the commands are, what the options of `main` and the fields of a config mean: the text of `--help`."""
+"""The text of `--help`: commands, options of `main` and fields of a config."""
 
 import dataclasses
 import shutil
@@ -8,64 +8,72 @@ from collections.abc import Mapping
 from dipaco_jax.command_line import config_file
 from dipaco_jax.core import settings
 
-COMMANDS = {  # by the files of this package that they are
-  'main': ('--config=tiny --workdir=runs/tiny', 'trains, from text to report; the same command again goes on'),
-  'size': ("--data='books/*.txt'", 'suggests a size of model, a grid and a command for a text and a machine'),
-  'recipe': ('--config=tiny --workdir=runs/recipe', 'finds how often paths should exchange, and how, by short runs'),
-  'local': ('--config=tiny --workdir=runs/islands', 'trains by islands: all roles on this machine'),
-  'status': ('--workdir=runs/tiny', 'where a run is, how fast, when it ends; also while it runs'),
-  'registry': ('--workdir=runs/islands check', 'checks, backs up or rebuilds the registry of islands'),
-  'generate': ('--workdir=runs/tiny --prompt=TEXT', 'continues a text'),
-  'serve': ('--workdir=runs/tiny', "answers requests as OpenAI's completions API does"),
-  'route': (
-    '--workdir=runs/tiny --engines=FILE',
-    'the same by other engines, such as vLLM, one or more a path',
+COMMANDS = {  # {module of this package: (example of options, description)}
+  'main': (
+    '--config=tiny --workdir=runs/tiny',
+    'Trains a run, from text to report. The same command resumes a run that was stopped.',
   ),
+  'size': ("--data='books/*.txt'", 'Suggests a model size, a grid and a training command for a text and a machine.'),
+  'recipe': (
+    '--config=tiny --workdir=runs/recipe',
+    'Determines by short runs how often paths should exchange modules, and with which outer step.',
+  ),
+  'local': ('--config=tiny --workdir=runs/islands', 'Trains with islands: starts all roles on this machine.'),
+  'status': ('--workdir=runs/tiny', 'Shows the progress, speed and expected end of a run, also while it runs.'),
+  'registry': ('--workdir=runs/islands check', 'Checks, backs up or rebuilds the registry of islands.'),
+  'generate': ('--workdir=runs/tiny --prompt=TEXT', 'Continues a text.'),
+  'serve': ('--workdir=runs/tiny', 'Serves a run by the OpenAI completions API.'),
+  'route': ('--workdir=runs/tiny --engines=FILE', 'Serves a run by other engines, such as vLLM, one or more per path.'),
   'export': (
     '--workdir=runs/tiny --path=3 --out=DIR',
-    "a path for other engines, as Hugging Face's transformers has it",
+    'Exports a path in the format of Hugging Face transformers, for other engines.',
   ),
-  'harness': ('--workdir=runs/tiny --tasks=NAME,NAME', 'tasks of the LM Evaluation Harness'),
-  'inspect': ('--workdir=runs/tiny --text=WORDS', 'which path reads each part of a text, and its loss'),
-  'report': ('--workdir=runs/tiny', 'writes the report again; several --workdir are compared'),
+  'harness': ('--workdir=runs/tiny --tasks=NAME,NAME', 'Evaluates a run on tasks of the LM Evaluation Harness.'),
+  'inspect': ('--workdir=runs/tiny --text=WORDS', 'Shows which path reads each part of a text, and its loss.'),
+  'report': (
+    '--workdir=runs/tiny',
+    'Writes the report of a run again; compares several runs if --workdir is repeated.',
+  ),
 }
-MODULES = {'train' if name == 'main' else name: name for name in COMMANDS}  # by what `dipaco` calls them
+MODULES = {'train' if name == 'main' else name: name for name in COMMANDS}  # by the name after `dipaco`
 
-DEVICES = 'all devices are used; CUDA_VISIBLE_DEVICES and JAX_PLATFORMS choose among them'
-LONG = 'write --config.train.phases, or --config.train.steps_per_phase: a run is as long as these say'
-# What to write instead of options that do not exist, by the names they have in other programs.
+DEVICES = 'all devices are used; select devices with CUDA_VISIBLE_DEVICES and JAX_PLATFORMS'
+LONG = 'set --config.train.phases or --config.train.steps_per_phase, which determine the length of a run'
+# Suggestions for options that do not exist, by the names they have in other programs.
 MEANT = {
-  last: 'write ' + ' or '.join(f'--config.{name}' for name in config_file.FIELDS if name.split('.')[-1] == last)
+  last: 'use ' + ' or '.join(f'--config.{name}' for name in config_file.FIELDS if name.split('.')[-1] == last)
   for last in {name.split('.')[-1] for name in config_file.FIELDS}
 } | {
   'epochs': LONG, 'num_epochs': LONG, 'max_steps': LONG, 'gpus': DEVICES, 'devices': DEVICES, 'device': DEVICES,
-  'lr': 'write --config.inner.learning_rate or --config.outer.learning_rate',
-  'resume': 'the same command again goes on where the run was stopped', 'data': "write --config.data.train='my/*.txt'",
-  'output_dir': 'write --workdir', 'output': 'write --workdir', 'out': 'write --workdir',
+  'lr': 'use --config.inner.learning_rate or --config.outer.learning_rate',
+  'resume': 'run the same command again to resume the run', 'data': "use --config.data.train='my/*.txt'",
+  'output_dir': 'use --workdir', 'output': 'use --workdir', 'out': 'use --workdir',
 }  # fmt: skip
 
 
 def commands() -> str:
-  """Returns the list of commands, by both of their names."""
+  """Returns the list of commands with their descriptions."""
   lines = []
   for name, module in MODULES.items():
     options, about = COMMANDS[module]
     lines.append(f'  dipaco {name} {options}\n      {about}')
-  same = 'python -m dipaco_jax.main is dipaco train; python -m dipaco_jax.NAME is dipaco NAME for all others.'
+  same = (
+    'python -m dipaco_jax.main is the same as dipaco train, and python -m dipaco_jax.NAME as any other dipaco NAME.'
+  )
   return '\n'.join(
-    ['usage: dipaco COMMAND [OPTION ...]; dipaco COMMAND --help lists its options', '', *lines, '', same]
+    ['usage: dipaco COMMAND [OPTION ...]; dipaco COMMAND --help lists the options', '', *lines, '', same]
   )
 
 
 def main_help(about: str, options: Mapping[str, str | None]) -> str:
   listed = [_entry(f'--{name}', words or '') for name, words in options.items()]
-  fields = _entry('--config.FIELD=VALUE', 'Changes a field of the config; these are all fields, with their defaults.')
-  shipped = f'Configs that come with this: {", ".join(config_file.shipped())}, in {config_file.SHIPPED.resolve()}'
+  fields = _entry('--config.FIELD=VALUE', 'Sets a field of the config. All fields and their defaults follow.')
+  shipped = f'Included configs: {", ".join(config_file.shipped())}, in {config_file.SHIPPED.resolve()}'
   return '\n'.join([about, 'options:', *listed, fields, *_sections(), '', *textwrap.wrap(shipped, _width())])
 
 
 def _sections() -> list[str]:
-  """Returns every field with its default, under a line about its section."""
+  """Returns every field with its default, below a description of its section."""
   words, lines, section = explanations(), [''], ''
   for name, value in config_file.FIELDS.items():
     before, section = section, name.rpartition('.')[0]
@@ -76,7 +84,7 @@ def _sections() -> list[str]:
 
 
 def _entry(name: str, words: str) -> str:
-  """Returns one option or field with its explanation, wrapped."""
+  """Returns one option or field with its description, wrapped."""
   indent = ' ' * 40
   wrapped = textwrap.wrap(words, _width(), initial_indent=indent, subsequent_indent=indent) or ['']
   if len(name) < 37:
@@ -89,7 +97,7 @@ def _width() -> int:
 
 
 def explanations() -> dict[str, str]:
-  """Returns what each section and each field is, in one line."""
+  """Returns {section or field: its description}."""
   sections = [f for f in dataclasses.fields(settings.Settings) if not f.metadata]
   found = {f.name: (f.type.__doc__ or '').partition('\n')[0] for f in sections}
   for name, about in config_file.ABOUT.items():

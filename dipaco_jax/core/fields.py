@@ -1,4 +1,4 @@
-"""What a field of the settings means and may be: stated beside its default, for the checks and for `--help`."""
+"""Descriptions and bounds of the settings' fields, which checks and `--help` use."""
 
 import dataclasses
 import difflib
@@ -13,11 +13,11 @@ PLAIN = {int: 'a whole number', float: 'a number', bool: 'True or False', str: '
 
 
 class Source(NamedTuple):
-  """A source of a mixture: its name, which is its documents' domain; its globs; its share of the bytes of text."""
+  """A source of a mixture of texts; its name is the domain of its documents."""
 
   name: str
   globs: tuple[str, ...]
-  weight: float  # as a share of the sum of all weights
+  weight: float  # share of the bytes of text, relative to the sum of all weights
 
 
 MIXABLE = tuple[str | Source, ...]  # globs, or sources of a mixture
@@ -25,32 +25,32 @@ OF_GLOBS = (tuple[str, ...], MIXABLE)
 
 
 def sources(entries: tuple[str | Source, ...]) -> list[Source]:
-  """Returns the sources of a mixture, none of globs."""
+  """Returns the sources of a mixture; an empty list if the entries are globs."""
   return [entry for entry in entries if isinstance(entry, Source)]
 
 
 def globs(entries: tuple[str | Source, ...]) -> list[str]:
-  """Lists the globs, those of a mixture's sources too."""
+  """Returns all globs, including those of a mixture's sources."""
   return [glob for entry in entries for glob in ([entry] if isinstance(entry, str) else entry.globs)]
 
 
 class Field(NamedTuple):
-  """A field's description and bounds; numbers have to be above 0 unless `zero`, and not below `least`."""
+  """A field's description and bounds; numbers must be above 0 unless `zero` is set, and at least `least`."""
 
-  about: str  # one line, after the field's name
-  zero: bool = False  # 0 is allowed too
+  about: str  # one or more sentences that can be understood without the field's name
+  zero: bool = False  # whether 0 is allowed
   least: int = 0
   below: float | None = None
   most: float | None = None
   choices: tuple[str, ...] = ()
-  extensible: bool = False  # or a part of the user's own, as 'package.module:name' (extension.py)
-  example: str = ''  # of what is no plain value, as it is written in Python
-  added: bool = False  # after the first version: at its default no digest knows it, so that older workdirs go on
-  may_change: bool = False  # when a run goes on: it lengthens the run, or says how to run it, not what it computes
+  extensible: bool = False  # whether users may name a part of their own, as 'package.module:name' (extension.py)
+  example: str = ''  # a value as it is written in Python, for fields that are not plain numbers or strings
+  added: bool = False  # after the first version; digests leave out its default, so that older workdirs can be resumed
+  may_change: bool = False  # whether it may differ when a run is resumed: it does not change what is computed
 
 
 def field(default: Any, about: str, choices: str = '', **bounds: Any) -> Any:
-  """Returns a dataclass field with its default and a `Field`; `choices` are words apart by spaces."""
+  """Returns a dataclass field with a default and a `Field` as metadata; `choices` are separated by spaces."""
   return dataclasses.field(default=default, metadata={'field': Field(about, choices=tuple(choices.split()), **bounds)})
 
 
@@ -72,7 +72,7 @@ def flatten(nested: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
 
 
 def build(cls: Any, values: Any, prefix: str = '') -> Any:
-  """Makes a dataclass, and those inside it, from nested dicts; raises InputError for a wrong type or unknown field."""
+  """Builds a dataclass from nested dicts; raises InputError for a wrong type or an unknown field."""
   if not isinstance(values, Mapping):
     raise InputError(f'config.{prefix[:-1]}={values!r} should be a dict of fields')
   kinds = {f.name: f for f in dataclasses.fields(cls)}
@@ -107,7 +107,9 @@ def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
 
 def _mixture(value: Any, name: str) -> tuple[Source, ...]:
   """Converts {name: globs}, {name: (globs, weight)} or (name, globs, weight)... to sources; left out, a weight is 1."""
-  words = "should map names to globs and weights, as {'books': ('books/*.txt', 2.0), 'code': ('code/*.jsonl', 1.0)}"
+  words = (
+    "should map names to globs and weights, such as {'books': ('books/*.txt', 2.0), 'code': ('code/*.jsonl', 1.0)}"
+  )
   found = []
   entries = value.items() if isinstance(value, Mapping) else value
   for entry in entries:
@@ -130,7 +132,7 @@ def _mixture(value: Any, name: str) -> tuple[Source, ...]:
 
 
 def _grid(axes: Any, words: str) -> tuple[tuple[str, int], ...]:
-  """Converts axes and their sizes, sorted by name; `words` says what they should be."""
+  """Converts axes and their sizes, sorted by name; `words` describes the expected value for errors."""
   if not isinstance(axes, (ItemsView, tuple, list)):
     raise InputError(f'config.grid={axes!r} should be {words}')
   pairs = [tuple(axis) if isinstance(axis, (tuple, list)) else (axis,) for axis in axes]
@@ -153,7 +155,7 @@ def _tuple(value: Any, kind: Any, name: str, example: str) -> tuple:
 
 
 def wanted(name: str, kind: Any, example: str) -> str:
-  """Says what a field, or an entry of one, should be."""
+  """Describes the expected value of a field or of one of its entries."""
   return PLAIN.get(kind) or f'a {"dict" if name == "grid" else "tuple"}: {_written(name, example)}'
 
 

@@ -1,8 +1,8 @@
 """Every field of a run and its default.
 
-Defaults live here and in the sections (model_sections.py, training_sections.py), each beside its help text. A config
-file fills a ConfigDict made from `Settings().to_dict()`, which `from_dict` turns back. Section numbers refer to the
-DiPaCo paper, arXiv 2403.10616.
+Defaults live here and in the sections (model_sections.py, training_sections.py, run_sections.py), each next to its help
+text. A config file fills a ConfigDict made from `Settings().to_dict()`, which `from_dict` converts back. Section
+numbers refer to the DiPaCo paper, arXiv 2403.10616.
 """
 
 import dataclasses
@@ -16,12 +16,10 @@ from dipaco_jax.core import extension, fields, settings_checks, text_settings, w
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.core.fields import field
 from dipaco_jax.core.model_sections import Data as Data, Model as Model, Pretrain as Pretrain, Tokenizer as Tokenizer
+from dipaco_jax.core.run_sections import Checkpoint as Checkpoint, Mesh as Mesh, Metrics as Metrics
 from dipaco_jax.core.training_sections import (
-  Checkpoint as Checkpoint,
   Evaluate as Evaluate,
   Inner as Inner,
-  Mesh as Mesh,
-  Metrics as Metrics,
   Outer as Outer,
   Routing as Routing,
   Train as Train,
@@ -37,8 +35,8 @@ class Settings:
   )
   extensions: tuple[tuple[str, str], ...] = field(
     (),
-    "Your own modules that fields name, as 'package.module:name', with digests of their source. Filled in"
-    ' by the program.',
+    "Your own modules that fields name, as 'package.module:name', with digests of their source. Filled in by the "
+    'program.',
     example="(('my_module', 'sha256'),)",
     added=True,
   )
@@ -51,11 +49,14 @@ class Settings:
     added=True,
   )
   grid: tuple[tuple[str, int], ...] = field(
-    (), 'Axes of the grid and their sizes. If empty, there is one path.', example="{'a': 4, 'b': 4}"
+    (),
+    'Axes of the grid and their sizes; each combination of coordinates is one path. If empty, there is one path.',
+    example="{'a': 4, 'b': 4}",
   )
   levels: tuple[tuple[str, str, tuple[str, ...]], ...] = field(
     (('all', '.*', ()),),
-    'Levels of the grid, as tuples (name, pattern, axes). Each parameter must match exactly one pattern.',
+    'Levels of the grid, as tuples (name, pattern, axes). The pattern is a regular expression that selects parameters '
+    'by name; each parameter must match exactly one. A level has one module for each coordinate along its axes.',
     example="(('all', '.*', ()),)",
   )
   data: Data = Data()

@@ -35,7 +35,10 @@ def test_every_field_is_explained():
   words = usage.explanations()
   sections = {name.split('.')[0] for name in config_file.FIELDS if '.' in name}
   assert words.keys() == {*config_file.FIELDS, *sections}
-  assert words['train.steps_per_phase'] == 'tau: number of inner steps between two outer steps.'
+  assert words['train.steps_per_phase'] == 'Number of inner steps between two outer steps, tau in the papers.'
+  assert words['model.qk_norm'].endswith('together. One of none, head, all.')
+  for name, text in words.items():
+    assert re.fullmatch(r'[A-Z].*\.', text), f'{name}: {text!r} should be sentences that can be understood alone'
   assert words['train'] == 'Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5, 2.6].'
 
 
@@ -108,7 +111,7 @@ def test_an_installed_wheel(tmp_path):
     wheel.extractall(tmp_path / 'site')
   (tmp_path / 'empty').mkdir()
   elsewhere = {'cwd': tmp_path / 'empty', 'package': tmp_path / 'site'}
-  assert '0: all; the first so many' in run('dipaco_jax.main', '--help', **elsewhere)
+  assert 'Maximum number of documents to read' in run('dipaco_jax.main', '--help', **elsewhere)
   assert '--workers WORKERS' in run('dipaco_jax.local', '--help', **elsewhere)
   entry_points = next((tmp_path / 'site').glob('*.dist-info')) / 'entry_points.txt'
   assert 'dipaco = dipaco_jax.__main__:main' in entry_points.read_text()
