@@ -132,11 +132,15 @@ def main():
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
-  flags.DEFINE_string('path', None, 'The path, by its number or by its coordinates, as 1,0.')
-  flags.DEFINE_bool('all', False, 'Every path, each in a folder of its own below --out.')
-  flags.DEFINE_bool('base', False, 'The base that all paths started from.')
-  flags.DEFINE_string('out', None, 'The folder to write.')
-  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
-  flags.DEFINE_enum('dtype', 'float32', ['float32', 'bfloat16'], 'The type of the weights, trained in float32.')
+  flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  flags.DEFINE_string('path', None, 'Path to export, by its number or its coordinates, such as 1,0.')
+  flags.DEFINE_bool('all', False, 'Whether to export all paths, each to its own folder below --out.')
+  flags.DEFINE_bool('base', False, 'Whether to export the base model, from which all paths started.')
+  flags.DEFINE_string('out', None, 'Folder to write to.')
+  flags.DEFINE_integer(
+    'version', None, 'Version of the modules. By default, the version that early stopping chose for each path.'
+  )
+  flags.DEFINE_enum(
+    'dtype', 'float32', ['float32', 'bfloat16'], 'Dtype of the exported weights; they are trained in float32.'
+  )
   command.run(main)

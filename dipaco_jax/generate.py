@@ -114,21 +114,35 @@ def main():
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
   command.define_trust()
-  flags.DEFINE_multi_string('prompt', [], 'The text to continue; repeat it for several. -: standard input.')
-  flags.DEFINE_bool(
-    'chat', False, 'Each prompt is a message of a user, which the chat template of the tokenizer writes.'
+  flags.DEFINE_multi_string(
+    'prompt', [], 'Text to continue; repeat the option for several texts. - reads standard input.'
   )
-  flags.DEFINE_string('path', None, 'The path for all texts, as 3 or 1,0; by default the router chooses.')
-  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
-  flags.DEFINE_integer('max_tokens', None, f'Tokens to add; by default {Request.max_tokens}, or as many as fit.')
-  flags.DEFINE_float('temperature', Request.temperature, '0: always the likeliest token.')
-  flags.DEFINE_integer('top_k', Request.top_k, 'Sample among so many of the likeliest tokens; 0: among all.')
-  flags.DEFINE_float('top_p', Request.top_p, 'Sample among the fewest tokens that have this probability together.')
-  flags.DEFINE_integer('seed', Request.seed, 'The same seed gives the same text.')
-  flags.DEFINE_integer('samples', 1, 'Texts for each prompt, with consecutive seeds.')
-  flags.DEFINE_multi_string('stop', [], 'A string before which the text ends; repeat it for several.')
-  flags.DEFINE_bool('ignore_eos', False, 'Go on after the end of a text.')
-  flags.DEFINE_integer('reroute_every', Request.reroute_every, 'Tokens after which a path is chosen again; 0: never.')
+  flags.DEFINE_bool(
+    'chat', False, "Whether each prompt is a user's message, formatted by the chat template of the tokenizer."
+  )
+  flags.DEFINE_string(
+    'path',
+    None,
+    'Path for all texts, as a number such as 3 or coordinates such as 1,0. By default, the router chooses.',
+  )
+  flags.DEFINE_integer(
+    'version', None, 'Version of the modules. By default, the version that early stopping chose for each path.'
+  )
+  flags.DEFINE_integer(
+    'max_tokens', None, f'Maximum number of new tokens. By default, {Request.max_tokens}, or as many as fit.'
+  )
+  flags.DEFINE_float('temperature', Request.temperature, 'Sampling temperature. 0 always takes the most likely token.')
+  flags.DEFINE_integer('top_k', Request.top_k, 'Number of most likely tokens to sample from. 0 means all tokens.')
+  flags.DEFINE_float(
+    'top_p', Request.top_p, 'Samples from the smallest set of most likely tokens with at least this total probability.'
+  )
+  flags.DEFINE_integer('seed', Request.seed, 'Seed of sampling. The same seed gives the same text.')
+  flags.DEFINE_integer('samples', 1, 'Number of continuations per prompt; they have consecutive seeds.')
+  flags.DEFINE_multi_string('stop', [], 'String before which a text ends; repeat the option for several strings.')
+  flags.DEFINE_bool('ignore_eos', False, 'Whether to continue after an end-of-text token.')
+  flags.DEFINE_integer(
+    'reroute_every', Request.reroute_every, 'Number of tokens after which the path is chosen again. 0 means never.'
+  )
   command.run(main)

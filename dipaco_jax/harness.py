@@ -48,14 +48,24 @@ def main():
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
-  flags.DEFINE_list('tasks', [], "The harness' names of tasks, separated by commas.")
+  flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  flags.DEFINE_list('tasks', [], 'Names of tasks of the harness, separated by commas.')
   command.define_trust()
-  flags.DEFINE_string('include_path', None, 'A folder with tasks of your own, in YAML.')
-  flags.DEFINE_string('path', None, 'The path for all texts, as 3 or 1,0; by default the router chooses.')
-  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
-  flags.DEFINE_integer('batch_size', 8, 'Rows that are read at one time.', lower_bound=1)
-  flags.DEFINE_integer('num_fewshot', None, 'Examples before each question; by default as many as the task says.')
-  flags.DEFINE_float('limit', None, 'How many documents of each task; below 1, which share of them.')
-  flags.DEFINE_string('out', None, 'The file to write the results to, as JSON.')
+  flags.DEFINE_string('include_path', None, 'Folder with additional tasks in YAML.')
+  flags.DEFINE_string(
+    'path',
+    None,
+    'Path for all texts, as a number such as 3 or coordinates such as 1,0. By default, the router chooses.',
+  )
+  flags.DEFINE_integer(
+    'version', None, 'Version of the modules. By default, the version that early stopping chose for each path.'
+  )
+  flags.DEFINE_integer('batch_size', 8, 'Number of rows in a batch.', lower_bound=1)
+  flags.DEFINE_integer(
+    'num_fewshot', None, 'Number of examples before each question. By default, the number that the task specifies.'
+  )
+  flags.DEFINE_float(
+    'limit', None, 'Maximum number of documents per task or, if below 1, the fraction of its documents.'
+  )
+  flags.DEFINE_string('out', None, 'JSON file to write the results to.')
   command.run(main)

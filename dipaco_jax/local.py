@@ -142,22 +142,36 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
   parser = argparse.ArgumentParser(
     usage=usage, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
   )
-  parser.add_argument('--config', required=True, help='as for dipaco_jax.main')
-  parser.add_argument('--workdir', required=True, help='a folder, s3://BUCKET/... or gs://BUCKET/...')
+  parser.add_argument(
+    '--config', required=True, help='Config file, or name of an included config, as for dipaco train.'
+  )
+  parser.add_argument(
+    '--workdir',
+    required=True,
+    help='Folder of the run, created if it does not exist, or s3://BUCKET/... or gs://BUCKET/...',
+  )
   parser.add_argument(
     '--registry',
-    help='postgresql://..., sqlite:////FILE, or file:PATH of a file with that; else\n'
-    'DIPACO_REGISTRY has it; by default a file in the workdir',
+    help='Registry: postgresql://..., sqlite:////FILE or file:PATH of a file with its URL. By default, '
+    'DIPACO_REGISTRY or else a file in the workdir.',
   )
   parser.add_argument(
-    '--workers', type=int, help='processes that train, each on a GPU of its own (as many as there are GPUs; without, 2)'
+    '--workers', type=int, help='Number of processes that train. By default, one per GPU, or 2 without GPUs.'
   )
   parser.add_argument(
-    '--backups', type=int, default=0, help='workers for tasks that no other worker takes, or is late with (0)'
+    '--backups',
+    type=int,
+    default=0,
+    help='Number of additional workers, for tasks that other workers abandon or are late with. Default: 0.',
   )
-  parser.add_argument('--lease_s', type=float, default=30, help='after so long a silence a task goes to another (30)')
-  parser.add_argument('--outers', type=int, default=1, help='processes that make outer steps (1)')
-  parser.add_argument('--evaluators', type=int, default=1, help='processes that evaluate (1)')
+  parser.add_argument(
+    '--lease_s',
+    type=float,
+    default=30,
+    help='Seconds without a heartbeat after which a task goes to another process. Default: 30.',
+  )
+  parser.add_argument('--outers', type=int, default=1, help='Number of processes that make outer steps. Default: 1.')
+  parser.add_argument('--evaluators', type=int, default=1, help='Number of processes that evaluate. Default: 1.')
   options, rest = parser.parse_known_args()
   for name in ('workers', 'outers', 'evaluators'):
     if (number := getattr(options, name)) is not None and number < 1:

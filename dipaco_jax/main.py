@@ -30,29 +30,54 @@ from dipaco_jax.storage import time_use, user_modules
 from dipaco_jax.training import devices, display, processes, profiling, stopping
 
 FLAGS = flags.FLAGS
-flags.DEFINE_string('config', None, 'A config: a file, or one that comes with this; tiny:dense is a variant of tiny.')
-flags.DEFINE_string('workdir', None, 'Where everything is kept: a folder, made if it is not there, or s3:// or gs://.')
-flags.DEFINE_string('scratch', None, 'With a bucket: where on this machine it works; by default in ~/.cache.')
-flags.DEFINE_string('reuse', None, 'A run whose tokenizer, base and shards are taken where its settings are the same.')
-flags.DEFINE_bool('compile_only', False, 'Says what the run will cost on --topology, which need not be there.')
-flags.DEFINE_string('profile', None, 'START:STEPS: a trace of so many inner steps from a global step on.')
-flags.DEFINE_integer('metrics_port', None, 'Tells Prometheus, on this machine, how far and fast it is; 0: a free one.')
+flags.DEFINE_string(
+  'config', None, 'Config file, or name of an included config, such as tiny or its variant tiny:dense.'
+)
+flags.DEFINE_string(
+  'workdir', None, 'Folder of the run, created if it does not exist, or s3://BUCKET/... or gs://BUCKET/...'
+)
+flags.DEFINE_string(
+  'scratch', None, 'Local folder for a run whose workdir is in a bucket. By default, a folder in ~/.cache.'
+)
+flags.DEFINE_string(
+  'reuse', None, 'Another run, whose tokenizer, base model and shards are reused where the settings are equal.'
+)
+flags.DEFINE_bool(
+  'compile_only', False, 'Whether to only estimate the cost of the run on --topology, without the devices.'
+)
+flags.DEFINE_string('profile', None, 'START:STEPS. Traces STEPS inner steps from global step START on.')
+flags.DEFINE_integer(
+  'metrics_port', None, 'Port on this machine at which Prometheus reads progress and speed. 0 means any free port.'
+)
 flags.DEFINE_string(
   'topology',
   None,
-  'With --compile_only: a TPU, v5e:16x16, or v5e:8x8*4; several with commas; or here, this machine',
+  "Devices for --compile_only: TPUs such as v5e:16x16 or v5e:8x8*4, several separated by commas, or 'here' "
+  'for this machine.',
 )
-flags.DEFINE_bool('distributed', False, 'One of several processes of a job, or of one worker.')
-flags.DEFINE_string('coordinator', None, 'host:port of the first process; not needed on Cloud TPU.')
-flags.DEFINE_integer('num_processes', None, 'Not needed on Cloud TPU.')
-flags.DEFINE_integer('process_id', None, 'From 0; not needed on Cloud TPU.')
-flags.DEFINE_string('role', None, 'One process of many: worker, outer, evaluator or monitor; see docs/islands.md.')
-flags.DEFINE_string('registry', None, 'With --role: postgresql://..., sqlite:////FILE, file:PATH; or DIPACO_REGISTRY.')
-flags.DEFINE_string('name', '', 'With --role: of this process, by default its role and host.')
-flags.DEFINE_string('share', '', 'With --role=outer: 0/4 takes the first of four parts of the modules before others.')
-flags.DEFINE_integer('parent', None, 'With --role: ends, as by SIGTERM, when this process is no longer its parent.')
-flags.DEFINE_bool('backup', False, 'With --role=worker: takes only tasks that others leave, and copies of late tasks.')
-flags.DEFINE_float('lease_s', 30.0, 'With --role: after so many seconds of silence a task goes to another.')
+flags.DEFINE_bool('distributed', False, 'Whether this process is one of several processes of a job or of a worker.')
+flags.DEFINE_string(
+  'coordinator', None, 'Address host:port of the first process, with --distributed. Not needed on Cloud TPU.'
+)
+flags.DEFINE_integer('num_processes', None, 'Number of processes, with --distributed. Not needed on Cloud TPU.')
+flags.DEFINE_integer('process_id', None, 'Number of this process from 0, with --distributed. Not needed on Cloud TPU.')
+flags.DEFINE_string(
+  'role', None, 'Role of this process in islands: worker, outer, evaluator or monitor (see docs/islands.md).'
+)
+flags.DEFINE_string(
+  'registry', None, 'Registry of islands: postgresql://..., sqlite:////FILE or file:PATH. By default, DIPACO_REGISTRY.'
+)
+flags.DEFINE_string('name', '', 'Name of this process in islands. By default, its role, host and process id.')
+flags.DEFINE_string(
+  'share', '', 'With --role=outer, i/n: this process updates the i-th of n parts of the modules first, counted from 0.'
+)
+flags.DEFINE_integer(
+  'parent', None, 'With --role, process id of the parent. This process ends when its parent has ended.'
+)
+flags.DEFINE_bool('backup', False, 'With --role=worker: whether to take only abandoned tasks and copies of late tasks.')
+flags.DEFINE_float(
+  'lease_s', 30.0, 'With --role: seconds without a heartbeat after which a task goes to another process.'
+)
 OPTIONS = (
   'config', 'workdir', 'scratch', 'reuse', 'profile', 'metrics_port', 'compile_only', 'topology', 'distributed',
   'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',

@@ -232,13 +232,13 @@ def main(overrides: Sequence[config_file.Override]):
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('config', None, 'A file, or a config of the package; --config.FIELD=VALUE changes it.')
-  flags.DEFINE_string('workdir', None, 'The folder of the short runs; made if it is not there.')
-  flags.DEFINE_string('reuse', '', 'A run whose tokenized text is reused where its settings are the same.')
-  flags.DEFINE_integer('steps', 0, 'Steps of each short run; by default 4 phases or 5% of all.', lower_bound=0)
+  flags.DEFINE_string('config', None, 'Config file, or name of an included config; --config.FIELD=VALUE sets a field.')
+  flags.DEFINE_string('workdir', None, 'Folder for the short runs, created if it does not exist.')
+  flags.DEFINE_string('reuse', '', 'Another run, whose tokenized text is reused where the settings are equal.')
   flags.DEFINE_integer(
-    'seeds', 1, 'Seeds that each short run is repeated with, to see small differences.', lower_bound=1
+    'steps', 0, 'Number of steps of each short run. By default, 4 phases or 5% of all steps.', lower_bound=0
   )
+  flags.DEFINE_integer('seeds', 1, 'Number of seeds per short run; more seeds show smaller differences.', lower_bound=1)
   try:
     sys.argv[1:], overrides = config_file.split(sys.argv[1:])
   except InputError as e:

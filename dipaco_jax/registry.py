@@ -74,9 +74,12 @@ def main(actions: list[str]):
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
+  flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
   flags.DEFINE_string(
-    'registry', None, 'postgresql://..., sqlite:////FILE or file:PATH; by default DIPACO_REGISTRY, else registry.db.'
+    'registry',
+    None,
+    'Registry: postgresql://..., sqlite:////FILE or file:PATH. By default, DIPACO_REGISTRY or else '
+    'registry.db in the workdir.',
   )
   chosen = [word for word in sys.argv[1:] if word in ACTIONS]
   sys.argv[1:] = [word for word in sys.argv[1:] if word not in ACTIONS]

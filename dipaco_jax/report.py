@@ -89,6 +89,8 @@ def here(place: str, *trees: str) -> contextlib.AbstractContextManager[pathlib.P
 
 
 if __name__ == '__main__':
-  flags.DEFINE_multi_string('workdir', [], 'A run, a folder, s3:// or gs://; several are compared.')
-  flags.DEFINE_string('out', None, 'Where compare.html and compare.png go; by default the first workdir.')
+  flags.DEFINE_multi_string(
+    'workdir', [], 'Workdir of a run: a folder, s3://BUCKET/... or gs://BUCKET/... Repeat the option to compare runs.'
+  )
+  flags.DEFINE_string('out', None, 'Folder for compare.html and compare.png. By default, the first workdir.')
   command.run(main)

@@ -87,10 +87,10 @@ def main() -> NoReturn:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
-  flags.DEFINE_string('engines', None, 'The JSON file that says where the engines of each path are.')
+  flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  flags.DEFINE_string('engines', None, "JSON file with the URLs of each path's engines.")
   command.define_trust()
   listener_lib.define(port=8080)
-  flags.DEFINE_integer('max_open', 1024, 'Requests that are open at one time; more are refused, with status 429.')
-  flags.DEFINE_float('timeout_s', 600.0, 'Seconds that an engine may take for each piece of an answer.')
+  flags.DEFINE_integer('max_open', 1024, 'Maximum number of open requests; further requests get status 429.')
+  flags.DEFINE_float('timeout_s', 600.0, 'Maximum time in seconds until an engine sends the next part of an answer.')
   command.run(main)

@@ -79,12 +79,16 @@ def main() -> NoReturn:
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
   command.define_trust()
   listener_lib.define(port=8000)
-  flags.DEFINE_integer('max_batch', 8, 'Texts that grow together on one path.')
-  flags.DEFINE_integer('max_paths', 4, 'Paths in memory at one time.')
-  flags.DEFINE_integer('max_waiting', 64, 'Texts that may wait for a place; more are refused, with status 429.')
-  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
-  flags.DEFINE_integer('reroute_every', Request.reroute_every, 'Tokens after which a path is chosen again; 0: never.')
+  flags.DEFINE_integer('max_batch', 8, 'Maximum number of texts that one path continues at the same time.')
+  flags.DEFINE_integer('max_paths', 4, 'Maximum number of paths in memory at the same time.')
+  flags.DEFINE_integer('max_waiting', 64, 'Maximum number of texts in the queue; further requests get status 429.')
+  flags.DEFINE_integer(
+    'version', None, 'Version of the modules. By default, the version that early stopping chose for each path.'
+  )
+  flags.DEFINE_integer(
+    'reroute_every', Request.reroute_every, 'Number of tokens after which the path is chosen again. 0 means never.'
+  )
   command.run(main)

@@ -182,8 +182,17 @@ def main():
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('data', None, 'The text: globs of files, as for --config.data.train.')
-  flags.DEFINE_float('text_bytes', 0.0, 'Bytes of text, where --data is not here or in a bucket.', lower_bound=0)
-  flags.DEFINE_float('hours', 1.0, 'The time that the run may take.')
-  flags.DEFINE_string('device', 'cpu', 'cpu: this machine; or a100, h100, h200, v4, v5e, v5p, v6e, several as v5e-8.')
+  flags.DEFINE_string('data', None, 'Text to train on: globs of files, as for --config.data.train.')
+  flags.DEFINE_float(
+    'text_bytes',
+    0.0,
+    'Size of the text in bytes, if its files are neither on this machine nor in a bucket.',
+    lower_bound=0,
+  )
+  flags.DEFINE_float('hours', 1.0, 'Time that the run may take, in hours.')
+  flags.DEFINE_string(
+    'device',
+    'cpu',
+    'Device to train on: cpu for this machine, or a100, h100, h200, v4, v5e, v5p or v6e; v5e-8 means 8 of them.',
+  )
   command.run(main)

@@ -229,6 +229,6 @@ def main():
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
-  flags.DEFINE_string('registry', None, 'The registry of an islands run; by default registry.db in the workdir.')
+  flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
+  flags.DEFINE_string('registry', None, 'Registry of an islands run. By default, registry.db in the workdir.')
   command.run(main)

@@ -72,8 +72,8 @@ def show_all_flags(program: str):
 
 
 def define_trust():
-  """Defines the option of commands that read a run: modules that its config may name, beside those of the package."""
-  about = "Python modules that the run's config may name for parts of its own: their code is executed."
+  """Defines the option for modules outside the package that a run's config may name."""
+  about = 'Python modules that the config of the run may import; their code is executed. Separate names by commas.'
   flags.DEFINE_list('trust_modules', [], about)
 
 

@@ -13,12 +13,12 @@ from dipaco_jax.core.errors import InputError
 
 def define(port: int):
   """Defines the options; `port` is the default."""
-  flags.DEFINE_string('host', '127.0.0.1', 'The address to listen at; 0.0.0.0: all addresses of this machine.')
-  flags.DEFINE_integer('port', port, 'The port; 0: any that is free.')
-  about = 'Names in the header Host that are answered beside addresses and localhost, as api.example.com; *: all names.'
+  flags.DEFINE_string('host', '127.0.0.1', 'Address to listen at; 0.0.0.0 means all addresses of this machine.')
+  flags.DEFINE_integer('port', port, 'Port to listen at; 0 means any free port.')
+  about = 'Host names to accept in addition to IP addresses and localhost, such as api.example.com; * accepts all.'
   flags.DEFINE_list('allowed_hosts', None, about)
-  flags.DEFINE_float('grace_s', 30.0, 'Seconds that answers may still take when the server is stopped.')
-  flags.DEFINE_bool('access_log', False, 'Log a line for each request.')
+  flags.DEFINE_float('grace_s', 30.0, 'Time in seconds to finish answers after the server is asked to stop.')
+  flags.DEFINE_bool('access_log', False, 'Whether to log each request.')
 
 
 def check(least: Mapping[str, float]):

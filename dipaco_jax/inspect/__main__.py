@@ -62,13 +62,19 @@ def main():
 
 
 if __name__ == '__main__':
-  flags.DEFINE_string('workdir', None, 'The run: a folder, s3:// or gs://.')
+  flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
   command.define_trust()
-  flags.DEFINE_string('text', None, 'The text.')
-  flags.DEFINE_string('file', None, 'The file that the text is in; - for standard input.')
-  about = 'Tokens after which a path may change; by default as evaluate.reroute_every, or 32.'
+  flags.DEFINE_string('text', None, 'Text to read.')
+  flags.DEFINE_string('file', None, 'File with the text to read; - means standard input.')
+  about = 'Number of tokens after which the path may change. By default, evaluate.reroute_every, or else 32.'
   flags.DEFINE_integer('every', None, about, lower_bound=1)
-  flags.DEFINE_string('path', None, 'The path that reads all of it, as 3 or 1,0; by default the router chooses.')
-  flags.DEFINE_integer('version', None, 'The version of the modules; by default as early stopping chose for each path.')
-  flags.DEFINE_string('html', None, 'The page to write, beside what is printed.')
+  flags.DEFINE_string(
+    'path',
+    None,
+    'Path that reads the whole text, as a number such as 3 or coordinates such as 1,0. By default, the router chooses.',
+  )
+  flags.DEFINE_integer(
+    'version', None, 'Version of the modules. By default, the version that early stopping chose for each path.'
+  )
+  flags.DEFINE_string('html', None, 'HTML file to write, in addition to the printed output.')
   command.run(main)
