@@ -21,13 +21,23 @@ ADVICE = (
 
 
 def gaps(before: Sequence[float | None], after: Sequence[float | None]) -> list[float | None]:
-  """Returns each path's gap from its losses around an outer step; None where a loss is unknown or not finite."""
+  """Returns each path's gap from its losses around an outer step; None where a loss is unknown or not finite.
+
+  Example:
+    >>> gaps([3.0, 4.0, None], [3.5, float('inf'), 2.0])
+    [0.5, None, None]
+  """
   pairs = zip(before, after, strict=True)
   return [a - b if b is not None and a is not None and math.isfinite(a - b) else None for b, a in pairs]
 
 
 def mean_gap(values: Sequence[float | None]) -> float | None:
-  """Returns the mean gap of the paths that have one, or None."""
+  """Returns the mean gap of the paths that have one, or None.
+
+  Example:
+    >>> mean_gap([0.5, None, 1.5])
+    1.0
+  """
   known = [value for value in values if value is not None]
   return math.fsum(known) / len(known) if known else None
 

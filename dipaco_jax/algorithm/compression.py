@@ -69,13 +69,23 @@ def decode(packed: Packed, shape: tuple[int, ...], kind: str) -> jax.Array:
 
 
 def rounded(x: jax.Array, kind: str) -> jax.Array:
-  """Returns Q(x), as float32."""
+  """Returns Q(x), as float32.
+
+  Example:
+    >>> rounded(jnp.array([-7.0, 0.4, 3.6]), 'int4')
+    Array([-7.,  0.,  4.], dtype=float32)
+  """
   return decode(encode(x, kind), x.shape, kind)
 
 
 @functools.cache
 def sent_bytes(shape: tuple[int, ...], kind: str) -> int:
-  """Returns the bytes that an array of this shape is sent in, by `kind`, one of KINDS; 'none': as float32."""
+  """Returns the bytes that an array of this shape is sent in, by `kind`, one of KINDS; 'none': as float32.
+
+  Example:
+    >>> sent_bytes((64, 2), 'none'), sent_bytes((64, 2), 'int8'), sent_bytes((64, 2), 'int4')
+    (512, 132, 68)
+  """
   x = jax.ShapeDtypeStruct(shape, jnp.float32)
   sent = x if kind == 'none' else jax.eval_shape(functools.partial(encode, kind=kind), x)
   return sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(sent))

@@ -116,11 +116,21 @@ class Grid:
     return math.prod(self.level_shape(level))
 
   def paths_through(self, level: Level) -> int:
-    """P_{l,e}, the product of the sizes of the axes that the level lacks."""
+    """P_{l,e}, the product of the sizes of the axes that the level lacks.
+
+    Example:
+      >>> Grid(a=2, b=3).paths_through(Level('high', 'block_1', ('b',)))
+      2
+    """
     return self.num_paths // self.num_modules(level)
 
   def module(self, level: Level, coordinates: Coordinates) -> Coordinates:
-    """Returns the module that a path picks: the path's coordinates on the level's axes."""
+    """Returns the module that a path picks: the path's coordinates on the level's axes.
+
+    Example:
+      >>> Grid(a=2, b=3).module(Level('high', 'block_1', ('b',)), (1, 2))
+      (2,)
+    """
     return tuple(coordinates[i] for i in self.positions(level))
 
   def modules(self, level: Level) -> Iterator[Coordinates]:
@@ -136,6 +146,10 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
   """Makes levels from (name, pattern, axes).
 
   Raises InputError for an axis that is not in the grid, a name that is there twice or unfit for a file, a bad pattern.
+
+  Example:
+    >>> make_levels(Grid(a=2, b=2), [('low', 'block_0', ('a',)), ('ends', 'embed', ())])[1]
+    Level(name='ends', pattern='embed', axes=())
   """
   levels: list[Level] = []
   for name, pattern, axes in specs:
@@ -154,7 +168,13 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
 
 
 def assign_levels(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Level]:
-  """Returns each parameter's level; raises InputError if a parameter matches not exactly one, or a level nothing."""
+  """Returns each parameter's level; raises InputError if a parameter matches not exactly one, or a level nothing.
+
+  Example:
+    >>> levels = make_levels(Grid(a=2), [('blocks', 'block', ('a',)), ('ends', 'embed', ())])
+    >>> {name: level.name for name, level in assign_levels(levels, ['embed', 'block_0/w']).items()}
+    {'block_0/w': 'blocks', 'embed': 'ends'}
+  """
   owner: dict[str, Level] = {}
   for name in sorted(names):
     matching = [level for level in levels if re.search(level.pattern, name)]

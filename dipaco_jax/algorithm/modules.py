@@ -58,7 +58,13 @@ def make_layout(
 
 
 def stack(layout: Layout, params: Mapping[str, Any]) -> Modules:
-  """Copies one path's parameters into every module: training starts from the base model [Algorithm 1]."""
+  """Copies one path's parameters into every module: training starts from the base model [Algorithm 1].
+
+  Example:
+    >>> layout = make_layout([('a', 2)], [('all', 'w', ('a',))], ['w'])
+    >>> stack(layout, {'w': jnp.array([1.0, 2.0])})['all']['w'].shape
+    (2, 2)
+  """
   modules: Modules = {}
   for level in layout.levels:
     shape = layout.grid.level_shape(level)
@@ -67,7 +73,13 @@ def stack(layout: Layout, params: Mapping[str, Any]) -> Modules:
 
 
 def take(layout: Layout, modules: Modules, coordinates: Sequence[Any]) -> dict[str, Any]:
-  """Returns a path's parameters; its coordinates may be traced integers."""
+  """Returns a path's parameters; its coordinates may be traced integers.
+
+  Example:
+    >>> layout = make_layout([('a', 2)], [('all', 'w', ('a',))], ['w'])
+    >>> take(layout, {'all': {'w': jnp.array([3.0, 4.0])}}, (1,))
+    {'w': Array(4., dtype=float32)}
+  """
   params: dict[str, Any] = {}
   for level in layout.levels:
     index = layout.grid.module(level, tuple(coordinates))

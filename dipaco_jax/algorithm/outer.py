@@ -81,6 +81,11 @@ def make_optimizer(
   adam: b1 = `momentum`. Any other optax.GradientTransformation can be used in its place: its update is added to the
   module. Another name needs an entry here, its name among the choices of `settings.Outer`, and a case in the reference
   and the tests that compare it, which name what is missing.
+
+  Example:
+    >>> opt = make_optimizer('nesterov', 0.5, 0.5)
+    >>> opt.update(jnp.array(1.0), opt.init(jnp.array(0.0)))[0].item()  # -0.5 (1 + 0.5)
+    -0.75
   """
   rate, mu = learning_rate, momentum
   return {
@@ -109,7 +114,15 @@ def init(layout: Layout, opt: OuterOpt, modules: Modules, inner_optimizer: str) 
 
 
 def module_step(opt: OuterOpt, module: Any, state: Any, delta: Any) -> tuple[Any, Any, jax.Array]:
-  """Applies OuterOpt to one module: returns the module, the optimizer's state and |Delta| [Algorithm 1]."""
+  """Applies OuterOpt to one module: returns the module, the optimizer's state and |Delta| [Algorithm 1].
+
+  Example:
+    >>> opt = optax.sgd(0.5)
+    >>> module = {'w': jnp.array([1.0, 1.0])}
+    >>> module, _, norm = module_step(opt, module, opt.init(module), {'w': jnp.array([3.0, 4.0])})
+    >>> module, norm
+    ({'w': Array([-0.5, -1. ], dtype=float32)}, Array(5., dtype=float32))
+  """
   updates, state = opt.update(delta, state, module)
   return optax.apply_updates(module, updates), state, optax.tree.norm(delta)
 
@@ -122,6 +135,10 @@ def path_weights(active: np.ndarray, shard_tokens: Sequence[float], reweigh: boo
     shard_tokens: tokens in each path's shard, [P].
     reweigh: loss reweighing, w_i = |D_i| / mean_j |D_j|, so that alpha_i = w_i / sum w_j [2.7]; otherwise w_i = 1.
     shape: sizes of the grid's axes.
+
+  Example:
+    >>> path_weights(np.array([True, True, False]), [100, 200, 300], True, (3,))
+    array([0.5, 1. , 0. ], dtype=float32)
   """
   tokens = np.asarray(shard_tokens, np.float64)
   weights = tokens / tokens.mean() if reweigh else np.ones_like(tokens)
@@ -146,7 +163,12 @@ def row_weights(
 
 
 def broadcast_rows(weights: X, x: X) -> X:
-  """Reshapes row weights [..., rows] to be multiplied with a parameter [..., rows, ...]."""
+  """Reshapes row weights [..., rows] to be multiplied with a parameter [..., rows, ...].
+
+  Example:
+    >>> broadcast_rows(np.ones(4), np.ones((4, 5, 6))).shape
+    (4, 1, 1)
+  """
   return weights.reshape((*weights.shape, *(1,) * (x.ndim - weights.ndim)))
 
 
@@ -261,6 +283,10 @@ def cosine(paths: Any, square_of_sum: Any, sum_of_squares: Any, xp: Any = jnp) -
   (|sum_i d_i|^2 - sum_i |d_i|^2) / ((n - 1) sum_i |d_i|^2)       exact where the d_i are equally long
 
   `xp`: jax.numpy, or numpy for numbers in float64.
+
+  Example:
+    >>> cosine(2, square_of_sum=2.0, sum_of_squares=2.0, xp=np).item()  # two that are orthogonal and of length 1
+    0.0
   """
   mean = (square_of_sum - sum_of_squares) / xp.maximum((paths - 1) * sum_of_squares, 1e-30)
   return xp.where(paths > 1, mean, xp.nan)
@@ -297,5 +323,10 @@ def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.n
 
 
 def sampled_paths(num_paths: int, count: int, seed: int, phase: int) -> tuple[int, ...]:
-  """Draws the `count` paths that train in a phase [2.6.2]."""
+  """Draws the `count` paths that train in a phase [2.6.2].
+
+  Example:
+    >>> len(set(sampled_paths(num_paths=16, count=4, seed=0, phase=3)))
+    4
+  """
   return tuple(np.random.default_rng([seed, phase]).permutation(num_paths)[:count])

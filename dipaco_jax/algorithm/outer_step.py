@@ -49,7 +49,7 @@ class OuterStep:
   Attributes:
     levels: the levels.
     optimizer: OuterOpt, any Optax transformation; its update is added to the module.
-    rescale: norm rescaling [2.7]; has no effect with row weights.
+    rescale: norm rescaling [2.7]; not with row weights.
     exclude_above: f of screening.py; 0: paths are left out only where they are not finite.
     compress: how outer gradients and new modules are rounded on the wire, one of compression.KINDS.
     inner_optimizer: 'adamw' or 'muon', whose moves are bounded [screening.py]; another name: no bound is known.
@@ -119,7 +119,8 @@ class OuterStep:
       fresh inner state (`Levels.renew`).
 
     Raises:
-      ValueError: shapes differ from those of the levels, a level in `only` is not there, or `rates` is missing.
+      ValueError: shapes differ from those of the levels, a level in `only` is not there, `rates` is missing, or `rows`
+        are given with `rescale`.
 
     Example:
       >>> params = {'w': jnp.array(0.0)}
@@ -130,6 +131,10 @@ class OuterStep:
       >>> modules, report.excluded
       ({'all': {'w': Array(2., dtype=float32)}}, Array([False, False,  True], dtype=bool))
     """
+    if rows and self.rescale:
+      raise ValueError(
+        'row weights go with rescale=False: a row that one path has moved would go further than the path'
+      )
     chosen, weights = self.levels.select(only), self._check_weights(weights)
     before = modules | {level: _at_least_float32(modules[level]) for level in chosen}
     sent, residuals = self._send(self._outer_gradients(modules, paths, chosen), state.residuals)

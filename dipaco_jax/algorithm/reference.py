@@ -38,7 +38,12 @@ Loss = Callable[..., jax.Array]  # (parameters, *batch) -> mean loss, []
 
 
 def module_of(grid: Grid, level: Level, path: int) -> ModuleName:
-  """Returns the module of a level that a path picks: the path's coordinates on the level's axes [2.3]."""
+  """Returns the module of a level that a path picks: the path's coordinates on the level's axes [2.3].
+
+  Example:
+    >>> module_of(Grid(a=2, b=3), Level('high', 'block_1', ('b',)), 5)  # its coordinates are a=1, b=2
+    ('high', (2,))
+  """
   coordinates = zip(grid.names, grid.coordinates(path), strict=True)
   return level.name, tuple(c for axis, c in coordinates if axis in level.axes)
 
@@ -78,7 +83,12 @@ def fresh_state(params: Arrays) -> dict[str, Any]:
 
 
 def clip(grads: Arrays, clip_norm: float) -> Arrays:
-  """Returns g min(1, c / |g|), |g| over all parameters; as it is if c = 0."""
+  """Returns g min(1, c / |g|), |g| over all parameters; as it is if c = 0.
+
+  Example:
+    >>> clip({'w': np.array([3.0, 4.0])}, clip_norm=1.0)
+    {'w': array([0.6, 0.8])}
+  """
   norm = math.sqrt(sum(float((g**2).sum()) for g in grads.values()))
   scale = min(1, clip_norm / norm) if clip_norm and norm else 1
   return {name: g * scale for name, g in grads.items()}
@@ -160,6 +170,11 @@ def outer_opt(theta: np.ndarray, momentum: Any, delta: np.ndarray, outer: Any) -
 
   m <- mu m + Delta
   theta <- theta - eta (Delta + mu m)     nesterov; eta m: momentum; eta Delta: sgd
+
+  Example:
+    >>> theta, momentum = outer_opt(np.ones(1), None, np.ones(1), Outer(learning_rate=0.5, momentum=0.5))
+    >>> theta, momentum  # 1 - 0.5 (1 + 0.5)
+    (array([0.25]), array([1.]))
   """
   mu, rate = outer.momentum, outer.learning_rate
   if outer.optimizer == 'sgd':

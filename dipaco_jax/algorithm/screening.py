@@ -46,7 +46,12 @@ def sum_of_rates(rate: Callable[[Any], Any], first_step: ArrayLike, num_steps: A
 
 
 def is_plausible(moved: jax.Array, usual: jax.Array, exclude_above: jax.Array) -> jax.Array:
-  """Returns whether r is finite and at most `exclude_above` times h; if that is 0, whether r is finite."""
+  """Returns whether r is finite and at most `exclude_above` times h; if that is 0, whether r is finite.
+
+  Example:
+    >>> is_plausible(jnp.array([1.0, 30.0, jnp.nan]), usual=jnp.array(2.0), exclude_above=jnp.array(10.0))
+    Array([ True, False, False], dtype=bool)
+  """
   return jnp.isfinite(moved) & ((moved <= exclude_above * usual) | (exclude_above == 0))
 
 
@@ -54,6 +59,10 @@ def next_usual(usual: jax.Array, moved: jax.Array, paths: jax.Array, first: floa
   """Returns h of one module after a phase from `usual`, that before; `first` is h_0.
 
   `moved` is the sum of r over the `paths` that took part; without any h is unchanged.
+
+  Example:
+    >>> next_usual(jnp.array(8.0), moved=jnp.array(12.0), paths=jnp.array(3), first=10.0).item()  # (8 + 12 / 3) / 2
+    6.0
   """
   mean = moved / jnp.maximum(paths, 1)
   least = first / 10 if math.isfinite(first) else 0.0

@@ -124,7 +124,14 @@ class Timetable:
 
 
 def taken(alpha: float, own: Any, left: Any, new: Any) -> Any:
-  """Returns a path's parameters after it has taken `new` ones over; `left` is theta_o if kept, else None."""
+  """Returns a path's parameters after it has taken `new` ones over; `left` is theta_o if kept, else None.
+
+  Example:
+    >>> taken(0.0, own=5.0, left=4.0, new=3.0)  # what was learned during the overlap is kept
+    4.0
+    >>> taken(0.5, own=5.0, left=None, new=3.0)
+    4.0
+  """
   if left is not None:
     return own + (1 - alpha) * (new - left) if alpha else own + (new - left)
   return alpha * own + (1 - alpha) * new if alpha else new
@@ -140,6 +147,10 @@ def spread(sizes: Mapping[str, int], tau: int, unit: int) -> dict[str, int]:
   """Spreads the levels' places over a phase by their sizes, multiples of `unit`; the last one's is tau, as is a 0's.
 
   The gap between a level's place and the next, around the phase, is the share of tau that its size has in all.
+
+  Example:
+    >>> spread({'low': 100, 'high': 100, 'own': 0}, tau=20, unit=2)
+    {'low': 10, 'high': 20, 'own': 20}
   """
   shared = {level: size for level, size in sizes.items() if size}
   total, before, found = sum(shared.values()), 0, dict.fromkeys(sizes, tau)

@@ -269,8 +269,8 @@ def test_an_excluded_path_begins_anew():
   jax.tree.map(np.testing.assert_array_equal, kept, states)
 
 
-def take_step(**arguments):
-  levels, outer = make(exclude_above=arguments.pop('exclude_above', 0.0))
+def take_step(exclude_above=0.0, rescale=False, **arguments):
+  levels, outer = make(exclude_above=exclude_above, rescale=rescale)
   modules = levels.start(make_params())
   return outer.step(modules, outer.init(modules), arguments.pop('paths', levels.paths(modules)), **arguments)
 
@@ -282,6 +282,7 @@ def take_step(**arguments):
     (lambda: take_step(weights=[1, 2, 3]), r'weights have shape \(3,\): give one for each of the 4 paths'),
     (lambda: take_step(only='lwo'), "only='lwo': no level is named lwo; the levels are low, high, ends, own"),
     (lambda: take_step(exclude_above=10.0), 'give rates'),
+    (lambda: take_step(rescale=True, rows={'w': jnp.ones(PATHS)}), 'row weights go with rescale=False'),
     (lambda: make(compress='int3'), "compress='int3': use one of none, int8"),
     (lambda: make(exclude_above=-1.0), 'is negative'),
     (lambda: make()[0].path(make()[0].start(make_params()), 4), 'path 4 is not in the grid'),
