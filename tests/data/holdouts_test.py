@@ -94,6 +94,20 @@ def test_of_longer_texts_the_ends_are_held_back():
   assert np.flatnonzero(after[:1500:3]).tolist() == [*range(485, 490)], 'next to what is held back already'
 
 
+def test_copies_of_what_is_held_back_are_held_back_wherever_they_are():
+  """The last piece of a text, in the middle of another one, and as a document that is no piece."""
+  documents, draws = texts(4, 500)
+  copies, last = slice(2250, 2253), documents[1497]
+  documents[copies] = last
+  documents, draws = np.append(documents, last), np.append(draws, np.float32(-1))
+  pieces = holdouts.draw_pieces(documents, draws, 0.01)
+  assert pieces.inside(slice(1497, 1500)).all() and not pieces.inside(copies).any()
+  held, _ = holdouts.held_out(documents, documents % 5, 5, 0, 0.01, pieces)
+  drawn = holdouts.draw_documents(documents, 0, 0.01, 'x', pieces)
+  for found in held, drawn:
+    assert found[1497:1500].all() and found[copies].all() and found[-1] and found.sum() == 64
+
+
 def test_of_little_text_more_is_held_back_up_to_a_bound():
   documents, draws = texts(2, 100)
   held = holdouts.draw_pieces(documents, draws, 0.01)

@@ -143,6 +143,9 @@ def test_a_state_that_another_fact_names_is_not_taken(made):
   scene, held = Scene(made), HeldStates()
   held.put(Key(3, 7, 'f' * 64), state(1))
   assert scene.find(held).phases == tuple(range(9))
+  [checkpoint] = made.registry.facts('checkpoint', ['3'], 5)
+  state_facts.publish(made, checkpoint._replace(sha256='f' * 64), state(5))
+  assert made.registry.facts('state', ['3'], 5) and scene.find(held).phases == tuple(range(9))
 
 
 def test_without_kept_states_a_phase_begins_as_the_first_does(made):

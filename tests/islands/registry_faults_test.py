@@ -1,5 +1,6 @@
 """Faults around a registry: damaged pages, missing tables, no permission to write, a clock that was ahead."""
 
+import sqlite3
 import subprocess
 
 import backends
@@ -64,6 +65,17 @@ def test_a_registry_that_cannot_be_written_is_told_and_can_be_read(tmp_path):
     made = Registry(url, reads_only=True)
     assert len(made.tasks()) == 1
     made.close()
+
+
+def test_sqlites_error_of_a_file_that_is_read_only_is_told_with_the_fix(tmp_path):
+  """As where the folder can be written, so that the locks beside the file are had."""
+  sqlite3.connect(file := tmp_path / 'registry.db').execute('CREATE TABLE t (x)').connection.close()
+  engine = sa.create_engine(f'sqlite:///file:{file}?mode=ro&uri=true')
+  with engine.connect() as connection, pytest.raises(sa.exc.OperationalError) as error:
+    connection.execute(sa.text('INSERT INTO t VALUES (1)'))
+  engine.dispose()
+  assert 'the registry x cannot be written (' in str(database_errors.to_unusable(error.value, 'x'))
+  assert not database_errors.is_transient(error.value)
 
 
 # -- a clock that was ahead, and was set back since
