@@ -45,7 +45,6 @@ class Field(NamedTuple):
   choices: tuple[str, ...] = ()
   extensible: bool = False  # or a part of the user's own, as 'package.module:name' (extension.py)
   example: str = ''  # of what is no plain value, as it is written in Python
-  added: bool = False  # after the first version: at its default no digest knows it, so that older workdirs go on
   may_change: bool = False  # when a run goes on: it lengthens the run, or says how to run it, not what it computes
 
 

@@ -52,14 +52,13 @@ class Data:
   text_key: str = field('text', "Key of the text in a record. 'a.b' is key b of the object at key a.")
   domain_key: str = field('domain', "Key of a document's domain in a record. Perplexity is reported for each domain.")
   plain_suffixes: tuple[str, ...] = field(
-    (), 'Further suffixes of files that are read as plain text.', example="('.py', '.log')", added=True
+    (), 'Further suffixes of files that are read as plain text.', example="('.py', '.log')"
   )
   skip_bad_records: bool = field(
     False,
     'Leaves out and counts records that have no text or are not valid JSON or UTF-8. Otherwise such a '
     'record is an error.',
     may_change=True,
-    added=True,
   )
   holdout_fraction: float = field(
     0.01, "Fraction of each shard's documents that is held out for early stopping [2.7].", zero=True, below=1
@@ -80,7 +79,6 @@ class Tokenizer:
     "Kind of tokenizer to train. 'bytes' is byte-level BPE.",
     choices='sentencepiece bytes',
     extensible=True,
-    added=True,
   )
   vocab_size: int = field(32_000, 'Vocabulary size of the tokenizer to train.')
   sample_bytes: int = field(20_000_000, 'Bytes of text on which the tokenizer is trained.')
@@ -111,7 +109,6 @@ class Model:
     'auto',
     "Data type in which bfloat16 matrix products are accumulated. 'auto' is float32 on CPUs.",
     choices='auto float32 bfloat16',
-    added=True,
   )
   layers: str = field(
     'auto',
@@ -129,75 +126,59 @@ class Model:
     0,
     'Number of vocabulary entries whose logits are in memory at one time during inner steps. 0 means all.',
     zero=True,
-    added=True,
   )
   rope_base: float = field(10_000.0, 'Base of the rotary position embedding.')
   norm_epsilon: float = field(1e-6, 'Epsilon of RMSNorm.')
   num_kv_heads: int = field(
-    0, 'Number of heads of keys and values; each serves as many query heads. 0 means num_heads.', zero=True, added=True
+    0, 'Number of heads of keys and values; each serves as many query heads. 0 means num_heads.', zero=True
   )
   qk_norm: str = field(
     'none',
     "RMSNorm of queries and keys: 'head' normalizes each head, 'all' all heads together.",
     choices='none head all',
-    added=True,
   )
-  qkv_bias: bool = field(False, 'Adds biases to queries, keys and values.', added=True)
-  norms: str = field(
-    'before', 'Position of RMSNorm relative to attention and MLP.', choices='before after both', added=True
-  )
-  norm_from_one: bool = field(False, 'Scales RMSNorm by 1 plus its parameter.', added=True)
+  qkv_bias: bool = field(False, 'Adds biases to queries, keys and values.')
+  norms: str = field('before', 'Position of RMSNorm relative to attention and MLP.', choices='before after both')
+  norm_from_one: bool = field(False, 'Scales RMSNorm by 1 plus its parameter.')
   activation: str = field(
-    'silu', "Activation of the MLP's gate. 'gelu' is the tanh approximation.", choices='silu gelu', added=True
+    'silu', "Activation of the MLP's gate. 'gelu' is the tanh approximation.", choices='silu gelu'
   )
-  embed_scale: bool = field(False, 'Multiplies embeddings by sqrt(width).', added=True)
+  embed_scale: bool = field(False, 'Multiplies embeddings by sqrt(width).')
   query_scale: float = field(
-    0.0, 'Attention logits are divided by the square root of this number. 0 means head_dim.', zero=True, added=True
+    0.0, 'Attention logits are divided by the square root of this number. 0 means head_dim.', zero=True
   )
-  attention_cap: float = field(
-    0.0, 'Soft cap of attention logits: cap * tanh(logits / cap). 0 disables it.', zero=True, added=True
-  )
+  attention_cap: float = field(0.0, 'Soft cap of attention logits: cap * tanh(logits / cap). 0 disables it.', zero=True)
   window: int = field(
-    0, 'Number of tokens that a token attends to, itself included. 0 means all tokens before it.', zero=True, added=True
+    0, 'Number of tokens that a token attends to, itself included. 0 means all tokens before it.', zero=True
   )
-  full_every: int = field(
-    0, 'Every n-th block attends to all tokens in spite of window. 0 means none.', zero=True, added=True
-  )
+  full_every: int = field(0, 'Every n-th block attends to all tokens in spite of window. 0 means none.', zero=True)
   rope_scaling: str = field(
-    'none', 'Scaling of the rotary embedding for longer texts.', choices='none linear llama3 yarn', added=True
+    'none', 'Scaling of the rotary embedding for longer texts.', choices='none linear llama3 yarn'
   )
-  rope_factor: float = field(1.0, 'Factor by which RoPE scaling extends the context.', added=True)
+  rope_factor: float = field(1.0, 'Factor by which RoPE scaling extends the context.')
   rope_original_len: int = field(
-    0, "Context length, in tokens, before RoPE scaling; for 'llama3' and 'yarn'.", zero=True, added=True
+    0, "Context length, in tokens, before RoPE scaling; for 'llama3' and 'yarn'.", zero=True
   )
   rope_low: float = field(
     1.0,
     'RoPE scaling: frequencies with fewer than this many rotations in the original context are scaled by '
     'the full factor.',
-    added=True,
   )
   rope_high: float = field(
     4.0,
     'RoPE scaling: frequencies with more than this many rotations in the original context are not scaled.',
-    added=True,
   )
-  rope_attention: float = field(
-    0.0, "YaRN's factor for queries and keys. 0 means 0.1 ln(rope_factor) + 1.", zero=True, added=True
-  )
+  rope_attention: float = field(0.0, "YaRN's factor for queries and keys. 0 means 0.1 ln(rope_factor) + 1.", zero=True)
   rope_local_base: float = field(
     0.0,
     'Base of the rotary embedding in blocks with a window, without scaling. 0 means as in the other blocks.',
     zero=True,
-    added=True,
   )
-  no_rope_every: int = field(
-    0, 'Every n-th block has no rotary embedding. 0 means that all blocks have it.', zero=True, added=True
-  )
+  no_rope_every: int = field(0, 'Every n-th block has no rotary embedding. 0 means that all blocks have it.', zero=True)
   block: str = field(
     '',
     "Your own transformer block, as 'package.module:name' (docs/extend.md). If empty, the built-in block.",
     extensible=True,
-    added=True,
   )
 
 

@@ -46,7 +46,6 @@ class Settings:
     "Your own modules that fields name, as 'package.module:name', with digests of their source. Filled in"
     ' by the program.',
     example="(('my_module', 'sha256'),)",
-    added=True,
   )
   other_code: str = field(
     'warn',
@@ -54,7 +53,6 @@ class Settings:
     "'warn' logs it, 'reject' ends the role with status 2.",
     choices='warn reject',
     may_change=True,
-    added=True,
   )
   grid: tuple[tuple[str, int], ...] = field(
     (), 'Axes of the grid and their sizes. If empty, there is one path.', example="{'a': 4, 'b': 4}"

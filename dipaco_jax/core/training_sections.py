@@ -74,15 +74,14 @@ class Inner:
     choices='adamw muon sgd',
     extensible=True,
   )
-  muon_momentum: float = field(0.95, 'Momentum of Muon.', zero=True, below=1, added=True)
+  muon_momentum: float = field(0.95, 'Momentum of Muon.', zero=True, below=1)
   schedule: str = field(
     'cosine',
     "Learning rate schedule. 'wsd' is constant and decays linearly at the end.",
     'cosine wsd',
     extensible=True,
-    added=True,
   )
-  decay_fraction: float = field(0.2, "Fraction of all steps in which the 'wsd' schedule decays.", most=1, added=True)
+  decay_fraction: float = field(0.2, "Fraction of all steps in which the 'wsd' schedule decays.", most=1)
   keep_state: bool = field(True, "Keeps each path's AdamW state across outer steps, as DiLoCo does.")
   inherit_state: bool = field(True, 'Starts paths with the AdamW state of the base model.')
   max_skipped: int = field(
@@ -112,7 +111,7 @@ class Outer:
   momentum: float = field(
     0.9, "Momentum of 'nesterov' and 'momentum', and b1 of 'adam'. 'sgd' does not use it.", zero=True, below=1
   )
-  b2: float = field(0.99, "Decay rate of the second moment of 'adam'.", zero=True, below=1, added=True)
+  b2: float = field(0.99, "Decay rate of the second moment of 'adam'.", zero=True, below=1)
   epsilon: float = field(0.1, "Epsilon of 'adam'.")
   rescale: bool = field(
     True,
@@ -140,39 +139,32 @@ class Outer:
     "Preset for the network between paths. 'wan' sends int8 and streams levels; 'thin' sends int4 and "
     'overlaps the exchange with training too.',
     'lan wan thin',
-    added=True,
   )
   compress: str = field(
     'auto',
     "Compression of outer gradients and new modules. 'auto' follows outer.wire.",
-    choices='auto none int8 int4 e3m0',
-    added=True,
+    choices='auto none int8 int4',
   )
   whole_every: int = field(
-    16, 'Islands publish every n-th version of a compressed module whole, and the others as differences.', added=True
+    16, 'Islands publish every n-th version of a compressed module whole, and the others as differences.'
   )
   stream: str = field(
     'auto',
     "Lets levels exchange at different steps of a phase. 'auto' follows outer.wire.",
     choices='auto on off',
-    added=True,
   )
-  closed_every: int = field(
-    16, 'With streaming, all levels exchange together at the end of every n-th phase.', added=True
-  )
+  closed_every: int = field(16, 'With streaming, all levels exchange together at the end of every n-th phase.')
   overlap_steps: int = field(
     -1,
     'Number of inner steps between sending an outer gradient and using the new module. -1 follows outer.wire.',
     least=-1,
     zero=True,
-    added=True,
   )
   overlap: str = field(
     'auto',
     "What happens to the inner steps made meanwhile: 'keep' adds them to the new module, 'mix' averages "
     "with it. 'auto' follows outer.wire.",
     choices='auto keep mix',
-    added=True,
   )
   mix: float = field(
     -1.0,
@@ -180,7 +172,6 @@ class Outer:
     least=-1,
     zero=True,
     below=1,
-    added=True,
   )
 
 
@@ -234,7 +225,6 @@ class Evaluate:
     'tokens, and so FLOPs, as all paths together.',
     choices='steps flops',
     may_change=True,
-    added=True,
   )
   matrix: bool = field(False, 'Reports the loss of every path on the hold-out of every shard.', may_change=True)
   reroute_every: tuple[int, ...] = field(
@@ -250,7 +240,7 @@ class Evaluate:
     may_change=True,
   )
   refit_router: bool = field(
-    False, "Fits the router again after training, to each path's losses on router data.", may_change=True, added=True
+    False, "Fits the router again after training, to each path's losses on router data.", may_change=True
   )
   samples: int = field(
     6,
@@ -258,7 +248,6 @@ class Evaluate:
     'and during training. 0 means none.',
     zero=True,
     may_change=True,
-    added=True,
   )
 
 
@@ -282,7 +271,6 @@ class Checkpoint:
     'Number of phases after which islands publish the AdamW state of a path, which otherwise only its '
     'worker has. Results do not depend on it. With streaming, it is published after the next phase in '
     'which all levels exchange (outer.closed_every).',
-    added=True,
   )
 
 
@@ -309,11 +297,6 @@ class Metrics:
     extensible=True,
     example="('tensorboard', 'wandb')",
     may_change=True,
-    added=True,
   )
-  project: str = field(
-    'dipaco_jax', 'Project in Weights & Biases, or experiment in MLflow.', may_change=True, added=True
-  )
-  run: str = field(
-    '', "Name of the run in Weights & Biases or MLflow. If empty, the workdir's name.", may_change=True, added=True
-  )
+  project: str = field('dipaco_jax', 'Project in Weights & Biases, or experiment in MLflow.', may_change=True)
+  run: str = field('', "Name of the run in Weights & Biases or MLflow. If empty, the workdir's name.", may_change=True)
