@@ -33,7 +33,6 @@ def rows(size: str) -> list[Row]:
     'lan': ('float32 (lan)', {}),
     'int8': ('int8', {'outer.compress': 'int8'}),
     'int4': ('int4', {'outer.compress': 'int4'}),
-    'e3m0': ('e3m0', {'outer.compress': 'e3m0'}),
     'stream': ('streaming', {'outer.stream': 'on'}),
     'mixed': (f'streaming, overlap of {overlap}, mixed', late),
     'overlap': (f'streaming, overlap of {overlap}', late | {'outer.overlap': 'keep'}),

@@ -8,7 +8,6 @@ bfloat16 and codes q of 4 or 8 bits:
     kind    values v                    c        at a tie         bits a parameter
     int8    0, +-1, ..., +-127          1/127    to the even q    8.25
     int4    0, +-1, ..., +-7            1/7      to the even q    4.25
-    e3m0    0, +-1, +-2, +-4, ... +-64  1/64     to the even q    4.25     floats of a sign and 3 bits of exponent
 
 A path sends Q of its outer gradient plus its residual, what rounding has withheld so far (error feedback); what a path
 reads follows the module M of the outer optimizer by rounded differences, so that what was lost comes with the next:
@@ -20,7 +19,7 @@ Nothing is random, and all processors agree to the bit. Two operations that may 
 nothing: the quotient x / s is only a guess at q, corrected by comparison with s (q +- 1/2), a product that float32
 holds exactly. Where a value is not finite, all of its block is NaN, which screening then finds.
 
-int4 with groups and error feedback is OpenDiPaCo's, E3M0 is that of Streaming DiLoCo (arXiv 2501.18512).
+int4 with groups and error feedback is OpenDiPaCo's. Streaming DiLoCo (arXiv 2501.18512) sends floats of 4 bits instead.
 """
 
 import functools
@@ -31,9 +30,8 @@ import jax
 import jax.numpy as jnp
 
 BLOCK = 64
-LARGEST = {'int8': 127, 'int4': 7, 'e3m0': 7}  # the largest code
+LARGEST = {'int8': 127, 'int4': 7}  # the largest code
 TINY = 2.0**-100  # scales below are 0: no product is near float32's smallest numbers, which some processors flush to 0
-BORDERS = (0.5, 1.5, 3.0, 6.0, 12.0, 24.0, 48.0)  # between the values of e3m0
 KINDS = ('none', *LARGEST)
 
 
@@ -49,12 +47,11 @@ def encode(x: jax.Array, kind: str) -> Packed:
   blocks = jnp.pad(x.reshape(-1), (0, -x.size % BLOCK)).reshape(-1, BLOCK)
   sizes = jnp.abs(blocks)
   largest = jnp.max(sizes, axis=1, keepdims=True)  # NaN where one is
-  share = 1 / 64 if kind == 'e3m0' else 1 / LARGEST[kind]
   # Not astype alone, which XLA may leave out together with the way back.
-  scale = jax.lax.reduce_precision(largest * jnp.float32(share), exponent_bits=8, mantissa_bits=7)
+  scale = jax.lax.reduce_precision(largest * jnp.float32(1 / LARGEST[kind]), exponent_bits=8, mantissa_bits=7)
   scale = jnp.where(largest < TINY, 0.0, scale)
   s = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, jnp.inf)  # inf: all codes are 0
-  q = _nearest_power(sizes, s) if kind == 'e3m0' else _nearest_integer(sizes, s, LARGEST[kind])
+  q = _nearest_integer(sizes, s, LARGEST[kind])
   signed = jnp.where(blocks < 0, -q, q).astype(jnp.int8)
   codes = signed.view(jnp.uint8) if kind == 'int8' else _pack(signed)
   return Packed(codes, scale[:, 0].astype(jnp.bfloat16))
@@ -63,8 +60,6 @@ def encode(x: jax.Array, kind: str) -> Packed:
 def decode(packed: Packed, shape: tuple[int, ...], kind: str) -> jax.Array:
   """Returns Q(x), float32 of `shape`, from what `encode` made of x."""
   q = (packed.codes.view(jnp.int8) if kind == 'int8' else _unpack(packed.codes)).astype(jnp.float32)
-  if kind == 'e3m0':
-    q = jnp.sign(q) * _power(jnp.abs(q))
   return (q * packed.scales.astype(jnp.float32)[:, None]).reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
@@ -113,17 +108,6 @@ def _nearest_integer(sizes: jax.Array, s: jax.Array, largest: int) -> jax.Array:
   up = (sizes > above) | ((sizes == above) & odd)
   down = (sizes < below) | ((sizes == below) & odd)
   return jnp.where(jnp.isinf(s), 0.0, jnp.minimum(guess + up - down, largest))
-
-
-def _nearest_power(sizes: jax.Array, s: jax.Array) -> jax.Array:
-  """Returns the codes 0 to 7 whose values 0, 1, 2, 4, ..., 64 are nearest to |x| / s, even ones at a tie."""
-  passed = [(sizes > s * b) | ((sizes == s * b) & (i % 2 == 1)) for i, b in enumerate(BORDERS)]
-  return jnp.where(jnp.isinf(s), 0.0, sum(p.astype(jnp.float32) for p in passed))
-
-
-def _power(code: jax.Array) -> jax.Array:
-  """Returns the values of the codes 0 to 7 of e3m0."""
-  return jnp.take(jnp.array([0, 1, 2, 4, 8, 16, 32, 64], jnp.float32), code.astype(jnp.int32))
 
 
 def _pack(codes: jax.Array) -> jax.Array:

@@ -45,7 +45,6 @@ class Field(NamedTuple):
   choices: tuple[str, ...] = ()
   extensible: bool = False  # whether users may name a part of their own, as 'package.module:name' (extension.py)
   example: str = ''  # a value as it is written in Python, for fields that are not plain numbers or strings
-  added: bool = False  # after the first version; digests leave out its default, so that older workdirs can be resumed
   may_change: bool = False  # whether it may differ when a run is resumed: it does not change what is computed
 
 

@@ -63,13 +63,12 @@ class Data:
     ' it have their folder or file name as domain.',
   )
   plain_suffixes: tuple[str, ...] = field(
-    (), 'Suffixes of additional files that are read as plain text.', example="('.py', '.log')", added=True
+    (), 'Suffixes of additional files that are read as plain text.', example="('.py', '.log')"
   )
   skip_bad_records: bool = field(
     False,
     'Whether to skip and count records that have no text or are not valid JSON or UTF-8. If False, they are errors.',
     may_change=True,
-    added=True,
   )
   holdout_fraction: float = field(
     0.01, 'Fraction of the training documents held out for early stopping [2.7].', zero=True, below=1
@@ -89,7 +88,6 @@ class Tokenizer:
     "Kind of tokenizer to train: a SentencePiece BPE model, or byte-level BPE for 'bytes'.",
     choices='sentencepiece bytes',
     extensible=True,
-    added=True,
   )
   vocab_size: int = field(32_000, 'Vocabulary size of the tokenizer to train.')
   sample_bytes: int = field(
@@ -127,7 +125,6 @@ class Model:
     'auto',
     "Dtype of matrix products of bfloat16 arrays before rounding; 'auto' is float32 on CPUs and bfloat16 elsewhere.",
     choices='auto float32 bfloat16',
-    added=True,
   )
   layers: str = field(
     'auto',
@@ -146,7 +143,6 @@ class Model:
     0,
     'Maximum number of vocabulary entries whose logits are in memory at once. 0 means all.',
     zero=True,
-    added=True,
   )
   rope_base: float = field(10_000.0, 'Base of the frequencies of the rotary embedding (RoPE).')
   norm_epsilon: float = field(1e-6, 'Epsilon that RMSNorm adds to the mean square.')
@@ -154,85 +150,74 @@ class Model:
     0,
     'Number of heads of keys and values, a divisor of model.num_heads. 0 means model.num_heads.',
     zero=True,
-    added=True,
   )
   qk_norm: str = field(
     'none',
     "RMSNorm of queries and keys: of each head ('head') or of all heads together ('all').",
     choices='none head all',
-    added=True,
   )
-  qkv_bias: bool = field(False, 'Whether the projections to queries, keys and values have biases.', added=True)
+  qkv_bias: bool = field(False, 'Whether the projections to queries, keys and values have biases.')
   norms: str = field(
     'before',
     'Position of RMSNorm: before attention and MLP, after them, or both.',
     choices='before after both',
-    added=True,
   )
   norm_from_one: bool = field(
-    False, 'Whether RMSNorm multiplies by 1 + its scale parameter instead of by the parameter itself.', added=True
+    False, 'Whether RMSNorm multiplies by 1 + its scale parameter instead of by the parameter itself.'
   )
   activation: str = field(
-    'silu', "Activation function of the MLP's gate; 'gelu' is the tanh approximation.", choices='silu gelu', added=True
+    'silu', "Activation function of the MLP's gate; 'gelu' is the tanh approximation.", choices='silu gelu'
   )
-  embed_scale: bool = field(False, 'Whether embeddings are multiplied by sqrt(model.width).', added=True)
+  embed_scale: bool = field(False, 'Whether embeddings are multiplied by sqrt(model.width).')
   query_scale: float = field(
-    0.0, 'Number by whose square root attention logits are divided. 0 means model.head_dim.', zero=True, added=True
+    0.0, 'Number by whose square root attention logits are divided. 0 means model.head_dim.', zero=True
   )
-  attention_cap: float = field(
-    0.0, 'Soft cap of attention logits: cap * tanh(logits / cap). 0 disables it.', zero=True, added=True
-  )
+  attention_cap: float = field(0.0, 'Soft cap of attention logits: cap * tanh(logits / cap). 0 disables it.', zero=True)
+  attention_cap: float = field(0.0, 'Soft cap of attention logits: cap * tanh(logits / cap). 0 disables it.', zero=True)
   window: int = field(
     0,
     'Size of the sliding attention window in tokens, including the token itself. 0 means no window.',
     zero=True,
-    added=True,
   )
   full_every: int = field(
-    0, 'Every n-th block attends to all earlier tokens in spite of model.window. 0 means none.', zero=True, added=True
+    0, 'Every n-th block attends to all earlier tokens in spite of model.window. 0 means none.', zero=True
   )
+  full_every: int = field(0, 'Every n-th block attends to all tokens in spite of window. 0 means none.', zero=True)
   rope_scaling: str = field(
     'none',
     'Method that scales the rotary embedding (RoPE) to contexts longer than in pretraining.',
     choices='none linear llama3 yarn',
-    added=True,
   )
-  rope_factor: float = field(1.0, 'Factor by which RoPE scaling extends the context length.', added=True)
+  rope_factor: float = field(1.0, 'Factor by which RoPE scaling extends the context length.')
   rope_original_len: int = field(
-    0, "Context length in tokens before RoPE scaling, which 'llama3' and 'yarn' require.", zero=True, added=True
+    0, "Context length in tokens before RoPE scaling, which 'llama3' and 'yarn' require.", zero=True
   )
   rope_low: float = field(
     1.0,
     "RoPE scaling 'llama3' and 'yarn': frequencies with at most this many rotations in the original "
     'context are scaled by the full factor.',
-    added=True,
   )
   rope_high: float = field(
     4.0,
     "RoPE scaling 'llama3' and 'yarn': frequencies with at least this many rotations in the original "
     'context are not scaled.',
-    added=True,
   )
   rope_attention: float = field(
     0.0,
     "Factor of rotated queries and keys in RoPE scaling 'yarn'. 0 means 0.1 ln(rope_factor) + 1.",
     zero=True,
-    added=True,
   )
+  rope_attention: float = field(0.0, "YaRN's factor for queries and keys. 0 means 0.1 ln(rope_factor) + 1.", zero=True)
   rope_local_base: float = field(
     0.0,
     'RoPE base of blocks with a sliding window, not scaled. 0 means the RoPE of other blocks.',
     zero=True,
-    added=True,
   )
-  no_rope_every: int = field(
-    0, 'Every n-th block has no rotary embedding. 0 means that all blocks have it.', zero=True, added=True
-  )
+  no_rope_every: int = field(0, 'Every n-th block has no rotary embedding. 0 means that all blocks have it.', zero=True)
   block: str = field(
     '',
     "Your own transformer block, as 'package.module:name'. Empty means the built-in block.",
     extensible=True,
-    added=True,
   )
 
 

@@ -25,7 +25,6 @@ class Checkpoint:
     'Number of phases after which islands publish the optimizer state of a path, which otherwise only its'
     ' worker has. Results do not depend on it. With streaming, states wait for the next phase closed by '
     'outer.closed_every.',
-    added=True,
   )
 
 
@@ -52,11 +51,10 @@ class Metrics:
     extensible=True,
     example="('tensorboard', 'wandb')",
     may_change=True,
-    added=True,
   )
   project: str = field(
-    'dipaco_jax', 'Name of the project in Weights & Biases or experiment in MLflow.', may_change=True, added=True
+    'dipaco_jax', 'Name of the project in Weights & Biases or experiment in MLflow.', may_change=True
   )
   run: str = field(
-    '', "Name of the run in Weights & Biases or MLflow. Empty means the workdir's name.", may_change=True, added=True
+    '', "Name of the run in Weights & Biases or MLflow. Empty means the workdir's name.", may_change=True
   )

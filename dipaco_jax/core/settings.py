@@ -43,7 +43,6 @@ class Settings:
     (),
     'Modules with code of your own and the SHA-256 of their source, filled in by the program.',
     example="(('my_module', 'sha256'),)",
-    added=True,
   )
   other_code: str = field(
     'warn',
@@ -51,7 +50,6 @@ class Settings:
     "began the run: 'warn' logs a warning, 'reject' ends the role with exit status 2.",
     choices='warn reject',
     may_change=True,
-    added=True,
   )
   grid: tuple[tuple[str, int], ...] = field(
     (), 'Grid axes and their sizes; every combination is a path. Empty means one path.', example="{'a': 4, 'b': 4}"

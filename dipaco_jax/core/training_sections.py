@@ -87,17 +87,14 @@ class Inner:
     choices='adamw muon sgd',
     extensible=True,
   )
-  muon_momentum: float = field(0.95, "Momentum of the inner optimizer 'muon'.", zero=True, below=1, added=True)
+  muon_momentum: float = field(0.95, "Momentum of the inner optimizer 'muon'.", zero=True, below=1)
   schedule: str = field(
     'cosine',
     "Learning rate schedule; 'wsd' (warmup-stable-decay) is constant until a linear decay at the end.",
     'cosine wsd',
     extensible=True,
-    added=True,
   )
-  decay_fraction: float = field(
-    0.2, "Fraction of the learning rate schedule 'wsd' in which the rate decays.", most=1, added=True
-  )
+  decay_fraction: float = field(0.2, "Fraction of the learning rate schedule 'wsd' in which the rate decays.", most=1)
   keep_state: bool = field(
     True,
     'Whether a path keeps its optimizer state from phase to phase, as a worker of DiLoCo does. If False, '
@@ -135,7 +132,7 @@ class Outer:
     0.9, "Momentum of the outer optimizers 'nesterov' and 'momentum', and b1 of 'adam'.", zero=True, below=1
   )
   b2: float = field(
-    0.99, "Exponential decay rate of the second moment of the outer optimizer 'adam'.", zero=True, below=1, added=True
+    0.99, "Exponential decay rate of the second moment of the outer optimizer 'adam'.", zero=True, below=1
   )
   epsilon: float = field(0.1, "Epsilon of the outer optimizer 'adam'.")
   rescale: bool = field(
@@ -168,35 +165,29 @@ class Outer:
     " or -1: 'lan' sends full precision at the end of a phase; 'wan' sends int8 and streams; 'thin' sends"
     ' int4, streams and overlaps (see docs/slow_networks.md).',
     'lan wan thin',
-    added=True,
   )
   compress: str = field(
     'auto',
     "Format in which outer gradients and modules are sent; 'auto' follows outer.wire.",
-    choices='auto none int8 int4 e3m0',
-    added=True,
+    choices='auto none int8 int4',
   )
   whole_every: int = field(
     16,
     'Islands with compression publish every n-th version of a module in full, the others as differences.',
-    added=True,
   )
   stream: str = field(
     'auto',
     "Whether each level is exchanged at its own step of a phase; 'auto' follows outer.wire.",
     choices='auto on off',
-    added=True,
   )
-  closed_every: int = field(
-    16, 'With streaming, all levels are exchanged together at the end of every n-th phase.', added=True
-  )
+  closed_every: int = field(16, 'With streaming, all levels are exchanged together at the end of every n-th phase.')
+  closed_every: int = field(16, 'With streaming, all levels exchange together at the end of every n-th phase.')
   overlap_steps: int = field(
     -1,
     'With streaming, number of inner steps from sending a level to taking over its new module. -1 follows'
     ' outer.wire: a fifth of a phase for thin, otherwise 0.',
     least=-1,
     zero=True,
-    added=True,
   )
   overlap: str = field(
     'auto',
@@ -204,7 +195,6 @@ class Outer:
     "'mix' averages the path's parameters with the module, as in Streaming DiLoCo. 'auto' is 'keep' for "
     "wire='thin' and 'mix' otherwise.",
     choices='auto keep mix',
-    added=True,
   )
   mix: float = field(
     -1.0,
@@ -213,7 +203,6 @@ class Outer:
     least=-1,
     zero=True,
     below=1,
-    added=True,
   )
 
 
@@ -279,7 +268,6 @@ class Evaluate:
     ' tokens, and so FLOPs, as all paths together.',
     choices='steps flops',
     may_change=True,
-    added=True,
   )
   matrix: bool = field(
     False, "Whether to report every path's loss on every hold-out. It requires train.early_stopping.", may_change=True
@@ -298,7 +286,7 @@ class Evaluate:
     may_change=True,
   )
   refit_router: bool = field(
-    False, "Whether to refit the router after training to each path's loss on router data.", may_change=True, added=True
+    False, "Whether to refit the router after training to each path's loss on router data.", may_change=True
   )
   samples: int = field(
     6,
@@ -306,5 +294,4 @@ class Evaluate:
     'during training. 0 means none.',
     zero=True,
     may_change=True,
-    added=True,
   )

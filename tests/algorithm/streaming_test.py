@@ -96,7 +96,7 @@ def test_without_streaming_a_phase_is_one_piece():
   (dict(), ('none', False, 0, False, 0.5)),
   (dict(wire='wan'), ('int8', True, 0, False, 0.5)),
   (dict(wire='thin'), ('int4', True, 4, True, 0.0)),
-  (dict(wire='thin', compress='e3m0', overlap_steps=2, mix=0.25), ('e3m0', True, 2, True, 0.25)),
+  (dict(wire='thin', compress='int8', overlap_steps=2, mix=0.25), ('int8', True, 2, True, 0.25)),
   (dict(stream='on', overlap='keep'), ('none', True, 0, True, 0.0)),
   (dict(wire='thin', stream='off', overlap='mix'), ('int4', False, 0, False, 0.5)),
 ])  # fmt: skip

@@ -75,7 +75,7 @@ class WithRate:
     self.rate, self.update = rate, UPDATES[config.optimizer]
 
 
-VALUES = {'int8': range(128), 'int4': range(8), 'e3m0': [0, 1, 2, 4, 8, 16, 32, 64]}
+VALUES = {'int8': range(128), 'int4': range(8)}
 
 
 def compressed(x, kind):
@@ -84,7 +84,7 @@ def compressed(x, kind):
   flat = np.asarray(x, np.float32).reshape(-1)
   for begin in range(0, flat.size, 64):
     block = flat[begin : begin + 64]
-    share = np.float32(1 / 64 if kind == 'e3m0' else 1 / values[-1])
+    share = np.float32(1 / values[-1])
     largest = np.abs(block).max()
     scale = fractions.Fraction(float(ml_dtypes.bfloat16(largest * share))) if largest >= 2.0**-100 else 0
     for element in block:
