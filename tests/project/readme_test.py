@@ -149,7 +149,9 @@ def test_the_library_of_the_readme_trains():
   exec(example, space)
   assert space['metrics'].shape == (4, 2)
   by_path = space['levels'].paths(space['modules'])
-  first_equal_path = {name: [values.tolist().index(value) for value in values.tolist()] for name, values in by_path.items()}
+  first_equal_path = {
+    name: [values.tolist().index(value) for value in values.tolist()] for name, values in by_path.items()
+  }
   assert first_equal_path == {'embed': [0] * 4, 'block_0': [0, 0, 2, 2], 'block_1': [0, 1, 0, 1], 'head': [0] * 4}
 
 
