@@ -40,7 +40,7 @@ class Level:
 class Grid:
   """A grid of paths: named axes, sorted by name; paths are numbered in row-major order, the last axis fastest.
 
-  Example:
+  Examples:
     >>> grid = Grid(a=2, b=3)
     >>> grid, grid.num_paths, grid.coordinates(4), grid.path((1, 1))
     (a2xb3, 6, (1, 1), 4)

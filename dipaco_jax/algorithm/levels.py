@@ -29,7 +29,7 @@ class Levels:
     grid: the grid.
     layout: the level of each parameter.
 
-  Example:
+  Examples:
     >>> params = {'embed': jnp.ones(3), 'block_0': {'w': jnp.ones((2, 2))}, 'block_1': {'w': jnp.ones((2, 2))}}
     >>> levels = Levels(Grid(a=2, b=3), params, low=('block_0', 'a'), high=('block_1', 'b'), ends=('embed', ''))
     >>> jax.tree.map(jnp.shape, levels.start(params))
@@ -65,7 +65,7 @@ class Levels:
     Returns:
       {level: {parameter: [K_a for each axis a of the level, ...]}}.
 
-    Example:
+    Examples:
       >>> params = {'w': jnp.array([1.0, 2.0])}
       >>> Levels(Grid(a=2), params, all=('w', 'a')).start(params)['all']['w'].tolist()
       [[1.0, 2.0], [1.0, 2.0]]
@@ -82,7 +82,7 @@ class Levels:
     Raises:
       ValueError: the grid has no such path.
 
-    Example:
+    Examples:
       >>> params = {'w': jnp.ones(2)}
       >>> levels = Levels(Grid(a=2, b=3), params, all=('w', 'b'))
       >>> modules = {'all': {'w': jnp.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]])}}
@@ -98,7 +98,7 @@ class Levels:
   def paths(self, modules: Modules) -> Tree:
     """Returns the parameters of all paths, stacked: [P, ...].
 
-    Example:
+    Examples:
       >>> params = {'w': jnp.zeros(3)}
       >>> levels = Levels(Grid(a=2, b=3), params, all=('w', 'b'))
       >>> levels.paths(levels.start(params))['w'].shape
@@ -109,7 +109,7 @@ class Levels:
   def per_path(self, tree: Tree) -> Tree:
     """Returns a copy of any arrays for each path, stacked: [P, ...]; for example a fresh inner state.
 
-    Example:
+    Examples:
       >>> Levels(Grid(a=2), {'w': jnp.ones(1)}, all=('w', '')).per_path({'count': jnp.int32(7)})
       {'count': Array([7, 7], dtype=int32)}
     """
@@ -123,7 +123,7 @@ class Levels:
       fresh: the state of a path before its first step.
       excluded: `Report.excluded`, bool [P].
 
-    Example:
+    Examples:
       >>> levels = Levels(Grid(a=3), {'w': jnp.ones(1)}, all=('w', ''))
       >>> levels.renew(jnp.array([1.0, jnp.nan, 3.0]), jnp.array(0.0), jnp.array([False, True, False]))
       Array([1., 0., 3.], dtype=float32)
@@ -143,7 +143,7 @@ class Levels:
     Raises:
       ValueError: a level is not there, or `paths` has other shapes.
 
-    Example:
+    Examples:
       >>> params = {'x': jnp.float32(0), 'y': jnp.float32(0)}
       >>> levels = Levels(Grid(a=2), params, first=('x', ''), second=('y', ''))
       >>> paths = {'x': jnp.array([1.0, 2.0]), 'y': jnp.array([3.0, 4.0])}
@@ -158,7 +158,7 @@ class Levels:
   def select(self, only: str | Sequence[str] | None) -> tuple[str, ...]:
     """Returns the names of some levels, in order; of all if `only` is None. Raises ValueError for an unknown name.
 
-    Example:
+    Examples:
       >>> levels = Levels(Grid(), {'x': jnp.ones(1), 'y': jnp.ones(1)}, first=('x', ''), second=('y', ''))
       >>> levels.select('second'), levels.select(None)
       (('second',), ('first', 'second'))
@@ -176,7 +176,7 @@ class Levels:
   def flat(self, tree: Tree) -> dict[str, jax.Array]:
     """Returns a pytree like the parameters as {name: array}; raises ValueError for another structure.
 
-    Example:
+    Examples:
       >>> Levels(Grid(), {'block': {'w': jnp.ones(1)}}, all=('', '')).flat({'block': {'w': 5}})
       {'block/w': 5}
     """
@@ -185,7 +185,7 @@ class Levels:
   def flat_paths(self, paths: Tree) -> dict[str, jax.Array]:
     """Returns stacked parameters of all paths as {name: [P, ...]}; raises ValueError for other shapes.
 
-    Example:
+    Examples:
       >>> Levels(Grid(a=2), {'w': jnp.ones(1)}, all=('', '')).flat_paths({'w': jnp.ones((2, 1))})
       {'w': Array([[1.],
              [1.]], dtype=float32)}
@@ -202,7 +202,7 @@ class Levels:
   def tree(self, named: dict[str, Any]) -> Tree:
     """Returns {name: array} as a pytree like the parameters; `flat` is the inverse.
 
-    Example:
+    Examples:
       >>> Levels(Grid(), {'block': {'w': jnp.ones(1)}}, all=('', '')).tree({'block/w': 5})
       {'block': {'w': 5}}
     """

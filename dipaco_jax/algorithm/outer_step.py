@@ -57,7 +57,7 @@ class OuterStep:
   Raises:
     ValueError: `compress` is not one of compression.KINDS, or `exclude_above` is negative.
 
-  Example:
+  Examples:
     >>> params = {'w': jnp.zeros(2)}
     >>> levels = Levels(Grid(a=2), params, all=('w', ''))  # DiLoCo: two replicas of one model
     >>> outer = OuterStep(levels, optax.sgd(1.0))
@@ -83,7 +83,7 @@ class OuterStep:
   def init(self, modules: Modules) -> State:
     """Returns the state before the first outer step.
 
-    Example:
+    Examples:
       >>> levels = Levels(Grid(a=2), {'w': jnp.zeros(3)}, all=('w', 'a'))
       >>> state = OuterStep(levels, optax.sgd(0.7, 0.9)).init(levels.start({'w': jnp.zeros(3)}))
       >>> jax.tree.map(jnp.shape, state.levels['all'].optimizer[0].trace)
@@ -106,7 +106,8 @@ class OuterStep:
     """Makes one outer step.
 
     Args:
-      modules, state: those that the paths have started from.
+      modules: the modules that the paths started from.
+      state: the outer state that belongs to them.
       paths: the paths' parameters after the phase, [P, ...].
       weights: w_i, [P]; |D_i| for loss reweighing [2.7], 0 for a path that has not trained [2.6.2]; None: 1.
       rows: row weights by parameter, [P, rows], as `row_weights` makes them; None: without.
@@ -122,7 +123,7 @@ class OuterStep:
       ValueError: shapes differ from those of the levels, a level in `only` is not there, `rates` is missing, or `rows`
         are given with `rescale`.
 
-    Example:
+    Examples:
       >>> params = {'w': jnp.array(0.0)}
       >>> levels = Levels(Grid(a=3), params, all=('w', ''))
       >>> outer, modules = OuterStep(levels, optax.sgd(1.0)), levels.start(params)
@@ -225,7 +226,8 @@ def row_weights(levels: Levels, moments: Tree, count: Any, b2: float = 0.999, ep
     levels: the levels.
     moments: AdamW's second moments v of all paths, a pytree like the parameters, [P, ...].
     count: steps that AdamW has taken, int [].
-    b2, epsilon: those of AdamW.
+    b2: AdamW's decay rate of second moments.
+    epsilon: AdamW's epsilon.
 
   Returns:
     {parameter: [P, rows]}.
@@ -233,7 +235,7 @@ def row_weights(levels: Levels, moments: Tree, count: Any, b2: float = 0.999, ep
   Raises:
     ValueError: `moments` has other shapes.
 
-  Example:
+  Examples:
     >>> levels = Levels(Grid(a=1), {'w': jnp.zeros((2, 3))}, all=('w', ''))
     >>> row_weights(levels, {'w': jnp.ones((1, 2, 3)) * 0.25}, 1, b2=0.0)
     {'w': Array([[0.5, 0.5]], dtype=float32)}

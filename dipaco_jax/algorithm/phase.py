@@ -33,13 +33,14 @@ def train_path(train_step: TrainStep, params: Tree, state: Tree, batches: Tree) 
 
   Args:
     train_step: (params, state, batch) -> (params, state, metrics).
-    params, state: of the path.
+    params: the path's parameters.
+    state: the path's inner state.
     batches: tau batches from the path's shard, stacked: [tau, ...].
 
   Returns:
     (params, state, metrics [tau, ...]).
 
-  Example:
+  Examples:
     >>> train_path(lambda w, n, x: (w - 0.5 * (w - x), n + 1, w), jnp.float32(0), 0, jnp.array([4.0, 4.0]))
     (Array(3., dtype=float32), Array(2, dtype=int32, weak_type=True), Array([0., 2.], dtype=float32))
   """
@@ -61,7 +62,8 @@ def train_phase(
 
   Args:
     train_step: (params, state, batch) -> (params, state, metrics) of one path.
-    params, states: of all paths, [P, ...].
+    params: parameters of all paths, [P, ...].
+    states: inner states of all paths, [P, ...].
     batches: [P, tau, ...]; path i's are from its shard D_i.
     mesh: devices over which paths are spread, along all of its axes; their number divides P. None: where arrays are.
     in_turn: paths of one device are trained one after the other, which takes less memory, instead of by vmap.
@@ -72,7 +74,7 @@ def train_phase(
   Raises:
     ValueError: the mesh has a number of devices that does not divide P.
 
-  Example:
+  Examples:
     >>> move = lambda w, n, x: (w + x, n + 1, w)
     >>> train_phase(move, jnp.zeros(2), jnp.zeros(2, int), jnp.array([[1.0, 1.0], [2.0, 2.0]]))[0]
     Array([2., 4.], dtype=float32)
@@ -97,7 +99,7 @@ def spread(tree: Tree, mesh: Mesh) -> Tree:
   Raises:
     ValueError: the mesh has a number of devices that does not divide P.
 
-  Example:
+  Examples:
     >>> spread(jnp.arange(4), jax.make_mesh((1,), ('path',))).sharding.mesh.axis_names
     ('path',)
   """

@@ -7,6 +7,9 @@ import statistics
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import optax
 import pytest
 from repository import ROOT
 
@@ -129,6 +132,27 @@ def test_the_pages_state_the_phases_and_the_waiting_of_the_shipped_configs():
   assert f'({min(lengths)} to {max(lengths)} in the configs' in ' '.join(TEXT['README'].split())
   stated = ' '.join(TEXT['concepts'].split()).split("The papers' other grids (")[1].split(') have none')[0]
   assert without_shared_level == sorted(re.findall(r'`(\w+\.py)`', stated))
+
+
+def test_the_library_of_the_readme_trains():
+  (example,) = blocks('README', 'python')
+  optimizer = optax.sgd(0.1)
+
+  def train_step(params, state, target):
+    loss, gradient = jax.value_and_grad(lambda params: sum(jnp.square(x - target) for x in params.values()))(params)
+    updates, state = optimizer.update(gradient, state)
+    return optax.apply_updates(params, updates), state, loss
+
+  params = dict.fromkeys(('embed', 'block_0', 'block_1', 'head'), jnp.float32(0))
+  phases = [jnp.arange(8, dtype=jnp.float32).reshape(4, 2)] * 3  # four paths, two steps
+  space = {'params': params, 'optimizer': optimizer, 'train_step': train_step, 'phases': phases}
+  exec(example, space)
+  assert space['metrics'].shape == (4, 2)
+  by_path = space['levels'].paths(space['modules'])
+  first_equal_path = {
+    name: [values.tolist().index(value) for value in values.tolist()] for name, values in by_path.items()
+  }
+  assert first_equal_path == {'embed': [0] * 4, 'block_0': [0, 0, 2, 2], 'block_1': [0, 1, 0, 1], 'head': [0] * 4}
 
 
 def test_links_lead_somewhere():
