@@ -114,7 +114,7 @@ def find(named: str) -> tuple[pathlib.Path, list[str]]:
   if name in shipped():
     return SHIPPED / f'{name}.py', variant
   near, ours = difflib.get_close_matches(pathlib.Path(name).stem, shipped(), 1), ', '.join(shipped())
-  fix = f'--config={near[0]} comes with dipaco_jax' if near else f'name a file, or one of {ours}'
+  fix = f'--config={near[0]} is included in dipaco_jax' if near else f'name a file, or one of {ours}'
   wrong = ' is a folder' if pathlib.Path(name).is_dir() else ': there is no such file'
   raise InputError(f'--config={name}{wrong}; {fix}')
 

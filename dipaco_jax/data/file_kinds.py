@@ -96,7 +96,7 @@ def check_beginning(path: str, data: settings.Data) -> None:
   if not has_document and bad_records:
     raise InputError(f'{path}: none of its first records has a text ({bad_records[0].reason}); or leave out this file')
   if not has_document:
-    raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
+    raise InputError(f'{path}: it has no text: add text, or leave out this file')
 
 
 def _first_bytes(path: str) -> bytes:

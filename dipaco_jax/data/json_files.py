@@ -52,7 +52,7 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
   where = f'{path}:{number}'
   if len(line) > MAX_LINE_BYTES:
     raise source.BadRecord(
-      f'{where}: the line is longer than {MAX_LINE_BYTES >> 20} MiB: a line is one document, cut it'
+      f'{where}: the line is longer than {MAX_LINE_BYTES >> 20} MiB: each line is one document, split it'
     )
   try:
     record = json_text.parse(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
@@ -64,7 +64,7 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
       raise InputError(f'{reason}; {ONE_A_LINE[line.strip()]}') from e
     raise source.BadRecord(reason) from e
   if not isinstance(record, dict):
-    raise source.BadRecord(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
+    raise source.BadRecord(f'{where}: not a JSON object, as each line should be; {ONE_A_LINE[b"["]}')
   text = value_of(record, data.text_key)
   if not isinstance(text, str):
     raise source.BadRecord(f'{where}: no text under {data.text_key!r}; {which_key(sorted(text_keys(record)))}')

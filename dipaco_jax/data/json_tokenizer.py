@@ -33,7 +33,9 @@ def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
   alphabet = parts.ByteLevel.alphabet()
   option = f'config.tokenizer.vocab_size={vocab_size}'
   if vocab_size <= len(alphabet):
-    raise InputError(f'{option} is less than all bytes and an end-of-text token take: set it to {len(alphabet) + 1}')
+    raise InputError(
+      f'{option} is less than the number of bytes and an end-of-text token: set it to {len(alphabet) + 1}'
+    )
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
   )
@@ -100,7 +102,7 @@ class JsonTokenizer(Tokenizer):
     except Exception as e:  # the library raises plain Exception
       raise InputError(f'no tokenizer.json ({str(e)[:100]})') from e
     if not isinstance(config, dict):
-      raise InputError(f'{CONFIG} beside it is no JSON object')
+      raise InputError(f'{CONFIG} next to it is not a JSON object')
     self.files = dict(files)
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()

@@ -53,12 +53,12 @@ def read_index(path: str) -> Index:
   """Reads and checks the index of a .bin file. Raises InputError where it is damaged."""
   index, content = of(path), _content(of(path))
   if content[: len(BEFORE)].tobytes() == BEFORE:
-    raise InputError(f"{index}: it is in Megatron's first format, which is read no more: {ANEW}")
+    raise InputError(f"{index}: it is in Megatron's first format, which is no longer supported: {ANEW}")
   if len(content) < HEADER.itemsize or content[: len(MAGIC)].tobytes() != MAGIC:
-    raise InputError(f"{index}: no index of Megatron's, which begins with MMIDIDX: {ANEW}, or leave out {path}")
+    raise InputError(f'{index}: not a Megatron index, which begins with MMIDIDX: {ANEW}, or leave out {path}')
   header = content[: HEADER.itemsize].view(HEADER)[0]
   if (version := int(header['version'])) != VERSION or (kind := int(header['kind'])) not in KINDS:
-    problem = f'version {version}' if version != VERSION else f'tokens of type {kind}, no integer'
+    problem = f'version {version}' if version != VERSION else f'tokens of type {kind}, not an integer type'
     raise InputError(f'{index}: it has {problem}, which cannot be read: {ANEW}')
   dtype = np.dtype(KINDS[kind])
   count = int(header['sequences'])
@@ -128,7 +128,7 @@ def _check(path: str, index: Index) -> None:
   size = _size(path)
   ends = np.minimum(starts, size + 1) + lengths.astype(np.int64) * index.dtype.itemsize  # without overflow
   if (needed := int(ends.max())) > size:
-    problem = f'{size} bytes, and its .idx tells of {needed} or more'
+    problem = f'{size} bytes, but its .idx describes {needed} or more'
     raise InputError(f'{path}: damaged, cut short or of another .idx ({problem}); fix it, or leave it out')
 
 

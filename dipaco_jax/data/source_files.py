@@ -175,11 +175,11 @@ def _why_none(pattern: str) -> str:
     splits = sorted(os.path.basename(os.path.dirname(state)) for state in glob.glob(f'{folder}/*/{table_files.SAVED}'))
     return f"is a dataset of several splits, {splits}: name one, as '{folder}/{splits[0] if splits else 'train'}', in"
   if remote_files.is_remote(pattern):
-    return 'matches no object: mend' if re.search(r'[*?[]', pattern) else f"is no object: write '{folder}/*' in"
+    return 'matches no object: correct' if re.search(r'[*?[]', pattern) else f"is not an object: write '{folder}/*' in"
   if '://' in pattern:
-    return 'is no file here, nor of gs:// or s3://: fetch it, and mend'
+    return 'is neither a local file nor gs:// or s3://: download it, and correct'
   if not os.path.isdir(pattern):
-    return 'matches no file: mend'
+    return 'matches no file: correct'
   for below in ('*', '**/*'):
     for ending in ENDINGS:
       if glob.glob(f'{folder}/{below}{ending}', recursive=True):

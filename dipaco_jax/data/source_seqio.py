@@ -64,8 +64,8 @@ def _task(seqio: Any, data: settings.Data) -> Any:
   if data.name not in known:
     near = difflib.get_close_matches(data.name, known, 10, 0)
     raise InputError(
-      f'config.data.name={data.name!r}: SeqIO knows no such task or mixture, but {near}; name the module that '
-      f'registers it in config.data.module'
+      f'config.data.name={data.name!r}: SeqIO has no such task or mixture; the nearest are {near}; name the module '
+      'that registers it in config.data.module'
     )
   return seqio.get_mixture_or_task(data.name)
 

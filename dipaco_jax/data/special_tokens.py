@@ -39,7 +39,7 @@ def listed_ends(files: Mapping[str, bytes | None]) -> list[int]:
   except InputError as e:
     raise InputError(f'{GENERATION} beside it: {e}') from e
   except (ValueError, AttributeError) as e:
-    raise InputError(f'{GENERATION} beside it is not JSON of an object') from e
+    raise InputError(f'{GENERATION} next to it is not a JSON object') from e
 
 
 def end_ids(config: Mapping[str, Any]) -> list[int]:

@@ -56,7 +56,7 @@ def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:
   except OSError as e:
     why = f'{CONFIG} beside it: {e.strerror or e}'
     # A bucket that may not be listed answers so for what is not there.
-    raise _unusable(path, f'{why}; let us list the bucket' if '403' in why else why) from e
+    raise _unusable(path, f'{why}; grant permission to list the bucket' if '403' in why else why) from e
   except InputError as e:
     raise _unusable(path, str(e)) from e
 
@@ -107,7 +107,7 @@ def _load_pieces(files: Mapping[str, bytes]) -> Tokenizer:
     config = json_text.parse(files.get(CONFIG, b'{}'))
     adds_bos = bool(config.get('add_bos_token'))
   except (ValueError, AttributeError) as e:
-    raise InputError(f'{CONFIG} beside it is not JSON of an object') from e
+    raise InputError(f'{CONFIG} next to it is not a JSON object') from e
   beside = {name: content for name, content in files.items() if name != MODEL}
   return SentencePieceTokenizer(files[MODEL], adds_bos, beside, config)
 

@@ -55,7 +55,7 @@ def parse(data: bytes, option: str, environ: Mapping[str, str]) -> Engines:
     for i, one in enumerate(listed):
       engine = _engine(one, int(name), f'{option}: paths.{name}[{i}]', environ)
       if engine in engines:
-        raise InputError(f'{option}: paths.{name}[{i}] is there twice: leave one of them out')
+        raise InputError(f'{option}: paths.{name}[{i}] is listed twice: leave out one of them')
       engines.append(engine)
   return Engines(tuple(engines), content.get('fallback') == 'nearest')
 

@@ -208,7 +208,9 @@ def rebuild(url: str, storage: Storage) -> Backup:
   """
   run_id = read_id(storage)
   if not find_fault(url, run_id):
-    raise InputError('the registry is whole: nothing has to be rebuilt; to go back to a backup, move the registry away')
+    raise InputError(
+      'the registry is intact: nothing has to be rebuilt; to go back to a backup, move the registry away'
+    )
   backup = read_newest(storage, run_id)
   if file := database.sqlite_file(url):
     _rebuild_file(file, backup)

@@ -80,7 +80,7 @@ def _note(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) -> bool:
   before, now = known.digests(stage), {field: about['digest'] for field, about in described.items()}
   if before and before != now:
     [changed, *_] = sorted(field for field in before | now if before.get(field) != now.get(field))
-    logging.warning('config.%s: it has changed since stage %s began, which begins again', changed, stage)
+    logging.warning('config.%s: it has changed since stage %s began, which is started again', changed, stage)
   input_records.write_inputs(workdir, input_records.Inputs(digests.known, known.stages | {stage: described}))
   return bool(before) and before != now
 
@@ -96,7 +96,7 @@ def check_unchanged(run: run_lib.Run, stage: str) -> None:
   if any(about['files'] for about in noted.values()):
     now = compute_digests(run.workdir, run.settings, stage)
     if any(now.get(field) != about['digest'] for field, about in noted.items() if about['files']):
-      raise InputError('config.data: files came, went or changed while they were read: run it again')
+      raise InputError('config.data: files were added, removed or changed while they were read: run the command again')
 
 
 def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = True) -> None:

@@ -155,7 +155,9 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
     stage_records.check_changes(workdir, old, settings)
     trained = max(module_store.versions(workdir), default=0)
     if settings.train.phases < trained:
-      raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
+      raise InputError(
+        f'config.train.phases={settings.train.phases}: {trained} phases are trained already; set that or more'
+      )
     _check_end(workdir, old, settings)
     if old.train.phases != settings.train.phases and not settings.inner.decay_steps:
       more = 'more phases stretch the cosine, so the learning rate steps up'
@@ -174,8 +176,8 @@ def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_
   begun = max((row['phase'] + 2 for row in steps), default=0)  # the one at work, and the next: rows come a little late
   if any(before.is_closed(phase) != now.is_closed(phase) for phase in range(min(begun, old.train.phases))):
     raise InputError(
-      f'config.train.phases={new.train.phases}: a run whose levels are exchanged within a phase ends as it was begun, '
-      f'after {old.train.phases}; name that, or train so many in another --workdir'
+      f'config.train.phases={new.train.phases}: a run with streaming has to end as it was begun, '
+      f'after {old.train.phases}; set that, or use another --workdir'
     )
 
 
@@ -185,10 +187,12 @@ def note_environment(run: run_lib.Run):
   now |= {'cpus': len(os.sched_getaffinity(0)), 'jax': jax.__version__}
   file = run.workdir / 'environment.json'
   if not (then := stage_records.read_environment(run.workdir)) and file.exists():
-    logging.warning('%s is damaged: whether this run began on the same devices is not known', file)
+    logging.warning('%s is damaged: it is unknown whether this run began on the same devices', file)
   then = then or now
   changed = [f'{name} {then.get(name)} -> {value}' for name, value in now.items() if then.get(name) != value]
   if changed:
-    logging.warning('this run began elsewhere (%s): it goes on, but its last bits will differ', ', '.join(changed))
+    logging.warning(
+      'this run began elsewhere (%s): it continues, but results will differ in the last bits', ', '.join(changed)
+    )
   if processes.is_first():
     files.write_file(file, json.dumps(now, indent=1) + '\n')

@@ -32,7 +32,7 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
       return
     record = stage_records.read_record(other, one.name)
     if why := _find_difference(run, theirs, record, one) or _find_missing(run, other, one):
-      logging.warning('--reuse=%s: from stage %s on this run makes its own: %s', other, one.name, why)
+      logging.warning('--reuse=%s: stages from %s on are not reused: %s', other, one.name, why)
       return
     if not run.record(one.name) and record:
       _take(run, other, one, record)

@@ -254,7 +254,7 @@ def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, 
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':
     method = run.settings.routing.method
-    own = f', or mend config.routing.method={method!r}' if is_reference(method) else ''
+    own = f', or correct config.routing.method={method!r}' if is_reference(method) else ''
     raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid or more text{own}')
   publishing.write_json(folder / 'meta.json', meta)
   files.put_in_place(folder, done)

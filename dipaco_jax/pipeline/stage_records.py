@@ -76,7 +76,7 @@ def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
   more = f', {others} more {"path has" if others == 1 else "paths have"} fewer too' if others > 0 else ''
   return (
     f'validation text is short of config.data.min_validation_tokens={floor:,} tokens for {len(short)} of '
-    f'{len(tokens_by_path)} paths ({named}{more}): their figures may be chance; give more text, or fewer paths'
+    f'{len(tokens_by_path)} paths ({named}{more}): their results may be noise; give more text, or fewer paths'
   )
 
 
@@ -136,7 +136,7 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
   except FileNotFoundError:
     pass
   except ValueError:
-    logging.warning('%s does not hold a number of seconds: time counts from here', file)
+    logging.warning('%s does not hold a number of seconds: time is counted from now on', file)
   started = time.monotonic()
 
   def elapsed() -> float:

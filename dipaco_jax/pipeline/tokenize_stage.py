@@ -118,7 +118,7 @@ def _train(run: run_lib.Run, samples: list[Path]) -> Mapping[str, bytes]:
 def check_parts(parts: list[Path]):
   """Raises InputError where a part is missing, though all processes have done theirs."""
   if missing := publishing.missing(parts, (0, 1)):
-    raise InputError(f'parts {missing} of the text are of other files: let all processes see the same')
+    raise InputError(f'parts {missing} of the text were read from other files: all processes must see the same files')
 
 
 def write_parts(

@@ -54,7 +54,7 @@ class LiveReport:
   def _warn(self, why: str):
     if not self._failed:  # once, as it may be so for weeks
       logging.warning(
-        'the report of the run so far was not written (%s); training goes on, and `python -m dipaco_jax.report '
+        'the report of the run so far was not written (%s); training continues, and `python -m dipaco_jax.report '
         '--workdir=%s` says why',
         why,
         self._workdir,

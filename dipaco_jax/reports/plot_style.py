@@ -101,7 +101,7 @@ def left_out(name: str) -> Iterator[None]:
   except seals.Damaged:
     raise
   except Exception:  # a run gets its report all the same
-    logging.exception('the picture %s is left out of the report, for it cannot be drawn', name)
+    logging.exception('the picture %s is left out of the report, because it cannot be drawn', name)
 
 
 def short(name: str, most: int = MAX_NAME) -> str:

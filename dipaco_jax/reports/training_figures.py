@@ -18,9 +18,9 @@ EXPLAINED_GAP = 0.3  # nats; a caption explains a larger gap between training an
 def losses(run: Run) -> Picture | None:
   h = run.history
   who = 'every path on its own shard' if run.grid.num_paths > 1 else 'the path'
-  caption = f'The base model first, then {who}, going on from where the base ended.'
+  caption = f'The base model first, then {who}, continuing from where the base ended.'
   if len(h.control_training.steps):
-    caption += ' The dense control goes on from the base too, on all text.'
+    caption += ' The dense control also continues from the base, on all text.'
   base, paths, xlabel = _over_tokens(run, h.base, h.training)
   control = _over_tokens(run, h.base, h.control_training)[1]
   return _training(run, Labels('Training loss', 'nats per token', xlabel), Curves(base, paths, control), caption)

@@ -113,7 +113,7 @@ def make(config: settings.Routing) -> Any:
   for name in ('fit', 'scores'):
     if not callable(getattr(made, name, None)):
       words = f'returns a {type(made).__name__} without {name}(...)'
-      raise _wrong(config, f'{words}: an object with fit and scores is asked')
+      raise _wrong(config, f'{words}: expected an object with fit and scores')
   return made
 
 
@@ -132,7 +132,7 @@ def fit(config: settings.Routing, num_paths: int, seed: int, texts: Texts) -> Ow
     state = {name: np.asarray(x) for name, x in found.items()} if isinstance(found, Mapping) else None
   if state is None or not all(isinstance(name, str) and x.dtype.kind in 'biuf' for name, x in state.items()):
     what = type(found).__name__ if state is None else {name: str(x.dtype) for name, x in state.items()}
-    raise _wrong(config, f'fit returns {what}: its state, a dict of arrays of numbers by name, is asked')
+    raise _wrong(config, f'fit returns {what}: its state, a dict of arrays of numbers by name, is expected')
   return OwnRouter(config, num_paths, state)
 
 
@@ -150,7 +150,7 @@ def rehearse(s: settings.Settings) -> None:
   fitted = fit(s.routing, s.num_paths, s.seed, some(num_texts))
   together, alone = fitted.scores(some(num_texts)), fitted.scores(some(1))
   if np.abs(together[0] - alone[0]).max() > ALONE * max(1.0, np.abs(together[0]).max()):
-    raise _wrong(s.routing, 'the scores of a text are others where it is scored alone: they may depend on it only')
+    raise _wrong(s.routing, 'the scores of a text differ if it is scored alone: they may depend on it only')
 
 
 def arrays(fitted: AnyRouter) -> dict[str, np.ndarray]:

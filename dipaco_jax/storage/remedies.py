@@ -15,7 +15,7 @@ STAGES = {  # the stage that makes a file, by the first part of the file's name
 def explain(file: str | os.PathLike) -> str:
   """Says what is wrong with a file, which stage made it, and what to remove."""
   workdir, name = locate(Path(file))
-  state = 'is not as it was written' if os.path.exists(file) else 'is missing'
+  state = 'is damaged' if os.path.exists(file) else 'is missing'
   if not name:
     return f'{file} {state}'
   stage = stage_of(name)

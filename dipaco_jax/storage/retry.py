@@ -46,7 +46,7 @@ def every(seconds: float, name: str, action: Callable[[], object]) -> Iterator[N
       try:
         action()
       except Exception as e:
-        logging.warning('%s: %s: %s; it is tried again in %g s', name, type(e).__name__, first_line(e), seconds)
+        logging.warning('%s: %s: %s; retrying in %g s', name, type(e).__name__, first_line(e), seconds)
 
   thread = threading.Thread(target=repeat, daemon=True)
   thread.start()

@@ -116,7 +116,7 @@ def keep_if_whole(file: Path) -> bool:
     check(file)
   except Damaged:
     if file.exists():
-      logging.warning('%s is not as it was written: it is made again', file)
+      logging.warning('%s is damaged: it is made again', file)
       file.unlink(missing_ok=True)
     return False
   return True

@@ -200,7 +200,7 @@ def test_files_that_cannot_be(write, lines, words):
   'named, words',
   [
     ('c.py:big', 'get_config(): it has no variants: leave out :big'),
-    ('tiny.py', '--config=tiny.py: there is no such file; --config=tiny comes with dipaco_jax'),
+    ('tiny.py', '--config=tiny.py: there is no such file; --config=tiny is included in dipaco_jax'),
     ('configs/tiny.py', '--config=configs/tiny.py: there is no such file; --config=tiny comes with'),
     ('.', '--config=. is a folder; name a file, or one of c4_1300m_dense, '),
     ('tiny:big', ": variant 'big': there are 'grid' and 'dense'"),

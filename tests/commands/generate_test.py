@@ -76,7 +76,7 @@ def test_a_damaged_run_is_told_in_a_line(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   (tmp_path / 'modules' / '2' / 'low' / '0.safetensors').write_bytes(b'x')
   out, err = run(f'--workdir={workdir}', '--prompt=The fox', '--path=0', status=2)
-  assert 'low/0.safetensors, made by the stage train, is not as it was written: remove ' in err
+  assert 'low/0.safetensors, made by the stage train, is damaged: remove ' in err
   assert err.count('\n') == 1 and not out
 
 

@@ -69,7 +69,7 @@ def test_texts_end_with_the_end_of_a_turn_too():
   ('name', 'content', 'words'),
   [
     ('generation_config.json', '{"eos_token_id": "</s>"}', r"generation_config\.json beside it: eos_token_id='</s>'"),
-    ('generation_config.json', '[1]', 'generation_config.json beside it is not JSON of an object'),
+    ('generation_config.json', '[1]', 'generation_config.json next to it is not a JSON object'),
     ('config.json', '{"eos_token_id": [-1]}', r'config\.json beside it: eos_token_id=\[-1\]'),
   ],
 )
