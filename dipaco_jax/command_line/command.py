@@ -42,7 +42,7 @@ def run(main: Callable[[], int | None]):
     except SystemExit:  # --help was printed, which absl takes for a failure
       sys.exit(0)
     if rest[1:]:
-      fail(f'{rest[1]!r} is not an option: write --name=value, in quotes where there are spaces')
+      fail(f'{rest[1]!r} is not an option: write --name=value, in quotes if it contains spaces')
     return rest
 
   def guarded(argv: list[str]) -> int | None:
@@ -126,7 +126,7 @@ def path_named(words: str) -> int | tuple[int, ...]:
   """Parses --path: a path's number, or its coordinates."""
   parts = words.split(',')
   if not all(part.strip().isdecimal() for part in parts):
-    raise InputError(f'--path={words}: give its number, as 3, or its coordinates, as 1,0')
+    raise InputError(f'--path={words}: give its number, such as 3, or its coordinates, such as 1,0')
   return tuple(map(int, parts)) if len(parts) > 1 else int(words)
 
 
@@ -224,7 +224,7 @@ def explain(error: Exception, meant: Mapping[str, str]) -> str:
     hint = meant.get(name) or (f'did you mean --{near[0]}?' if near else '--help lists all options')
     return f'--{name}: there is no such option; {hint}'
   if match := re.fullmatch(r'Missing value for flag --?(.*)', str(error)):
-    return f'--{match[1]}: give it a value, as --{match[1]}=...'
+    return f'--{match[1]}: give a value, such as --{match[1]}=...'
   if match := re.match(r'flag --([^=]+)=(.*?): ', str(error), re.DOTALL):
     return f'--{match[1]}={match[2]} should be {_wanted(flags.FLAGS[match[1]].parser)}'
   return ' '.join(str(error).split())

@@ -53,7 +53,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
     elif text is None and left and not left[0].startswith('--'):
       text = left.pop(0)
     if text is None or (no and kind_of(name) is not bool):
-      raise InputError(f'--config.{name}: give it a value, as --config.{name}={example(name)}')
+      raise InputError(f'--config.{name}: give a value, such as --config.{name}={example(name)}')
     overrides.append(Override(name, text))
   return rest, overrides
 

@@ -37,7 +37,7 @@ TO_PARQUET = "with pandas, read_csv('{path}'{more}).to_parquet('{stem}.parquet')
 INSTEAD = {
   '.csv': TO_PARQUET.replace('{more}', ''),
   '.tsv': TO_PARQUET.replace('{more}', ", sep='\\t'"),
-  INDEX: 'name {stem}.bin, beside which it belongs',
+  INDEX: 'name {stem}.bin, to which it belongs',
   '.tgz': 'name it {stem}.tar.gz',
   '.zip': 'unpack it, and name the files in it',
   '.tfrecord': "prepare it as a dataset, and set config.data.source='tfds'",

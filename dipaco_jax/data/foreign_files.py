@@ -43,7 +43,7 @@ def explain_tokenizer(path: str, content: bytes) -> str:
   if name.startswith('tekken') or TEKKEN in content[:BEGINNING]:
     return f"is Mistral's own format (tekken), which is not read: {TOKENIZER_JSON}"
   if name.endswith('.safetensors'):
-    return 'holds weights: name the tokenizer.json or tokenizer.model beside it'
+    return 'holds weights: name the tokenizer.json or tokenizer.model next to it'
   return ''
 
 

@@ -34,7 +34,7 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
     if not begun and (beginning := chunk.lstrip(BLANK)):
       begun = True
       if beginning[:1] == b'[':
-        raise InputError(f'{path}: an array, where there should be one object in a line; {ONE_A_LINE[b"["]}')
+        raise InputError(f'{path}: an array instead of one object per line; {ONE_A_LINE[b"["]}')
     if size <= MAX_LINE_BYTES or b'\n' in chunk:  # the rest of a line that is too long is skipped
       parts.append(chunk)
       size += len(chunk)
@@ -59,7 +59,7 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
   except UnicodeDecodeError as e:
     raise source.BadRecord(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
   except ValueError as e:
-    reason = f'{where}: not JSON ({e}): there should be one object in a line'
+    reason = f'{where}: not JSON ({e}): each line should be one object'
     if line.strip() in ONE_A_LINE:  # an object or array over several lines, in which no line is a record
       raise InputError(f'{reason}; {ONE_A_LINE[line.strip()]}') from e
     raise source.BadRecord(reason) from e

@@ -115,7 +115,7 @@ class JsonTokenizer(Tokenizer):
     named = {name: self._id_of(given[f'{name}_token']) for name in SPECIAL}
     self.special_ids = {name: i for name, i in named.items() if i is not None}
     if 'eos' not in self.special_ids:
-      problem = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'
+      problem = 'it has no end-of-text token: add the tokenizer_config.json of its model, with eos_token'
       raise InputError(problem)
     self.eos_id = self.special_ids['eos']
     self.bos_id = self._id_in_front()

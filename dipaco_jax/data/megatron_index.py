@@ -19,7 +19,7 @@ MAGIC, VERSION = b'MMIDIDX\0\0', 1
 BEFORE = b'TNTIDX\0\0'  # the magic of the format that Megatron had first
 HEADER = np.dtype([('magic', 'V9'), ('version', '<u8'), ('kind', 'u1'), ('sequences', '<u8'), ('borders', '<u8')])
 KINDS = {1: 'u1', 2: 'i1', 3: '<i2', 4: '<i4', 5: '<i8', 8: '<u2'}  # of a token; 6 and 7 are no integers
-ANEW = "make it anew with Megatron's preprocess_data"
+ANEW = "make it again with Megatron's preprocess_data"
 
 Places = list[tuple[int, int]]  # (first byte, number of tokens) of each sequence of a document
 

@@ -102,8 +102,10 @@ def _check_apart(train: Sequence[tuple[str, str]], validation: Sequence[tuple[st
   """Raises InputError where a file is trained on and validated on, whatever links lead to it."""
   trained = {os.path.realpath(path) for _, path in train}
   if both := [path for _, path in validation if os.path.realpath(path) in trained]:
-    problem = 'is in config.data.train and in config.data.validation'
-    raise InputError(f'{both[0]} {problem}: leave it out of one, or name no validation text, and some is held out')
+    problem = 'is both in config.data.train and in config.data.validation'
+    raise InputError(
+      f'{both[0]} {problem}: remove it from one of them, or leave out config.data.validation to hold out some text'
+    )
 
 
 def is_small(data: settings.Data) -> bool:

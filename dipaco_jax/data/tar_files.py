@@ -30,7 +30,7 @@ def samples(path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
     members_of_sample: dict[str, bytes] = {}
     for _, ending, content in members:
       if ending in members_of_sample:
-        raise InputError(f'{path}: there are two files {key}.{ending}, and each sample should have a name of its own')
+        raise InputError(f'{path}: it has two files {key}.{ending}; names of samples should be unique')
       members_of_sample[ending] = content
     yield key, members_of_sample
 

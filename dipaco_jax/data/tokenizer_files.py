@@ -81,7 +81,7 @@ def _ends_of_model(folder: str) -> list[int]:
   try:
     return special_tokens.end_ids(config) if isinstance(config, dict) else []
   except InputError as e:
-    raise InputError(f'config.json beside it: {e}') from e
+    raise InputError(f'config.json next to it: {e}') from e
 
 
 def _read_if_there(path: str) -> bytes | None:

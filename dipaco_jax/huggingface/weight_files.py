@@ -47,7 +47,7 @@ def _shards(folder: str, index: str) -> list[str]:
   of = parsed(folder, index, read(folder, index)).get('weight_map')
   file_names = sorted({str(file) for file in of.values()}) if isinstance(of, dict) else []
   if not file_names or any('/' in file or '\\' in file for file in file_names):
-    raise wrong(folder, f'{index} has no weight_map that names files beside it; name another folder')
+    raise wrong(folder, f'{index} has no weight_map with names of files next to it; name another folder')
   if missing := [file for file in file_names if not remote_files.can_open(f'{folder}/{file}')]:
     raise wrong(folder, f'{missing[0]}, which {index} names, cannot be read: {AGAIN}')
   return file_names

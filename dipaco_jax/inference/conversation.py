@@ -24,7 +24,7 @@ def routing_text(messages: Any) -> str:
   asked = [texts[i] for i in range(first_answer) if roles[i] == 'user']
   text = '\n'.join(filter(None, asked)) or next(filter(None, texts), '')
   if not text:
-    raise InputError('messages have no text: give the first one of the user some')
+    raise InputError('messages have no text: the first message of the user should have some')
   if SURROGATES.search(text):
     raise InputError('messages have a lone surrogate (half a character): send complete characters')
   return text

@@ -21,7 +21,9 @@ CLIENT_CLOSED = 499  # nginx's status for a client that closed the connection
 EVENT_HEADERS = [(b'content-type', b'text/event-stream; charset=utf-8'), (b'cache-control', b'no-cache')]
 EVENTS_END = b'data: [DONE]\n\n'
 FAILED = 'the server failed on this request; its log has the error'
-NO_KEY = 'the key is missing or wrong: send the header Authorization: Bearer KEY, as DIPACO_API_KEY has it here'
+NO_KEY = (
+  'the key is missing or wrong: send the header Authorization: Bearer KEY, with the DIPACO_API_KEY of this server'
+)
 
 T = TypeVar('T')
 

@@ -123,7 +123,7 @@ def read_newest(storage: Storage, run_id: str) -> Backup:
       logging.warning('%s; an older backup is looked for', e)
   raise InputError(
     f'{storage.url} has no backup of its registry, which a monitor writes: restore the database from a backup of your '
-    'own, or start the run anew with another --workdir and another --registry'
+    'own, or start the run again with another --workdir and another --registry'
   )
 
 

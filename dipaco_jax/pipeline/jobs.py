@@ -110,7 +110,7 @@ def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.Sta
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise training_loop.Stopped."""
   checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
   run.disk.publish()
-  with display.doing('looking for a checkpoint to go on from'), time_use.doing(time_use.CHECKPOINT):
+  with display.doing('looking for a checkpoint to resume from'), time_use.doing(time_use.CHECKPOINT):
     trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.disk)
   with run.graceful(trainer.has_news):
     state = trainer.train(run.profiler)

@@ -46,7 +46,7 @@ def kept(workdir: pathlib.Path):
     yield
   except Exception as e:
     if not os.path.exists(workdir / 'lock'):  # also where its disk or file server does not answer
-      raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is there') from e
+      raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is back') from e
     has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
     if isinstance(e, InputError) and new and not has_text:
       shutil.rmtree(workdir, ignore_errors=True)

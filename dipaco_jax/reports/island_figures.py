@@ -17,7 +17,7 @@ def timeline(run: Run) -> Picture | None:
   if not run.tasks:
     return None
   rows = timeline_plot.rows(run.tasks)
-  caption = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
+  caption = 'Every bar is a task, the number its phase. A path continues as soon as its own modules are ready'
   shared = next((level.name for level in run.levels if not level.axes), None)
   caption += (
     f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'

@@ -181,7 +181,7 @@ class Storage:
 
   def _download(self, prefix: str, folder: Path, sha256: str):
     if self._is_stored_as(prefix, folder):
-      raise (Corrupt if folder.exists() else Missing)(f'{self.url_of(prefix)} is not as it was published')
+      raise (Corrupt if folder.exists() else Missing)(f'{self.url_of(prefix)} differs from what was published')
     name = f'{prefix}.index.json'
     data = self.read(name, sha256) if sha256 else self.fetch(name)
     try:
@@ -189,7 +189,7 @@ class Storage:
     except ValueError as e:
       raise Corrupt(f'{self.url_of(name)} is corrupt: {e}') from e
     if not isinstance(index, dict) or not all(isinstance(digest, str) for digest in index.values()):
-      raise Corrupt(f'{self.url_of(name)} is corrupt: it is no index')
+      raise Corrupt(f'{self.url_of(name)} is corrupt: it is not an index')
     for name in index:
       checked_name(name)  # it comes from another process, and says where to write
     with publishing.publish_directory(folder, sealed=False) as aside:
@@ -240,7 +240,7 @@ def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
     return Storage(root.as_uri(), Folder(root), patience_s)
   if scheme not in EXTRAS or not rest.strip('/'):
     known = 'a folder, file:///FOLDER, s3://BUCKET/... or gs://BUCKET/...'
-    raise InputError(f'{url!r} is no place for objects: give {known}')
+    raise InputError(f'{url!r} cannot store objects: give {known}')
   try:
     return Storage(url.rstrip('/'), Bucket(url.rstrip('/'), patience_s), patience_s)
   except ImportError as e:

@@ -21,7 +21,7 @@ def explain(file: str | os.PathLike) -> str:
   stage = stage_of(name)
   problem = f'{file}{f", made by the stage {stage}," if stage else ""} {state}'
   if (workdir / ISLANDS_MARK).exists():
-    return f'{problem}: read a copy of this run, or start it anew in another place'
+    return f'{problem}: read a copy of this run, or start it again in another place'
   doomed = files_to_remove(workdir, name)
   return (
     f'{problem}: {_advice(workdir, doomed)}it again' if doomed else f'{problem}: the command of the run makes it again'

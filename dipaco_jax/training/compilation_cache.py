@@ -60,7 +60,7 @@ def make_private(folder: pathlib.Path) -> str:
     real = folder.resolve()
     found = real.stat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-      return f'{folder} should be a folder of this user that nobody else can write into: remove it'
+      return f'{folder} should be a folder that only this user can write to: remove it'
     for parent in real.parents:
       if (mode := parent.stat().st_mode) & stat.S_IWOTH and not mode & stat.S_ISVTX:
         return f'everyone can replace the contents of {parent}'

@@ -145,7 +145,7 @@ ONE, ALL = 'the size of one, as --config.grid.a=4', "\"{'a': 4, 'b': 4}\""
     ('--config.train.phases=1e400', '--config.train.phases=1e400 should be a whole number'),
     ('--config.train.phases=nan', 'should be a whole number'),
     ('--config.train.phases=', '--config.train.phases= should be a whole number'),
-    ('--config.train.phases', '--config.train.phases: give it a value, as --config.train.phases=427'),
+    ('--config.train.phases', '--config.train.phases: give a value, such as --config.train.phases=427'),
     ('--noconfig.train.phases', '--config.train.phases: give it a value'),
     ('--config.inner.learning_rate=0,001', '--config.inner.learning_rate=0,001 should be a number'),
     ('--config.train.offload=maybe', '--config.train.offload=maybe should be True or False'),

@@ -128,7 +128,7 @@ def test_a_wrong_field_is_refused_before_anything_is_written(overrides, words, t
     (dipaco_jax.Settings(grid=(('a', 0),)), 'run', 'config.grid.a=0 should be above 0'),
     ({'train.phases': 3}, 'run', 'config.train.phases: there is no such field'),
     ({'train': 3}, 'run', 'config.train=3 should be a dict of fields'),
-    ('tiny', 'ftp://bucket/run', 'is no place for objects'),
+    ('tiny', 'ftp://bucket/run', 'cannot store objects'),
     ('tiny', 'a\nb', 'a name without control characters'),
   ],
 )

@@ -67,7 +67,7 @@ BAD = {
   'key.jsonl': (b'{"content": "x", "n": 1}\n', r"key\.jsonl:1: no text under 'text'; texts are under \['content'\]"),
   'list.jsonl': (
     b'\xef\xbb\xbf\n [1]\n',
-    r'list\.jsonl: an array, where there should be one object in a line; jq',
+    r'list\.jsonl: an array instead of one object per line; jq',
   ),
   'later.jsonl': (corpora.lines(2) + b'[1]\n', r'later\.jsonl:3: not a JSON object, as each line should be'),
   'deep.jsonl': (b'{"text": ' + b'[' * 100_000, r'deep\.jsonl:1: not JSON'),
@@ -153,7 +153,7 @@ def test_the_library_that_zst_needs_is_named(tmp_path, monkeypatch):
     ('a.py', r'\.py is not one of'),
     ('a.parquet.gz', r'\.parquet files are read uncompressed'),
     ('a.bin.zst', r'\.bin files are read uncompressed'),
-    ('a.idx', r'name .*/a\.bin, beside which it belongs'),
+    ('a.idx', r'name .*/a\.bin, to which it belongs'),
   ],
 )
 def test_what_cannot_be_read_is_refused_by_name_and_never_trained_on(name, words, tmp_path):

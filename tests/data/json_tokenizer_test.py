@@ -182,7 +182,7 @@ def test_gpt_2_ends_texts_though_its_config_does_not_say_so():
       {'tokenizer.json': b'{}'},
       r"tokenizer\.json': no tokenizer\.json \(.*name another in config\.tokenizer\.model_file",
     ),
-    ({'tokenizer.json': MADE['llama3'].to_str().encode()}, 'it has no end-of-text token: give it the tokenizer_config'),
+    ({'tokenizer.json': MADE['llama3'].to_str().encode()}, 'it has no end-of-text token: add the tokenizer_config'),
     ({'tokenizer.json': b'plain'}, 'not a SentencePiece model'),
     (
       {'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "no"}'},

@@ -54,7 +54,7 @@ def test_samples_of_one_name_are_named(tmp_path):
   with tarfile.open(tmp_path / 'a.tar', 'w') as tar:
     for _ in range(2):
       tar.addfile(tarfile.TarInfo('s.txt'))
-  with pytest.raises(ValueError, match=r'a\.tar: there are two files s\.txt'):
+  with pytest.raises(ValueError, match=r'a\.tar: it has two files s\.txt'):
     list(tar_files.samples(f'{tmp_path}/a.tar'))
 
 

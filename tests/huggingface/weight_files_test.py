@@ -45,7 +45,7 @@ def test_shards_are_those_of_the_index(tmp_path):
 @pytest.mark.parametrize('of', [{}, None, ['a'], {'a': '../../etc/passwd'}, {'a': '/etc/passwd'}])
 def test_an_index_names_files_beside_it(tmp_path, of):
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': of}))
-  with pytest.raises(InputError, match=r'index\.json has no weight_map that names files beside it'):
+  with pytest.raises(InputError, match=r'index\.json has no weight_map with names of files next to it'):
     weight_files.find(str(tmp_path))
 
 
