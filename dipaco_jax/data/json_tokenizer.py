@@ -23,7 +23,7 @@ END = '<|endoftext|>'  # of a tokenizer that is trained here, and of GPT-2's, wh
 def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
   """Trains byte-level BPE, as GPT-2's, with digits apart; returns its files, the same for the same texts.
 
-  Raises InputError where the text is too small for so many pieces, or these are fewer than the bytes.
+  Raises InputError if the text is too small for so many pieces, or these are fewer than the bytes.
   """
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
   parts = tokenizers.pre_tokenizers
@@ -91,10 +91,10 @@ def _without(names: Collection[str], value: Any) -> Any:
 
 class JsonTokenizer(Tokenizer):
   def __init__(self, files: Mapping[str, bytes]):
-    """Loads tokenizer.json and what is beside it; raises InputError where it cannot be read or has no end of text.
+    """Loads tokenizer.json and what is next to it; raises InputError if it cannot be read or has no end of text.
 
     Special tokens are named by tokenizer_config.json. Whether one stands in front of a text is up to the post-processor
-    of tokenizer.json alone, as in transformers 5, which does not read `add_bos_token` beside it.
+    of tokenizer.json alone, as in transformers 5, which does not read `add_bos_token` next to it.
     """
     try:
       self._tokenizer = tokenizers.Tokenizer.from_str(files[JSON].decode())

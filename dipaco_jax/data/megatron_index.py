@@ -30,7 +30,7 @@ def of(path: str) -> str:
 
 
 def is_there(path: str) -> bool:
-  """Tells whether a .bin file has an index beside it."""
+  """Returns whether a .bin file has an index next to it."""
   return bool(remote_files.find(of(path))) if remote_files.is_remote(path) else os.path.isfile(of(path))
 
 
@@ -44,13 +44,13 @@ class Index(NamedTuple):
 
 
 def read(path: str) -> tuple[np.dtype, Iterator[Places]]:
-  """Reads the index of a .bin file: the type of a token, and the documents. Raises InputError where it is damaged."""
+  """Reads the index of a .bin file: the type of a token, and the documents. Raises InputError if it is damaged."""
   index = read_index(path)
   return index.dtype, _documents(index)
 
 
 def read_index(path: str) -> Index:
-  """Reads and checks the index of a .bin file. Raises InputError where it is damaged."""
+  """Reads and checks the index of a .bin file. Raises InputError if it is damaged."""
   index, content = of(path), _content(of(path))
   if content[: len(BEFORE)].tobytes() == BEFORE:
     raise InputError(f"{index}: it is in Megatron's first format, which is no longer supported: {ANEW}")
@@ -88,7 +88,7 @@ def all_borders(index: Index) -> np.ndarray:
 
 
 def describe_gaps(path: str) -> list[str]:
-  """Describes what the index of a .bin file leaves out, a sentence each; [] where it is complete."""
+  """Describes what the index of a .bin file leaves out, a sentence each; [] if it is complete."""
   index, sentences = read_index(path), []
   if num_added := len(all_borders(index)) - len(index.borders):
     documents = 'document' if num_added == 1 else 'documents'
@@ -118,7 +118,7 @@ def _size(path: str) -> int:
 
 
 def _check(path: str, index: Index) -> None:
-  """Raises InputError where an index points out of itself or of its .bin file."""
+  """Raises InputError if an index points out of itself or of its .bin file."""
   _, lengths, starts, borders = index
   is_inside = not len(lengths) or (lengths.min() >= 0 and starts.min() >= 0)
   if not is_inside or np.any(np.diff(borders) < 0) or np.any((borders < 0) | (borders > len(lengths))):

@@ -1,4 +1,4 @@
-"""Tokenizers of the user's own, 'package.module:name' in config.tokenizer.kind.
+"""Tokenizers of the user, 'package.module:name' in config.tokenizer.kind.
 
 make(config.tokenizer) returns an object with
 
@@ -26,7 +26,7 @@ TRIED = 'The quick brown fox jumps over 13 lazy dogs.\n\tZwölf Boxkämpfer: \U0
 
 class OwnTokenizer(Tokenizer):
   def __init__(self, config: settings.Tokenizer):
-    """Makes the user's tokenizer, and tries it on a text; raises InputError where it is not what is asked."""
+    """Makes the user's tokenizer, and tries it on a text; raises InputError if it is not what is asked."""
     self._reference = config.kind
     self._made = tokenizer = extension.make(FIELD, config.kind, config)
     for name in ('encode', 'decode'):
@@ -74,7 +74,7 @@ class OwnTokenizer(Tokenizer):
     return np.array([len(self.decode([i]).replace(HALF, '?').encode()) for i in range(self.vocab_size)], np.int32)
 
   def _number(self, tokenizer: Any, name: str, least: int, below: int | None = None) -> int:
-    """Returns a whole number of the user's tokenizer."""
+    """Returns an integer of the user's tokenizer."""
     number = getattr(tokenizer, name, None)
     if isinstance(number, bool) or not isinstance(number, int | np.integer):
       raise self._wrong(f'its {name} is {number!r}: expected an integer')

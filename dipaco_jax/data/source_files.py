@@ -54,7 +54,7 @@ def held_back(data: settings.Data) -> str:
 
 
 def has_tokens_and_text(data: settings.Data) -> bool:
-  """Tells whether some files hold tokens, and others text."""
+  """Returns whether some files hold tokens, and others text."""
   kinds = {
     file_kinds.suffix(path) == file_kinds.TOKENS for _, path in _find(data.train, data) + _find(data.validation, data)
   }
@@ -68,7 +68,7 @@ def listing(data: settings.Data) -> list[tuple[str, int]]:
 
 
 def list_with_domains(data: settings.Data, split: str) -> list[tuple[str, str, str]]:
-  """Lists (name, path, domain) of the files of a split, with indices of files of tokens; [] where it names none."""
+  """Lists (name, path, domain) of the files of a split, with indices of files of tokens; [] if it names none."""
   globs = data.validation if split == 'validation' else data.train
   files = _find(globs, data) if globs else []
   domains = domains_of([path for _, path in files])
@@ -99,7 +99,7 @@ def check_beginnings(data: settings.Data) -> None:
 
 
 def _check_apart(train: Sequence[tuple[str, str]], validation: Sequence[tuple[str, str]]) -> None:
-  """Raises InputError where a file is trained on and validated on, whatever links lead to it."""
+  """Raises InputError if a file is trained on and validated on, whatever links lead to it."""
   trained = {os.path.realpath(path) for _, path in train}
   if both := [path for _, path in validation if os.path.realpath(path) in trained]:
     problem = 'is both in config.data.train and in config.data.validation'
@@ -109,7 +109,7 @@ def _check_apart(train: Sequence[tuple[str, str]], validation: Sequence[tuple[st
 
 
 def is_small(data: settings.Data) -> bool:
-  """Tells whether all files can be read in a second or so."""
+  """Returns whether all files can be read in a second or so."""
   return sum(size or SMALL_BYTES for _, size in listing(data)) <= SMALL_BYTES
 
 
@@ -190,7 +190,7 @@ def _why_none(pattern: str) -> str:
 
 
 def _draws(files: Sequence[tuple[str, str]], data: settings.Data) -> dict[str, float]:
-  """Returns {path: draw} of files of plain text, {} where they are too few to be held back whole.
+  """Returns {path: draw} of files of plain text, {} if they are too few to be held back whole.
 
   A draw is the share of all text before the file, in the order of a hash of its beginning: files that begin alike, as
   copies do, are one text and have one draw. LARGE texts come last, undrawn.

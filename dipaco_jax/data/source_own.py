@@ -1,7 +1,7 @@
-"""Documents of a source of the user's own, 'package.module:name' in config.data.source.
+"""Documents of a source of the user, 'package.module:name' in config.data.source.
 
 make(config.data, split) returns the documents of a split, (id, text) or (id, text, domain), always the same in the same
-order; None, or none of them, for 'validation' where there is no such split. A text may be a function that returns it,
+order; None, or none of them, for 'validation' if there is no such split. A text may be a function that returns it,
 so that a document costs little until it is read: every process goes through all of them, and reads its share.
 """
 
@@ -30,7 +30,7 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
 
 
 def check(data: settings.Data) -> None:
-  """Raises InputError where the documents are others when they are listed again, in what comes first."""
+  """Raises InputError if the documents are others when they are listed again, in what comes first."""
 
   def ids() -> list[str]:
     listed = _as_items(data, 'train', _documents(data, 'train'))

@@ -25,7 +25,7 @@ def documents(path: str, data: settings.Data, name: str) -> source.Documents:
 
 
 def samples(path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
-  """Yields (key, {ending: bytes}) of the samples: neighbouring files of one key. Raises InputError where it is cut."""
+  """Yields (key, {ending: bytes}) of the samples: neighbouring files of one key. Raises InputError if it is cut."""
   for key, members in itertools.groupby(_members(path), lambda member: member[0]):
     members_of_sample: dict[str, bytes] = {}
     for _, ending, content in members:

@@ -18,7 +18,7 @@ class ReadSoFar:
 
 
 def decode(path: str, read: ReadSoFar | None = None) -> Iterator[str]:
-  """Yields a file's text in chunks, counted in `read`. Raises InputError where it is not UTF-8, or has a NUL."""
+  """Yields a file's text in chunks, counted in `read`. Raises InputError if it is not UTF-8, or has a NUL."""
   decoder = codecs.getincrementaldecoder('utf-8-sig')()
   offset, held = 0, ''  # `held`: a carriage return at the end of a chunk, whose newline may be in the next
   for chunk in itertools.chain(compressed_files.chunks(path), [b'']):

@@ -65,7 +65,7 @@ def decode(ids: np.ndarray, data: settings.Data) -> str:
 
 
 def is_one_text(path: str, data: settings.Data) -> bool:
-  """Tells whether no document ends in the first CHUNK_IDS of a file, but for the last one."""
+  """Returns whether no document ends in the first CHUNK_IDS of a file, but for the last one."""
   modified_ns = 0 if remote_files.is_remote(path) else os.stat(path).st_mtime_ns
   return _has_no_end(path, modified_ns, _tokenizer_file(path, data))
 

@@ -139,7 +139,7 @@ class Tokenizer(abc.ABC):
     return ends
 
   def _byte_ends_of_pieces(self, text: str) -> list[int] | None:
-    """Returns where in the UTF-8 of a text each of its tokens ends, special ones aside; None where nobody can say."""
+    """Returns where in the UTF-8 of a text each of its tokens ends, special ones aside; None if nobody can say."""
     return None
 
   @abc.abstractmethod

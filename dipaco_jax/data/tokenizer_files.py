@@ -27,7 +27,7 @@ BESIDE = (CONFIG, TEMPLATE, GENERATION, 'config.json')  # what is read of the fo
 
 
 def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:
-  """Opens a tokenizer by its file, with what lies beside it. Raises InputError that names the file.
+  """Opens a tokenizer by its file, with what lies next to it. Raises InputError that names the file.
 
   Args:
     file: its name.
@@ -96,7 +96,7 @@ def _read_if_there(path: str) -> bytes | None:
 
 
 def load(files: Mapping[str, bytes]) -> Tokenizer:
-  """Makes a tokenizer of its files, by name; raises InputError where they are none."""
+  """Makes a tokenizer of its files, by name; raises InputError if they are none."""
   tokenizer = JsonTokenizer(files) if JSON in files else _load_pieces(files)
   tokenizer.end_ids  # noqa: B018  # raises where the files name none that can be
   return tokenizer

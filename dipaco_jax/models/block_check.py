@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
 
 def check(model: Transformer) -> None:
-  """Raises InputError where a block cannot be a path's, or does not keep to what `block` says."""
+  """Raises InputError if a block cannot be a path's, or does not keep to what `block` says."""
   name = f'config.{block_lib.NAME}={model.config.block!r}'
   for parameter, x in transformer.shapes(model).items():
     if x.dtype != jnp.float32:

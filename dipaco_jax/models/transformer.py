@@ -171,7 +171,7 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
 
 
 def init(model: Transformer, key: jax.Array) -> Params:
-  """Returns fresh parameters, flat and in the order of their names; raises InputError where a block is not made so."""
+  """Returns fresh parameters, flat and in the order of their names; raises InputError if a block is not made so."""
   blank = jnp.zeros((1, 8), jnp.int32)
   made = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))(key, blank, blank)
   if more := {*made} - {'params'}:

@@ -1,7 +1,7 @@
 """What a run reads from outside its workdir: text, a tokenizer, a pretrained model. It is compared by content.
 
-A stage notes the digests of its inputs when it begins. A run that goes on, and a run that takes stages of another, goes
-by these: equal names do not make equal inputs, and other places do not make other ones.
+A stage records the digests of its inputs when it begins. A run that is resumed, and a run that reuses stages of another,
+compares these: files of the same name may differ, and files in another place may be the same.
 """
 
 import collections
@@ -26,7 +26,7 @@ AWAY = (OSError, InputError, Unavailable)
 
 
 def find_inputs(s: settings_lib.Settings, stage: str) -> dict[str, content.Content]:
-  """Returns {field: content} of what a stage reads. Raises InputError where that is not there."""
+  """Returns {field: content} of what a stage reads. Raises InputError if that is not there."""
   if stage == 'pretrain' and s.pretrain.init:
     names = ('config.json', *weight_files.find(s.pretrain.init))
     return {MODEL: _content_of(s.pretrain.init, names)}
@@ -91,7 +91,7 @@ def note_as_read(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) ->
 
 
 def check_unchanged(run: run_lib.Run, stage: str) -> None:
-  """Raises InputError where files have changed since the stage began, while they were read."""
+  """Raises InputError if files have changed since the stage began, while they were read."""
   noted = input_records.read_inputs(run.workdir).stages.get(stage, {})
   if any(about['files'] for about in noted.values()):
     now = compute_digests(run.workdir, run.settings, stage)

@@ -249,7 +249,7 @@ def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Cal
 
 
 def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):
-  """Publishes the shards when all parts are there. Raises InputError where a path has no text."""
+  """Publishes the shards when all parts are there. Raises InputError if a path has no text."""
   meta = shards.merge_meta(str(folder), num_shards, run.settings.model.seq_len)
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':

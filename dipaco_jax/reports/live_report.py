@@ -1,4 +1,4 @@
-"""The page of a run while it trains: `report.html` is written anew after evaluations, by a process of its own.
+"""The page of a run while it trains: `report.html` is written again after evaluations, by a process of its own.
 
 Drawing takes seconds, and may fail: a child of low priority does it, which training neither waits for nor depends on.
 """

@@ -88,7 +88,7 @@ def tokens_per_s(run: Run) -> Picture | None:
 
 
 def _training(run: Run, labels: Labels, curves: Curves, caption: str, by_path: bool = True) -> Picture | None:
-  """Draws figures of the inner steps; None where there is no step yet."""
+  """Draws figures of the inner steps; None if there is no step yet."""
   if not np.isfinite(curves.base.values).any() and not np.isfinite(curves.paths.values).any():
     return None
   if by_path and run.grid.num_paths > 1 and np.isfinite(curves.paths.values).any():
@@ -166,7 +166,7 @@ def time_by_cause(run: Run) -> Picture | None:
 
 
 def bytes_sent(run: Run) -> Picture | None:
-  """Draws bytes between paths, and those of data-parallel training; None where nothing was exchanged."""
+  """Draws bytes between paths, and those of data-parallel training; None if nothing was exchanged."""
   train = run.results.get('train', {})
   sent, synchronous = (train.get(k) for k in ('outer_bytes_per_phase', 'synchronous_bytes_per_phase'))
   if not sent or not synchronous:

@@ -1,4 +1,4 @@
-"""Routers of the user's own, 'package.module:name' in config.routing.method: fitted on texts, they score every path.
+"""Routers of the user, 'package.module:name' in config.routing.method: fitted on texts, they score every path.
 
 make(config.routing) returns an object with
 
@@ -86,7 +86,7 @@ class OwnRouter:
     return bool(getattr(self.made, 'uses_features', False))
 
   def scores(self, texts: Texts) -> np.ndarray:
-    """Returns the score of each path for each text, float32 [N, P]; raises InputError where they are not that."""
+    """Returns the score of each path for each text, float32 [N, P]; raises InputError if they are not that."""
     made, wanted = self.made, (len(texts), self.num_paths)
     with extension.blaming(FIELD, self.config.method):
       found = np.asarray(made.scores(self.state, texts))
@@ -108,7 +108,7 @@ AnyRouter = Router | OwnRouter
 
 
 def make(config: settings.Routing) -> Any:
-  """Makes the user's router, not yet fitted; raises InputError where it has not what a router has."""
+  """Makes the user's router, not yet fitted; raises InputError if it has not what a router has."""
   made = extension.make(FIELD, config.method, config)
   for name in ('fit', 'scores'):
     if not callable(getattr(made, name, None)):
@@ -123,7 +123,7 @@ def uses_features(config: settings.Routing) -> bool:
 
 
 def fit(config: settings.Routing, num_paths: int, seed: int, texts: Texts) -> OwnRouter:
-  """Fits the user's router; raises InputError where its state is not arrays by name, or a feature is not finite."""
+  """Fits the user's router; raises InputError if its state is not arrays by name, or a feature is not finite."""
   made = make(config)
   if texts._features is not None:
     check_features(texts._features)
@@ -137,7 +137,7 @@ def fit(config: settings.Routing, num_paths: int, seed: int, texts: Texts) -> Ow
 
 
 def rehearse(s: settings.Settings) -> None:
-  """Fits the user's router on texts that are made up, before any work. Raises InputError where it fails."""
+  """Fits the user's router on texts that are made up, before any work. Raises InputError if it fails."""
   rng, prefix, num_texts = np.random.default_rng(0), s.routing.prefix_tokens, max(REHEARSED, 2 * s.num_paths)
   z_ND = rng.normal(size=(num_texts, s.model.width)).astype('f') if uses_features(s.routing) else None
   lengths = rng.integers(prefix + 1, 16 * s.model.seq_len, num_texts)

@@ -111,7 +111,7 @@ class Storage:
     return bytes(self.fetch(name))
 
   def exists(self, name: str) -> bool:
-    """Tells whether there is an object of this name."""
+    """Returns whether there is an object of this name."""
     return self.retry(name, lambda: self.backend.exists(checked_name(name)))
 
   def changed(self, name: str) -> float:
@@ -131,7 +131,7 @@ class Storage:
     self.retry(prefix, lambda: self.backend.tidy(prefix))
 
   def local_path(self, name: str) -> Path | None:
-    """Returns an object's file on this machine's disk, None where the storage is a bucket."""
+    """Returns an object's file on this machine's disk, None if the storage is a bucket."""
     return self.backend.root / name if isinstance(self.backend, Folder) else None
 
   def url_of(self, name: str) -> str:
@@ -232,7 +232,7 @@ class Storage:
 def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
   """Opens storage in a folder (a path or file://), s3://bucket/prefix or gs://bucket/prefix.
 
-  Raises InputError where the scheme is another, no bucket is named, or an extra has to be installed.
+  Raises InputError if the scheme is another, no bucket is named, or an extra has to be installed.
   """
   scheme, separator, rest = url.partition('://')
   if not separator or scheme == 'file':
@@ -257,7 +257,7 @@ def checked_name(name: str) -> str:
 
 
 def tree_matches(folder: Path, sha256: str) -> bool:
-  """Tells whether a directory is there, and, unless '' is given, has the index of this sha256."""
+  """Returns whether a directory is there, and, unless '' is given, has the index of this sha256."""
   return folder.exists() and sha256 in ('', hashlib.sha256(tree_index(folder)).hexdigest())
 
 

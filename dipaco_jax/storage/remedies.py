@@ -41,7 +41,7 @@ def _advice(workdir: Path, names: list[str]) -> str:
 
 
 def locate(file: Path) -> tuple[Path, str]:
-  """Returns the workdir that a file is in and its name there, '' where it is in none."""
+  """Returns the workdir that a file is in and its name there, '' if it is in none."""
   for folder in file.parents:
     if (folder / 'stages').is_dir() or (folder / 'config.json').is_file():
       return folder, file.relative_to(folder).as_posix()
@@ -85,7 +85,7 @@ def _there(workdir: Path, names: list[str]) -> list[str]:
 
 
 def _is_last_version(workdir: Path, version: str) -> bool:
-  """Tells whether a version of the modules is the last one of a run that has trained to its end."""
+  """Returns whether a version of the modules is the last one of a run that has trained to its end."""
   versions = [int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit()]
   is_done = (workdir / 'stages' / 'train.json').exists()
   return is_done and version.isdigit() and int(version) >= max(versions, default=0)

@@ -38,7 +38,7 @@ def call(
 
 @contextlib.contextmanager
 def every(seconds: float, name: str, action: Callable[[], object]) -> Iterator[None]:
-  """Calls `action` in a thread, every so many seconds, while the block runs; its errors are logged, and it goes on."""
+  """Calls `action` in a thread at regular intervals while the block runs; errors are logged and do not end it."""
   over = threading.Event()
 
   def repeat():
