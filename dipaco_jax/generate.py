@@ -43,7 +43,7 @@ def summary(engine, texts, seconds: float) -> str:
   words = f'{num_tokens} tokens in {seconds:.1f} s, by path {paths}'
   if engine.recomputed_without_cache:
     share = engine.recomputed / engine.recomputed_without_cache
-    words += f'; changes of path recomputed {share:.0%} of what starting anew would have'
+    words += f'; changes of path recomputed {share:.0%} of what starting again would have'
   return words
 
 
@@ -58,7 +58,7 @@ def requests_from_flags(run, max_length: int) -> list[Request]:
   for prompt in f.prompt:
     words = command.decode_text(sys.stdin.buffer.read(), '--prompt=-') if prompt == '-' else prompt
     if template and not words:
-      raise InputError('--prompt is empty: with --chat, give it a word')
+      raise InputError('--prompt is empty: with --chat, give some text')
     if SURROGATES.search(words):
       raise InputError(f'--prompt={words!r} is not UTF-8: convert it')
     text = tuple(int(t) for t in run.tokenizer.encode(words, eos=False))

@@ -103,7 +103,7 @@ class Role:
       return ''
     os.killpg(self.process.pid, signal.SIGKILL)
     self.process.wait()
-    return f'{self.name} gave no sign of life for {silent_s:.0f} s: it is started again'
+    return f'{self.name} did not respond for {silent_s:.0f} s: it is restarted'
 
   def restart(self) -> str:
     """Starts the process again where it died; returns why it does not, or ''."""
@@ -244,7 +244,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
           running.append(Role(role, i, count, words, logs, env))
       status = supervise(running, registry.Registry(url, options.lease_s), resumed)
   except Stopped as e:
-    print('local.py: stopped; the same command goes on from here', file=sys.stderr)
+    print('local.py: stopped; run the same command to resume', file=sys.stderr)
     status = 128 + e.number
   finally:
     stop(running)

@@ -108,7 +108,7 @@ def parse(argv: list[str]) -> settings_lib.Settings:
 def check_options(rest: list[str]):
   if rest:
     words = printable.redacted(rest[0])
-    raise InputError(f'{words!r} is not an option: write --name=value, and a pattern of files in quotes')
+    raise InputError(f'{words!r} is not an option: write --name=value, with patterns of files in quotes')
   if not FLAGS.config:
     raise InputError('--config is missing: a file, or one of ' + ', '.join(config_file.shipped()))
   if not FLAGS.workdir and not FLAGS.compile_only:
@@ -123,9 +123,9 @@ def check_options(rest: list[str]):
     if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:
       raise InputError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
   if FLAGS.metrics_port is not None and not 0 <= FLAGS.metrics_port < 2**16:
-    raise InputError(f'--metrics_port={FLAGS.metrics_port} should be from 0 to {2**16 - 1}; 0: any that is free')
+    raise InputError(f'--metrics_port={FLAGS.metrics_port} should be from 0 to {2**16 - 1}; 0 means any free port')
   if FLAGS.profile and FLAGS.role not in (None, 'worker'):
-    raise InputError(f'--profile is for what trains: leave it out with --role={FLAGS.role}')
+    raise InputError(f'--profile is for processes that train: leave it out with --role={FLAGS.role}')
   command.check_reuse(FLAGS.reuse)
   if FLAGS.lease_s <= 0:
     raise InputError(f'--lease_s={FLAGS.lease_s} should be above 0')
@@ -134,7 +134,7 @@ def check_options(rest: list[str]):
 
 def main(argv: list[str] | None = None):
   devices.hide_unused_libtpu()
-  with processes.together(), stopping.listening('stopped; the same command goes on from here') as signals:
+  with processes.together(), stopping.listening('stopped; run the same command to resume') as signals:
     guarded(sys.argv if argv is None else argv, signals)
 
 

@@ -42,7 +42,7 @@ def check(url: str, storage: object_store.Storage) -> str:
   run_id = registry_backup.read_id(storage)
   if fault := registry_backup.find_fault(url, run_id):
     raise InputError(f'{fault}: stop all roles and run this command with `rebuild` in place of `check`')
-  return f'the registry is whole; newest backup: {registry_backup.read_newest(storage, run_id).describe()}'
+  return f'the registry is intact; newest backup: {registry_backup.read_newest(storage, run_id).describe()}'
 
 
 def back_up(url: str, storage: object_store.Storage) -> str:

@@ -66,7 +66,7 @@ def main():
   if len(places) == 1:
     with display.doing('writing the report', tells=False):
       write(places[0])
-    print(f'{places[0].rstrip("/")}/report.html, beside it report.json and plots/')
+    print(f'{places[0].rstrip("/")}/report.html, next to it report.json and plots/')
   else:
     out = pathlib.Path(flags.FLAGS.out or places[0])
     with contextlib.ExitStack() as stack:

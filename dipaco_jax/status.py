@@ -39,7 +39,9 @@ def status(workdir: pathlib.Path) -> str:
   lines = [f'{workdir}: {"" if holder or not stage else "stopped while "}{doing}']
   refused = '' if holder else read_refusal(workdir)
   if refused and stage:
-    return '\n'.join([*lines, f'refused: {refused}', 'mend that, and run the command again: what fits is kept'])
+    return '\n'.join(
+      [*lines, f'refused: {refused}', 'correct that, and run the command again: what still fits is kept']
+    )
   if stage in ('pretrain', 'train'):
     lines += _training(workdir, stage, config, holder is not None)
   elif stage == 'evaluate' and config.evaluate.control and (workdir / stage_lib.CONTROL).exists():
@@ -53,7 +55,7 @@ def status(workdir: pathlib.Path) -> str:
   if holder:
     lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
   elif stage:
-    lines.append('no process is working on it; the command that started it goes on from here')
+    lines.append('no process is working on it; the command that started it resumes it')
   else:
     lines.append(f'the report: {workdir / "report.html"}')
   return '\n'.join(lines)

@@ -41,7 +41,7 @@ def copied(url: str, *trees: str) -> Iterator[pathlib.Path]:
     with answering(storage):
       names = storage.names('')
       if remedies.ISLANDS_MARK in names:
-        raise InputError(f'--workdir={url} is a run of islands: name its --registry, which knows how far it is')
+        raise InputError(f'--workdir={url} is a run of islands: name its --registry, which records its progress')
       run_objects.fetch_files(storage, run_objects.matching(names, run_objects.FIRST + run_objects.LAST), folder)
       for name in run_objects.whole_trees(names):
         with contextlib.suppress(object_store.Missing, FileNotFoundError):  # it goes at this moment

@@ -130,7 +130,7 @@ def fetching() -> Iterator[None]:
   try:
     yield
   except (object_store.Missing, object_store.Corrupt) as e:
-    fix = 'remove its tree and the record of the stage that made it there, and the same command makes it again'
+    fix = 'remove its folder and the record of its stage there, and run the same command to make it again'
     raise InputError(f'{e}; {fix}') from e
   except OSError as e:
     if disk_is_full(e):

@@ -22,8 +22,8 @@ from dipaco_jax.training import devices, display, processes, stopping
 TRY_AGAIN = stopping.TRY_AGAIN  # exit status: a disk, bucket, text or database is full or away
 DIVERGED = 65  # exit status: training cannot go on
 AFTER_DIVERGENCE = (
-  'the same command goes on from the last checkpoint, which is from before: that helps where a machine was at fault; '
-  'else use another --workdir and a lower learning rate'
+  'the same command resumes from the last checkpoint before that, which helps if a machine was at fault; '
+  'otherwise use another --workdir and a lower learning rate'
 )
 # Errors of a file that the user can mend.
 USER_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
@@ -42,7 +42,7 @@ def run(main: Callable[[], int | None]):
     except SystemExit:  # --help was printed, which absl takes for a failure
       sys.exit(0)
     if rest[1:]:
-      fail(f'{rest[1]!r} is not an option: write --name=value, in quotes where there are spaces')
+      fail(f'{rest[1]!r} is not an option: write --name=value, in quotes if it contains spaces')
     return rest
 
   def guarded(argv: list[str]) -> int | None:
@@ -126,7 +126,7 @@ def path_named(words: str) -> int | tuple[int, ...]:
   """Parses --path: a path's number, or its coordinates."""
   parts = words.split(',')
   if not all(part.strip().isdecimal() for part in parts):
-    raise InputError(f'--path={words}: give its number, as 3, or its coordinates, as 1,0')
+    raise InputError(f'--path={words}: give its number, such as 3, or its coordinates, such as 1,0')
   return tuple(map(int, parts)) if len(parts) > 1 else int(words)
 
 
@@ -160,7 +160,7 @@ def check_devices() -> None:
   except (RuntimeError, AssertionError) as e:
     named = os.environ.get('JAX_PLATFORMS', '')
     why = (str(e).splitlines() or ['it has no such platform'])[0].partition(' (set JAX_PLATFORMS')[0]
-    fix = 'unset it to take what there is, or set it to cpu' if named else 'JAX_PLATFORMS=cpu does without'
+    fix = 'unset it to use any device, or set it to cpu' if named else 'set JAX_PLATFORMS=cpu to run without it'
     raise InputError(f'JAX_PLATFORMS={named}: JAX has no device: {why}; {fix}') from e
   if processes.is_first():
     devices.show()
@@ -221,10 +221,10 @@ def explain(error: Exception, meant: Mapping[str, str]) -> str:
     name = error.flagname
     ours = [flag for flag in flags.FLAGS if not str(flags.FLAGS.find_module_defining_flag(flag)).startswith('absl')]
     near = difflib.get_close_matches(name, ours, 1)
-    hint = meant.get(name) or (f'did you mean --{near[0]}?' if near else '--help lists those that there are')
+    hint = meant.get(name) or (f'did you mean --{near[0]}?' if near else '--help lists all options')
     return f'--{name}: there is no such option; {hint}'
   if match := re.fullmatch(r'Missing value for flag --?(.*)', str(error)):
-    return f'--{match[1]}: give it a value, as --{match[1]}=...'
+    return f'--{match[1]}: give a value, such as --{match[1]}=...'
   if match := re.match(r'flag --([^=]+)=(.*?): ', str(error), re.DOTALL):
     return f'--{match[1]}={match[2]} should be {_wanted(flags.FLAGS[match[1]].parser)}'
   return ' '.join(str(error).split())

@@ -53,7 +53,7 @@ def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
     elif text is None and left and not left[0].startswith('--'):
       text = left.pop(0)
     if text is None or (no and kind_of(name) is not bool):
-      raise InputError(f'--config.{name}: give it a value, as --config.{name}={example(name)}')
+      raise InputError(f'--config.{name}: give a value, such as --config.{name}={example(name)}')
     overrides.append(Override(name, text))
   return rest, overrides
 
@@ -114,7 +114,7 @@ def find(named: str) -> tuple[pathlib.Path, list[str]]:
   if name in shipped():
     return SHIPPED / f'{name}.py', variant
   near, ours = difflib.get_close_matches(pathlib.Path(name).stem, shipped(), 1), ', '.join(shipped())
-  fix = f'--config={near[0]} comes with dipaco_jax' if near else f'name a file, or one of {ours}'
+  fix = f'--config={near[0]} is included in dipaco_jax' if near else f'name a file, or one of {ours}'
   wrong = ' is a folder' if pathlib.Path(name).is_dir() else ': there is no such file'
   raise InputError(f'--config={name}{wrong}; {fix}')
 

@@ -22,7 +22,7 @@ from dipaco_jax.training import devices, display, processes, stopping
 
 Config: TypeAlias = str | os.PathLike | settings_lib.Settings | ConfigDict | Mapping[str, Any]
 
-GOES_ON = 'stopped; the same call goes on from here'
+GOES_ON = 'stopped; make the same call to resume'
 
 _imported: dict[str, str] = {}  # sha256 of the modules of users, as they were when a run imported them
 _one = threading.Lock()  # a run has all devices, the display and JAX's configuration to itself

@@ -27,7 +27,7 @@ def check(least: Mapping[str, float]):
   if not f.workdir:
     raise InputError('name a run with --workdir=DIR')
   if not 0 <= f.port < 2**16:
-    raise InputError(f'--port={f.port} should be from 0 to {2**16 - 1}; 0: any that is free')
+    raise InputError(f'--port={f.port} should be from 0 to {2**16 - 1}; 0 means any free port')
   api_key()
   for name, bound in {**least, 'grace_s': 0}.items():
     if (f[name].value or 0) < bound:
@@ -57,7 +57,7 @@ def log(listener: socket.socket):
   """Warns where a server is open to everybody, and logs requests if that is asked for."""
   f = flags.FLAGS
   if not _is_local(listener) and not api_key():
-    logging.warning('--host=%s: whoever reaches it may use it; set DIPACO_API_KEY to ask for a key', f.host)
+    logging.warning('--host=%s: anyone who can reach it can use it; set DIPACO_API_KEY to require a key', f.host)
   if f.access_log:
     logging.getLogger('uvicorn.access').setLevel(logging.INFO)
 

@@ -134,7 +134,7 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
   advice = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
   try:
     if values is None or not values.keys() >= SECTIONS:
-      raise InputError('the file lacks a section, or is not as it was written')
+      raise InputError('the file lacks a section, or is damaged')
     written_by = values.get(WRITTEN_BY, {'dipaco_jax': '0.1', 'format': 1})
     if written_by['format'] == FORMAT:
       return from_dict(values)

@@ -17,7 +17,7 @@ def check(s: Any) -> None:
   num_paths = s.num_paths
   _check_model(s.model)
   if s.model.block and s.pretrain.init:
-    words = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave one of them out'
+    words = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave out one of the two'
     raise InputError(f'config.pretrain.init={s.pretrain.init}: {words}')
   text_settings.check_data(s.data)
   _check_routing(s, num_paths)
@@ -25,13 +25,13 @@ def check(s: Any) -> None:
   if s.train.paths_per_phase > num_paths:
     raise InputError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
   if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
-    raise InputError(f'config.outer.lost={s.outer.lost} is for runs in which all paths train in every phase')
+    raise InputError(f'config.outer.lost={s.outer.lost} requires that all paths train in every phase')
   _check_streaming(s)
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
     raise InputError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
   if s.outer.row_weights and s.outer.rescale:
-    words = 'a row that one path alone has moved would go further than that path'
-    raise InputError(f'config.outer.row_weights goes with config.outer.rescale=False: {words}')
+    words = 'a row that only one path has moved would move further than that path did'
+    raise InputError(f'config.outer.row_weights requires config.outer.rescale=False: {words}')
   _check_inner(s)
   if len({*s.metrics.sinks}) < len(s.metrics.sinks):
     raise InputError(f'config.metrics.sinks={s.metrics.sinks} names a sink twice')
@@ -41,7 +41,9 @@ def check(s: Any) -> None:
   _check_warmup(s)
   _check_replicas(s)
   if s.evaluate.matrix and not s.train.early_stopping:
-    raise InputError('config.evaluate.matrix=True is of hold-outs, and config.train.early_stopping=False keeps none')
+    raise InputError(
+      'config.evaluate.matrix=True needs hold-outs, which config.train.early_stopping=False does not keep'
+    )
 
 
 def _check_replicas(s: Any) -> None:
@@ -49,7 +51,7 @@ def _check_replicas(s: Any) -> None:
   varied = {axis for _, _, axes in s.levels for axis in axes}
   replicas = [axis for axis, size in s.grid if size > 1 and axis not in varied]
   if s.routing.method == 'discriminative' and replicas:
-    words = f'no level varies over the grid axis {replicas[0]!r}, and of equal models none is the better for a text'
+    words = f'no level varies over the grid axis {replicas[0]!r}, so its paths are equal and none suits a text better'
     raise InputError(f"config.routing.method='discriminative': {words}; use 'kmeans'")
 
 
@@ -85,15 +87,15 @@ def _check_warmup(s: Any) -> None:
 
 def _check_model(m: Any) -> None:
   if m.head_dim % 2:
-    raise InputError(f'config.model.head_dim={m.head_dim} should be even: rotary embedding turns pairs')
+    raise InputError(f'config.model.head_dim={m.head_dim} should be even: rotary embedding rotates pairs of dimensions')
   if m.num_kv_heads and m.num_heads % m.num_kv_heads:
-    words = f'should divide config.model.num_heads={m.num_heads}: as many queries share each'
+    words = f'should divide config.model.num_heads={m.num_heads}: each serves the same number of query heads'
     raise InputError(f'config.model.num_kv_heads={m.num_kv_heads} {words}')
   for name in ('full_every', 'rope_local_base'):
     if getattr(m, name) and not m.window:
-      raise InputError(f'config.model.{name}={getattr(m, name)} is for models with a config.model.window')
+      raise InputError(f'config.model.{name}={getattr(m, name)} requires config.model.window')
   if m.rope_scaling == 'none' and m.rope_factor != 1:
-    raise InputError(f'config.model.rope_factor={m.rope_factor} is for a config.model.rope_scaling')
+    raise InputError(f'config.model.rope_factor={m.rope_factor} requires config.model.rope_scaling')
   if m.rope_scaling in ('llama3', 'yarn') and not m.rope_original_len:
     raise InputError(f'config.model.rope_scaling={m.rope_scaling!r} needs config.model.rope_original_len')
   if m.rope_low >= m.rope_high:
@@ -133,14 +135,16 @@ def _check_routing(s: Any, num_paths: int) -> None:
       raise InputError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
     if end >= s.train.phases:
       words = f'times config.routing.rounds={s.routing.rounds} should be below config.train.phases={s.train.phases}'
-      words += ': the last shards are to be trained on'
+      words += ': the last shards need phases, too'
       raise InputError(f'config.routing.phases_per_round={s.routing.phases_per_round} {words}')
   if s.routing.capacity and s.routing.method in ('random', 'single'):
-    raise InputError(f'config.routing.capacity is for routers with scores: {s.routing.method!r} has none')
+    raise InputError(f'config.routing.capacity requires a router with scores, which {s.routing.method!r} does not have')
   if 0 < s.routing.capacity < 1:
-    raise InputError(f'config.routing.capacity={s.routing.capacity} should be 1 or more: all text has to go somewhere')
+    raise InputError(
+      f'config.routing.capacity={s.routing.capacity} should be 1 or more: otherwise not all text has room'
+    )
   if s.routing.capacity and s.routing.top_n > 1:
-    raise InputError(f'config.routing.capacity is for one path per sequence, config.routing.top_n={s.routing.top_n}')
+    raise InputError(f'config.routing.capacity requires config.routing.top_n=1, not {s.routing.top_n}')
 
 
 def _check_length(section: str, length: int, prefix: int, why: str) -> None:
@@ -167,7 +171,7 @@ def _check_streaming(s: Any) -> None:
   if -1 < s.outer.mix < 0:
     raise InputError(f'config.outer.mix={s.outer.mix} should be 0 or more, or -1 for what config.outer.overlap says')
   if not wire.stream and s.outer.overlap_steps > 0:
-    raise InputError(f"config.outer.overlap_steps={s.outer.overlap_steps} is for config.outer.stream='on'")
+    raise InputError(f"config.outer.overlap_steps={s.outer.overlap_steps} requires config.outer.stream='on'")
   if wire.stream and (s.outer.lost or s.train.paths_per_phase or s.train.schedule):
     words = 'leave out config.outer.lost, config.train.paths_per_phase and config.train.schedule'
     raise InputError(f'streaming (config.outer.stream, or wire) needs all paths in every phase: {words}')
@@ -178,7 +182,9 @@ def _check_streaming(s: Any) -> None:
 def _check_schedule(s: Any, num_paths: int) -> None:
   firsts = [first for first, _ in s.train.schedule]
   if firsts and (firsts[0] != 0 or firsts != sorted(set(firsts))):
-    raise InputError(f'config.train.schedule: first phases {firsts} should start at 0 and rise')
+    raise InputError(f'config.train.schedule: first phases {firsts} should start at 0 and increase')
   for first, paths in s.train.schedule:
     if not paths or not all(0 <= path < num_paths for path in paths):
-      raise InputError(f'config.train.schedule: phase {first} names paths {paths}; they go from 0 to {num_paths - 1}')
+      raise InputError(
+        f'config.train.schedule: phase {first} names paths {paths}; valid paths are 0 to {num_paths - 1}'
+      )

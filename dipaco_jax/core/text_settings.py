@@ -33,7 +33,7 @@ def resolve_source(data: Any) -> Any:
   for name in ('name', 'data_dir', 'text_key', 'domain_key', 'plain_suffixes'):
     if getattr(data, name) != _default(data, name):
       fix = 'name files in config.data.train, or set config.data.source to tfds or seqio'
-      raise InputError(f'config.data.{name}={getattr(data, name)!r} names no text by itself: {fix}')
+      raise InputError(f'config.data.{name}={getattr(data, name)!r} does not name a text: {fix}')
   return dataclasses.replace(data, source='stdlib')
 
 
@@ -75,8 +75,8 @@ def check_tokenizer(tokenizer: Any) -> None:
   """Raises InputError where a tokenizer is given, and another kind is to be trained."""
   default = _default(tokenizer, 'kind')
   if tokenizer.model_file and tokenizer.kind != default:
-    words = 'which is used instead: leave one of them out'
-    raise InputError(f'config.tokenizer.kind={tokenizer.kind!r} has a config.tokenizer.model_file beside it, {words}')
+    words = 'and the latter is used: leave out one of them'
+    raise InputError(f'config.tokenizer.kind={tokenizer.kind!r} and config.tokenizer.model_file are both set, {words}')
 
 
 def _default(section: Any, name: str) -> Any:

@@ -27,7 +27,7 @@ def inner_name(path: str) -> str:
 
 
 def is_compressed(path: str) -> bool:
-  """Tells whether a file's name says that it is compressed."""
+  """Returns whether a file's name says that it is compressed."""
   return inner_name(path) != path
 
 
@@ -64,7 +64,7 @@ def chunks(path: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
-  """Raises InputError where the file that is read in it is damaged, Unavailable where its disk or bucket is away.
+  """Raises InputError if the file that is read in it is damaged, Unavailable where its disk or bucket is away.
 
   `errors` are those of further formats that mean damage.
   """

@@ -46,7 +46,7 @@ class Digests:
     self.known = dict(known)
 
   def of_files(self, paths: Iterable[str]) -> dict[str, str]:
-    """Returns {path: digest} of the files that are there. Raises OSError, Unavailable where one cannot be read."""
+    """Returns {path: digest} of the files that are there. Raises OSError, Unavailable if one cannot be read."""
     unique_paths = list(dict.fromkeys(paths))
     remote = [path for path in unique_paths if remote_files.is_remote(path)]
     local = [path for path in unique_paths if not remote_files.is_remote(path)]
@@ -55,7 +55,7 @@ class Digests:
     return {path: digest for path, digest in digests.items() if digest} | remote_files.identities(remote)
 
   def of_content(self, content: Content) -> str:
-    """Returns a digest of what a field names. Raises FileNotFoundError where a file has gone."""
+    """Returns a digest of what a field names. Raises FileNotFoundError if a file has gone."""
     digests = self.of_files(file.path for file in content.files)
     if gone := [file.path for file in content.files if file.path not in digests]:
       raise FileNotFoundError(2, 'No such file or directory', gone[0])
@@ -63,7 +63,7 @@ class Digests:
     return hashlib.sha256(json.dumps([listed, content.other]).encode()).hexdigest()
 
   def _of_file(self, path: str) -> str:
-    """Returns the sha256 of a file; '' where there is none."""
+    """Returns the sha256 of a file; '' if there is none."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
       state, known = _state(path), self.known.get(path)
       if known and known[:-2] == state and int(known[-2]) - max(state[1:3]) > RACY_NS:
@@ -82,7 +82,7 @@ def _state(path: str) -> list[int]:
 
 
 def of_text(data: settings.Data) -> dict[str, Content]:
-  """Returns what each field holds that names text; raises InputError where there is none."""
+  """Returns what each field holds that names text; raises InputError if there is none."""
   if data.source == 'files':
     return {f'data.{split}': Content(tuple(_files(data, split))) for split in ('train', 'validation')}
   if is_reference(data.source):
@@ -104,7 +104,7 @@ def _files(data: settings.Data, split: str) -> list[File]:
 
 
 def _digest_documents(data: settings.Data) -> str:
-  """Returns a digest of all documents of a source of the user's own, which is read whole for it."""
+  """Returns a digest of all documents of a source of the user, which is read whole for it."""
   total = hashlib.sha256()
   for split in ('train', 'validation'):
     for item in one_source.find(data.source)(data, split) or ():

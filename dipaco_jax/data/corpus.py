@@ -146,7 +146,7 @@ def documents(
 
   Where the source has no split for validation the two share one: documents whose draw is below the fraction are
   validation text. No document for training has the content of validation text, whatever file it is in; and of equal
-  validation documents, the first one of each source counts. Raises InputError where something is missing, damaged, not
+  validation documents, the first one of each source counts. Raises InputError if something is missing, damaged, not
   UTF-8 or not the JSON it should be; or the whole split is empty.
 
   Args:
@@ -232,7 +232,7 @@ def _documents(data: settings.Data, side: Wanted) -> Iterator[Document]:
 
 
 def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:
-  """Returns {name: (settings, weight)} of the sources of a mixture, {} where `data.train` is none.
+  """Returns {name: (settings, weight)} of the sources of a mixture, {} if `data.train` is none.
 
   A limit of documents is divided by the weights. A source's validation text is that of its name; where
   `data.validation` is no mixture, it is read once for all of them.

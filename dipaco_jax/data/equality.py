@@ -81,6 +81,6 @@ class HeldText:
     self._passages = passages.HeldPassages(windows)
 
   def overlaps(self, parts: Sequence[Extent], text: Text) -> bool:
-    """Tells whether a document shares a content, a part of one or a long passage with validation text."""
+    """Returns whether a document shares a content, a part of one or a long passage with validation text."""
     has_content = any(self._begins.get(part.content, END) < part.end for part in parts)
     return has_content or self._passages.shares_one(text)

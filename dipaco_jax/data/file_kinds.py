@@ -1,6 +1,6 @@
 """What a file of text holds, by its name: plain text, or documents in one of the formats that people have.
 
-A file of a kind that is not here is refused by name, before any work: its syntax would be trained on.
+A file of a kind that is not here is rejected by name, before any work: its syntax would be trained on.
 """
 
 import itertools
@@ -37,7 +37,7 @@ TO_PARQUET = "with pandas, read_csv('{path}'{more}).to_parquet('{stem}.parquet')
 INSTEAD = {
   '.csv': TO_PARQUET.replace('{more}', ''),
   '.tsv': TO_PARQUET.replace('{more}', ", sep='\\t'"),
-  INDEX: 'name {stem}.bin, beside which it belongs',
+  INDEX: 'name {stem}.bin, to which it belongs',
   '.tgz': 'name it {stem}.tar.gz',
   '.zip': 'unpack it, and name the files in it',
   '.tfrecord': "prepare it as a dataset, and set config.data.source='tfds'",
@@ -53,7 +53,7 @@ def suffix(path: str) -> str:
 
 
 def is_one_text(path: str, data: settings.Data) -> bool:
-  """Tells whether a file is one text, which is cut into pieces: plain text, or tokens without documents."""
+  """Returns whether a file is one text, which is cut into pieces: plain text, or tokens without documents."""
   kind = suffix(path)
   return token_files.is_one_text(path, data) if kind == TOKENS else kind not in READERS
 
@@ -78,7 +78,7 @@ def check_name(path: str, data: settings.Data) -> None:
 
 
 def check_beginning(path: str, data: settings.Data) -> None:
-  """Reads the beginning of a file as the stream will read it. Raises InputError, also where there is no text."""
+  """Reads the beginning of a file as the stream will read it. Raises InputError, also if there is no text."""
   with compressed_files.reading(path), remote_files.open_file(path) as file:
     is_pointer = file.read(len(foreign_files.LFS)) == foreign_files.LFS
   if is_pointer:
@@ -96,7 +96,7 @@ def check_beginning(path: str, data: settings.Data) -> None:
   if not has_document and bad_records:
     raise InputError(f'{path}: none of its first records has a text ({bad_records[0].reason}); or leave out this file')
   if not has_document:
-    raise InputError(f'{path}: there is no text in it: fill it, or leave out this file')
+    raise InputError(f'{path}: it has no text: add text, or leave out this file')
 
 
 def _first_bytes(path: str) -> bytes:

@@ -29,12 +29,12 @@ TEXT = {  # the first bytes of files whose names say that they are text, and wha
 
 
 def explain_text(beginning: bytes) -> str:
-  """Returns what a file of plain text or JSON lines is instead, by its first bytes; '' where it may be text."""
+  """Returns what a file of plain text or JSON lines is instead, by its first bytes; '' if it may be text."""
   return next((advice for first, advice in TEXT.items() if beginning.startswith(first)), '')
 
 
 def explain_tokenizer(path: str, content: bytes) -> str:
-  """Returns what a file given as a tokenizer is, and what to name instead; '' where it may be a tokenizer."""
+  """Returns what a file given as a tokenizer is, and what to name instead; '' if it may be a tokenizer."""
   name = os.path.basename(path)
   if content.startswith(GGUF):
     return CONVERT_GGUF
@@ -43,12 +43,12 @@ def explain_tokenizer(path: str, content: bytes) -> str:
   if name.startswith('tekken') or TEKKEN in content[:BEGINNING]:
     return f"is Mistral's own format (tekken), which is not read: {TOKENIZER_JSON}"
   if name.endswith('.safetensors'):
-    return 'holds weights: name the tokenizer.json or tokenizer.model beside it'
+    return 'holds weights: name the tokenizer.json or tokenizer.model next to it'
   return ''
 
 
 def explain_model(path: str, names: list[str]) -> str:
-  """Returns what a path given as a model is, and what to name instead; '' where it may be a folder of a model.
+  """Returns what a path given as a model is, and what to name instead; '' if it may be a folder of a model.
 
   Args:
     path: of a file or a folder without config.json.

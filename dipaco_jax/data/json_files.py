@@ -34,7 +34,7 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
     if not begun and (beginning := chunk.lstrip(BLANK)):
       begun = True
       if beginning[:1] == b'[':
-        raise InputError(f'{path}: an array, where there should be one object in a line; {ONE_A_LINE[b"["]}')
+        raise InputError(f'{path}: an array instead of one object per line; {ONE_A_LINE[b"["]}')
     if size <= MAX_LINE_BYTES or b'\n' in chunk:  # the rest of a line that is too long is skipped
       parts.append(chunk)
       size += len(chunk)
@@ -52,19 +52,19 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
   where = f'{path}:{number}'
   if len(line) > MAX_LINE_BYTES:
     raise source.BadRecord(
-      f'{where}: the line is longer than {MAX_LINE_BYTES >> 20} MiB: a line is one document, cut it'
+      f'{where}: the line is longer than {MAX_LINE_BYTES >> 20} MiB: each line is one document, split it'
     )
   try:
     record = json_text.parse(line.decode('utf-8-sig' if number == 1 else 'utf-8'))
   except UnicodeDecodeError as e:
     raise source.BadRecord(f'{where}: not UTF-8 at byte {e.start} of the line: convert the file') from e
   except ValueError as e:
-    reason = f'{where}: not JSON ({e}): there should be one object in a line'
+    reason = f'{where}: not JSON ({e}): each line should be one object'
     if line.strip() in ONE_A_LINE:  # an object or array over several lines, in which no line is a record
       raise InputError(f'{reason}; {ONE_A_LINE[line.strip()]}') from e
     raise source.BadRecord(reason) from e
   if not isinstance(record, dict):
-    raise source.BadRecord(f'{where}: no JSON object, which each line should be; {ONE_A_LINE[b"["]}')
+    raise source.BadRecord(f'{where}: not a JSON object, as each line should be; {ONE_A_LINE[b"["]}')
   text = value_of(record, data.text_key)
   if not isinstance(text, str):
     raise source.BadRecord(f'{where}: no text under {data.text_key!r}; {which_key(sorted(text_keys(record)))}')

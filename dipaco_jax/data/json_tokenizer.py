@@ -23,7 +23,7 @@ END = '<|endoftext|>'  # of a tokenizer that is trained here, and of GPT-2's, wh
 def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
   """Trains byte-level BPE, as GPT-2's, with digits apart; returns its files, the same for the same texts.
 
-  Raises InputError where the text is too small for so many pieces, or these are fewer than the bytes.
+  Raises InputError if the text is too small for so many pieces, or these are fewer than the bytes.
   """
   tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
   parts = tokenizers.pre_tokenizers
@@ -33,7 +33,9 @@ def train(texts: Iterable[str], vocab_size: int) -> dict[str, bytes]:
   alphabet = parts.ByteLevel.alphabet()
   option = f'config.tokenizer.vocab_size={vocab_size}'
   if vocab_size <= len(alphabet):
-    raise InputError(f'{option} is less than all bytes and an end-of-text token take: set it to {len(alphabet) + 1}')
+    raise InputError(
+      f'{option} is less than the number of bytes and an end-of-text token: set it to {len(alphabet) + 1}'
+    )
   trainer = tokenizers.trainers.BpeTrainer(
     vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
   )
@@ -89,10 +91,10 @@ def _without(names: Collection[str], value: Any) -> Any:
 
 class JsonTokenizer(Tokenizer):
   def __init__(self, files: Mapping[str, bytes]):
-    """Loads tokenizer.json and what is beside it; raises InputError where it cannot be read or has no end of text.
+    """Loads tokenizer.json and what is next to it; raises InputError if it cannot be read or has no end of text.
 
     Special tokens are named by tokenizer_config.json. Whether one stands in front of a text is up to the post-processor
-    of tokenizer.json alone, as in transformers 5, which does not read `add_bos_token` beside it.
+    of tokenizer.json alone, as in transformers 5, which does not read `add_bos_token` next to it.
     """
     try:
       self._tokenizer = tokenizers.Tokenizer.from_str(files[JSON].decode())
@@ -100,7 +102,7 @@ class JsonTokenizer(Tokenizer):
     except Exception as e:  # the library raises plain Exception
       raise InputError(f'no tokenizer.json ({str(e)[:100]})') from e
     if not isinstance(config, dict):
-      raise InputError(f'{CONFIG} beside it is no JSON object')
+      raise InputError(f'{CONFIG} next to it is not a JSON object')
     self.files = dict(files)
     self._tokenizer.no_truncation()
     self._tokenizer.no_padding()
@@ -113,7 +115,7 @@ class JsonTokenizer(Tokenizer):
     named = {name: self._id_of(given[f'{name}_token']) for name in SPECIAL}
     self.special_ids = {name: i for name, i in named.items() if i is not None}
     if 'eos' not in self.special_ids:
-      problem = 'it has no end-of-text token: give it the tokenizer_config.json of its model, with eos_token'
+      problem = 'it has no end-of-text token: add the tokenizer_config.json of its model, with eos_token'
       raise InputError(problem)
     self.eos_id = self.special_ids['eos']
     self.bos_id = self._id_in_front()

@@ -30,7 +30,7 @@ def cached_reader(file: str) -> ArrayRecordReader:
 
 
 class Shard:
-  """An endless stream of batches of one path's rows, shuffled anew in every epoch."""
+  """An endless stream of batches of one path's rows, shuffled again in every epoch."""
 
   def __init__(self, files: Sequence[str], batch_size: int, seq_len: int, seed: int, path: int):
     """Opens the files, whose rows come one file after the other. Raises seals.Damaged; InputError without rows."""

@@ -19,7 +19,7 @@ MAGIC, VERSION = b'MMIDIDX\0\0', 1
 BEFORE = b'TNTIDX\0\0'  # the magic of the format that Megatron had first
 HEADER = np.dtype([('magic', 'V9'), ('version', '<u8'), ('kind', 'u1'), ('sequences', '<u8'), ('borders', '<u8')])
 KINDS = {1: 'u1', 2: 'i1', 3: '<i2', 4: '<i4', 5: '<i8', 8: '<u2'}  # of a token; 6 and 7 are no integers
-ANEW = "make it anew with Megatron's preprocess_data"
+ANEW = "make it again with Megatron's preprocess_data"
 
 Places = list[tuple[int, int]]  # (first byte, number of tokens) of each sequence of a document
 
@@ -30,7 +30,7 @@ def of(path: str) -> str:
 
 
 def is_there(path: str) -> bool:
-  """Tells whether a .bin file has an index beside it."""
+  """Returns whether a .bin file has an index next to it."""
   return bool(remote_files.find(of(path))) if remote_files.is_remote(path) else os.path.isfile(of(path))
 
 
@@ -44,21 +44,21 @@ class Index(NamedTuple):
 
 
 def read(path: str) -> tuple[np.dtype, Iterator[Places]]:
-  """Reads the index of a .bin file: the type of a token, and the documents. Raises InputError where it is damaged."""
+  """Reads the index of a .bin file: the type of a token, and the documents. Raises InputError if it is damaged."""
   index = read_index(path)
   return index.dtype, _documents(index)
 
 
 def read_index(path: str) -> Index:
-  """Reads and checks the index of a .bin file. Raises InputError where it is damaged."""
+  """Reads and checks the index of a .bin file. Raises InputError if it is damaged."""
   index, content = of(path), _content(of(path))
   if content[: len(BEFORE)].tobytes() == BEFORE:
-    raise InputError(f"{index}: it is in Megatron's first format, which is read no more: {ANEW}")
+    raise InputError(f"{index}: it is in Megatron's first format, which is no longer supported: {ANEW}")
   if len(content) < HEADER.itemsize or content[: len(MAGIC)].tobytes() != MAGIC:
-    raise InputError(f"{index}: no index of Megatron's, which begins with MMIDIDX: {ANEW}, or leave out {path}")
+    raise InputError(f'{index}: not a Megatron index, which begins with MMIDIDX: {ANEW}, or leave out {path}')
   header = content[: HEADER.itemsize].view(HEADER)[0]
   if (version := int(header['version'])) != VERSION or (kind := int(header['kind'])) not in KINDS:
-    problem = f'version {version}' if version != VERSION else f'tokens of type {kind}, no integer'
+    problem = f'version {version}' if version != VERSION else f'tokens of type {kind}, not an integer type'
     raise InputError(f'{index}: it has {problem}, which cannot be read: {ANEW}')
   dtype = np.dtype(KINDS[kind])
   count = int(header['sequences'])
@@ -88,7 +88,7 @@ def all_borders(index: Index) -> np.ndarray:
 
 
 def describe_gaps(path: str) -> list[str]:
-  """Describes what the index of a .bin file leaves out, a sentence each; [] where it is complete."""
+  """Describes what the index of a .bin file leaves out, a sentence each; [] if it is complete."""
   index, sentences = read_index(path), []
   if num_added := len(all_borders(index)) - len(index.borders):
     documents = 'document' if num_added == 1 else 'documents'
@@ -118,7 +118,7 @@ def _size(path: str) -> int:
 
 
 def _check(path: str, index: Index) -> None:
-  """Raises InputError where an index points out of itself or of its .bin file."""
+  """Raises InputError if an index points out of itself or of its .bin file."""
   _, lengths, starts, borders = index
   is_inside = not len(lengths) or (lengths.min() >= 0 and starts.min() >= 0)
   if not is_inside or np.any(np.diff(borders) < 0) or np.any((borders < 0) | (borders > len(lengths))):
@@ -128,7 +128,7 @@ def _check(path: str, index: Index) -> None:
   size = _size(path)
   ends = np.minimum(starts, size + 1) + lengths.astype(np.int64) * index.dtype.itemsize  # without overflow
   if (needed := int(ends.max())) > size:
-    problem = f'{size} bytes, and its .idx tells of {needed} or more'
+    problem = f'{size} bytes, but its .idx describes {needed} or more'
     raise InputError(f'{path}: damaged, cut short or of another .idx ({problem}); fix it, or leave it out')
 
 

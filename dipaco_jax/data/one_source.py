@@ -24,7 +24,7 @@ from dipaco_jax.data import (
 
 T = TypeVar('T')
 
-SOURCES = {  # (data, split, part, side) -> items, None where there is no such split
+SOURCES = {  # (data, split, part, side) -> items, None if there is no such split
   'files': source_files.items,
   'stdlib': source_stdlib.items,
   'tfds': source_tfds.items,
@@ -42,7 +42,7 @@ class Document(NamedTuple):
 
   id: str
   text: source.Text
-  domain: str  # a plain name; '' where the source names none
+  domain: str  # a plain name; '' if the source names none
   draw: float = -1.0
   times: int = 0  # that the source was read whole before, in a mixture
   extents: tuple[equality.Extent, ...] = ()  # what the text consists of

@@ -1,4 +1,4 @@
-"""Tokenizers of the user's own, 'package.module:name' in config.tokenizer.kind.
+"""Tokenizers of the user, 'package.module:name' in config.tokenizer.kind.
 
 make(config.tokenizer) returns an object with
 
@@ -26,7 +26,7 @@ TRIED = 'The quick brown fox jumps over 13 lazy dogs.\n\tZwölf Boxkämpfer: \U0
 
 class OwnTokenizer(Tokenizer):
   def __init__(self, config: settings.Tokenizer):
-    """Makes the user's tokenizer, and tries it on a text; raises InputError where it is not what is asked."""
+    """Makes the user's tokenizer, and tries it on a text; raises InputError if it is not what is asked."""
     self._reference = config.kind
     self._made = tokenizer = extension.make(FIELD, config.kind, config)
     for name in ('encode', 'decode'):
@@ -47,7 +47,7 @@ class OwnTokenizer(Tokenizer):
       encoded = [np.asarray(self._made.encode(text)) for text in texts]
     for ids in encoded:
       if ids.ndim != 1 or (ids.size and ids.dtype.kind not in 'iu'):
-        raise self._wrong(f'encode returns {ids.dtype} {[*ids.shape]}: a list of whole numbers is asked')
+        raise self._wrong(f'encode returns {ids.dtype} {[*ids.shape]}: expected a list of integers')
       if ids.size and not 0 <= ids.min() <= ids.max() < self.vocab_size:
         problem = f'encode returns ids from {ids.min()} to {ids.max()}'
         raise self._wrong(f'{problem}: they should be from 0 to {self.vocab_size - 1}, below its vocab_size')
@@ -58,7 +58,7 @@ class OwnTokenizer(Tokenizer):
     with extension.blaming(FIELD, self._reference):
       text = self._made.decode([int(token) for token in tokens if token not in special])
     if not isinstance(text, str):
-      raise self._wrong(f'decode returns a {type(text).__name__}: a text is asked')
+      raise self._wrong(f'decode returns a {type(text).__name__}: expected a str')
     return text
 
   def piece_bytes(self) -> np.ndarray:
@@ -67,15 +67,17 @@ class OwnTokenizer(Tokenizer):
       with extension.blaming(FIELD, self._reference):
         counts = np.asarray(count(), np.int32)
       if counts.shape != (self.vocab_size,):
-        raise self._wrong(f'piece_bytes returns {[*counts.shape]} numbers: one for each of {self.vocab_size} is asked')
+        raise self._wrong(
+          f'piece_bytes returns {[*counts.shape]} numbers: expected one for each of {self.vocab_size} tokens'
+        )
       return counts
     return np.array([len(self.decode([i]).replace(HALF, '?').encode()) for i in range(self.vocab_size)], np.int32)
 
   def _number(self, tokenizer: Any, name: str, least: int, below: int | None = None) -> int:
-    """Returns a whole number of the user's tokenizer."""
+    """Returns an integer of the user's tokenizer."""
     number = getattr(tokenizer, name, None)
     if isinstance(number, bool) or not isinstance(number, int | np.integer):
-      raise self._wrong(f'its {name} is {number!r}: a whole number is asked')
+      raise self._wrong(f'its {name} is {number!r}: expected an integer')
     if number < least or (below is not None and number >= below):
       raise self._wrong(f'its {name}={number} should be {least} or more' + (f', and below {below}' if below else ''))
     return int(number)

@@ -51,7 +51,7 @@ class HeldPassages:
     self._hashes = hashes[counts <= COMMON]
 
   def shares_one(self, text: Text) -> bool:
-    """Tells whether a text has a passage of validation text."""
+    """Returns whether a text has a passage of validation text."""
     if not len(self._hashes):
       return False
     hashes = hash_windows(text)

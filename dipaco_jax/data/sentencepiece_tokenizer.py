@@ -56,7 +56,7 @@ def _explain(error: str, vocab_size: int) -> str:
   if least := re.search(r'required_chars\. \d+ vs (\d+)', error):
     return f'{option} is less than the single characters of this text take: set it to {least[1]} or more'
   if 'sentences_.empty()' in error:
-    return f'{option}: there is no text to train it on'
+    return f'{option}: it has no text to train on'
   return f'{option}: SentencePiece cannot train on this text: {error}'
 
 

@@ -119,7 +119,7 @@ class _Counts:
 
 
 def merge_meta(folder: str, parts: int) -> dict[str, Any]:
-  """Returns what `meta.json` holds of the parts in `folder`/<k>. Raises InputError where no document is long enough."""
+  """Returns what `meta.json` holds of the parts in `folder`/<k>. Raises InputError if no document is long enough."""
   by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
   domains: dict[str, None] = {}
   train = no_counts()
@@ -221,7 +221,7 @@ def _tokenize(
 
 
 def _checked(document: Any, vocab_size: int) -> np.ndarray:
-  """Returns a document's tokens; raises InputError where the model has no row for one of them."""
+  """Returns a document's tokens; raises InputError if the model has no row for one of them."""
   if document.text.max(initial=0) >= vocab_size:
     raise InputError(
       f'document {document.id} has token {document.text.max()}, and the vocabulary has {vocab_size}: leave out this '
@@ -291,11 +291,11 @@ class Sequences:
     return documents, domains
 
   def contents(self) -> np.ndarray:
-    """Reads the digests of all sequences' documents, uint64 [N]; raises InputError where nobody kept them."""
+    """Reads the digests of all sequences' documents, uint64 [N]; raises InputError if nobody kept them."""
     return self._all_of('contents', '<u8')
 
   def lengths(self) -> np.ndarray:
-    """Reads the tokens of all sequences' whole documents, uint32 [N]; raises InputError where nobody counted them."""
+    """Reads the tokens of all sequences' whole documents, uint32 [N]; raises InputError if nobody counted them."""
     return self._all_of('lengths', '<u4')
 
   def _all_of(self, name: str, dtype: str) -> np.ndarray:
@@ -307,7 +307,7 @@ class Sequences:
     return np.concatenate([_column(file, dtype, count) for file, count in zip(files, self.counts, strict=True)])
 
   def scored_bytes(self) -> np.ndarray | None:
-    """Reads the bytes of text of all sequences after their prefix, uint32 [N]; None where they were not counted."""
+    """Reads the bytes of text of all sequences after their prefix, uint32 [N]; None if they were not counted."""
     files = [pathlib.Path(f'{stem}.bytes') for stem in self._stems]
     if not all(seals.is_expected(file) for file, count in zip(files, self.counts, strict=True) if count):
       return None
@@ -316,7 +316,7 @@ class Sequences:
     )
 
   def draws(self) -> np.ndarray | None:
-    """Reads the draws of all sequences' documents, float32 [N], -1 for those without; None where none has one."""
+    """Reads the draws of all sequences' documents, float32 [N], -1 for those without; None if none has one."""
     files = [pathlib.Path(f'{stem}.draws') for stem in self._stems]
     has_draws = [seals.is_expected(file) for file in files]
     if not any(has_draw and count for has_draw, count in zip(has_draws, self.counts, strict=True)):

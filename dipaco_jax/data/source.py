@@ -1,6 +1,6 @@
 """The protocol of sources of text: documents as items, in a fixed order, cheap until they are read.
 
-A source is a function `items(data, split, part, side)`: an iterator, or None where there is no such split.
+A source is a function `items(data, split, part, side)`: an iterator, or None if there is no such split.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ BYTES_PER_TOKEN = 4  # more than most vocabularies have in most languages
 
 @dataclasses.dataclass(frozen=True)
 class TextSettings(settings.Data):
-  """The section `data` of a config, with what files of tokens need beside it."""
+  """The section `data` of a config, with what files of tokens need next to it."""
 
   tokenizer_file: str = ''  # that made them; '': none is named
   has_text_too: bool = False  # beside files of tokens, whose documents are then compared by their text

@@ -54,7 +54,7 @@ def held_back(data: settings.Data) -> str:
 
 
 def has_tokens_and_text(data: settings.Data) -> bool:
-  """Tells whether some files hold tokens, and others text."""
+  """Returns whether some files hold tokens, and others text."""
   kinds = {
     file_kinds.suffix(path) == file_kinds.TOKENS for _, path in _find(data.train, data) + _find(data.validation, data)
   }
@@ -68,7 +68,7 @@ def listing(data: settings.Data) -> list[tuple[str, int]]:
 
 
 def list_with_domains(data: settings.Data, split: str) -> list[tuple[str, str, str]]:
-  """Lists (name, path, domain) of the files of a split, with indices of files of tokens; [] where it names none."""
+  """Lists (name, path, domain) of the files of a split, with indices of files of tokens; [] if it names none."""
   globs = data.validation if split == 'validation' else data.train
   files = _find(globs, data) if globs else []
   domains = domains_of([path for _, path in files])
@@ -99,15 +99,17 @@ def check_beginnings(data: settings.Data) -> None:
 
 
 def _check_apart(train: Sequence[tuple[str, str]], validation: Sequence[tuple[str, str]]) -> None:
-  """Raises InputError where a file is trained on and validated on, whatever links lead to it."""
+  """Raises InputError if a file is trained on and validated on, whatever links lead to it."""
   trained = {os.path.realpath(path) for _, path in train}
   if both := [path for _, path in validation if os.path.realpath(path) in trained]:
-    problem = 'is in config.data.train and in config.data.validation'
-    raise InputError(f'{both[0]} {problem}: leave it out of one, or name no validation text, and some is held out')
+    problem = 'is both in config.data.train and in config.data.validation'
+    raise InputError(
+      f'{both[0]} {problem}: remove it from one of them, or leave out config.data.validation to hold out some text'
+    )
 
 
 def is_small(data: settings.Data) -> bool:
-  """Tells whether all files can be read in a second or so."""
+  """Returns whether all files can be read in a second or so."""
   return sum(size or SMALL_BYTES for _, size in listing(data)) <= SMALL_BYTES
 
 
@@ -175,11 +177,11 @@ def _why_none(pattern: str) -> str:
     splits = sorted(os.path.basename(os.path.dirname(state)) for state in glob.glob(f'{folder}/*/{table_files.SAVED}'))
     return f"is a dataset of several splits, {splits}: name one, as '{folder}/{splits[0] if splits else 'train'}', in"
   if remote_files.is_remote(pattern):
-    return 'matches no object: mend' if re.search(r'[*?[]', pattern) else f"is no object: write '{folder}/*' in"
+    return 'matches no object: correct' if re.search(r'[*?[]', pattern) else f"is not an object: write '{folder}/*' in"
   if '://' in pattern:
-    return 'is no file here, nor of gs:// or s3://: fetch it, and mend'
+    return 'is neither a local file nor gs:// or s3://: download it, and correct'
   if not os.path.isdir(pattern):
-    return 'matches no file: mend'
+    return 'matches no file: correct'
   for below in ('*', '**/*'):
     for ending in ENDINGS:
       if glob.glob(f'{folder}/{below}{ending}', recursive=True):
@@ -188,7 +190,7 @@ def _why_none(pattern: str) -> str:
 
 
 def _draws(files: Sequence[tuple[str, str]], data: settings.Data) -> dict[str, float]:
-  """Returns {path: draw} of files of plain text, {} where they are too few to be held back whole.
+  """Returns {path: draw} of files of plain text, {} if they are too few to be held back whole.
 
   A draw is the share of all text before the file, in the order of a hash of its beginning: files that begin alike, as
   copies do, are one text and have one draw. LARGE texts come last, undrawn.

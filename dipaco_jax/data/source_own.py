@@ -1,7 +1,7 @@
-"""Documents of a source of the user's own, 'package.module:name' in config.data.source.
+"""Documents of a source of the user, 'package.module:name' in config.data.source.
 
 make(config.data, split) returns the documents of a split, (id, text) or (id, text, domain), always the same in the same
-order; None, or none of them, for 'validation' where there is no such split. A text may be a function that returns it,
+order; None, or none of them, for 'validation' if there is no such split. A text may be a function that returns it,
 so that a document costs little until it is read: every process goes through all of them, and reads its share.
 """
 
@@ -30,7 +30,7 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
 
 
 def check(data: settings.Data) -> None:
-  """Raises InputError where the documents are others when they are listed again, in what comes first."""
+  """Raises InputError if the documents are others when they are listed again, in what comes first."""
 
   def ids() -> list[str]:
     listed = _as_items(data, 'train', _documents(data, 'train'))
@@ -39,8 +39,8 @@ def check(data: settings.Data) -> None:
   once, again = ids(), ids()
   for number, (a, b) in enumerate(itertools.zip_longest(once, again)):
     if a != b:
-      problem = f'document {number} is {a!r} at first, and {b!r} when they are listed again'
-      raise _wrong(data, f'{problem}: let the order always be the same')
+      problem = f'document {number} is {a!r} at first, but {b!r} when documents are listed again'
+      raise _wrong(data, f'{problem}: the order should always be the same')
 
 
 def _documents(data: settings.Data, split: str) -> Iterator[Any]:
@@ -63,13 +63,15 @@ def _as_items(data: settings.Data, split: str, listed: Iterator[Any]) -> source.
   for number, document in enumerate(listed):
     if not isinstance(document, tuple | list) or len(document) not in (2, 3):
       kind = type(document).__name__
-      raise _wrong(data, f'document {number} of {split} is a {kind}: a tuple (id, text) or (id, text, domain) is asked')
+      raise _wrong(data, f'document {number} of {split} is a {kind}: expected a tuple (id, text) or (id, text, domain)')
     name, text, domain = (*document, '')[:3]
     if not isinstance(name, str) or not name:
-      raise _wrong(data, f'document {number} of {split} has the id {name!r}: a text is asked, of each document another')
+      raise _wrong(
+        data, f'document {number} of {split} has the id {name!r}: expected a str, different for each document'
+      )
     if len(seen) < MOST_IDS:
       if hash(name) in seen:
-        raise _wrong(data, f'document {number} of {split} has the id {name!r}, as one before it: give each its own')
+        raise _wrong(data, f'document {number} of {split} has the id {name!r}, as an earlier one: ids should be unique')
       seen.add(hash(name))
     yield source.Item(name, None, functools.partial(_read, data, name, text, domain))
 
@@ -80,11 +82,11 @@ def _read(data: settings.Data, name: str, text: Any, domain: Any) -> tuple[str, 
       text = text()
   if not isinstance(text, str) or not isinstance(domain, str):
     kinds = f'{type(text).__name__} and {type(domain).__name__}'
-    raise source.BadRecord(_in_words(data, f'text and domain of document {name!r} are {kinds}: str is asked'))
+    raise source.BadRecord(_in_words(data, f'text and domain of document {name!r} are {kinds}: expected str'))
   try:
     text.encode()
   except UnicodeEncodeError as e:
-    problem = f'the text of document {name!r} has half a character (a lone surrogate) at {e.start}'
+    problem = f'the text of document {name!r} has a lone surrogate (half a character) at {e.start}'
     raise source.BadRecord(_in_words(data, problem)) from e
   return text, domain
 

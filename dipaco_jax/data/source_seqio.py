@@ -18,12 +18,12 @@ SEED = 0  # for mixtures and preprocessors that draw
 
 
 def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
-  """Yields examples as the task makes them, unshuffled; None where it has no split for validation.
+  """Yields examples as the task makes them, unshuffled; None if it has no split for validation.
 
   An example's text is its feature `text_key` as it was before it was tokenized (`<text_key>_pretokenized`) where the
   task keeps that, else what its tokens decode to. SeqIO itself divides a task, by files if there are enough. A part
   costs the preprocessing of the whole where the numbers of its examples in the whole are needed: to draw a validation
-  split, or in a mixture, whose examples are drawn. Raises InputError where the extra is not installed, the module can't
+  split, or in a mixture, whose examples are drawn. Raises InputError if the extra is not installed, the module can't
   be imported, or there is no such task, split or text.
   """
   seqio, tf = load_library('seqio', data.source), load_library('tensorflow', data.source)
@@ -64,8 +64,8 @@ def _task(seqio: Any, data: settings.Data) -> Any:
   if data.name not in known:
     near = difflib.get_close_matches(data.name, known, 10, 0)
     raise InputError(
-      f'config.data.name={data.name!r}: SeqIO knows no such task or mixture, but {near}; name the module that '
-      f'registers it in config.data.module'
+      f'config.data.name={data.name!r}: SeqIO has no such task or mixture; the nearest are {near}; name the module '
+      'that registers it in config.data.module'
     )
   return seqio.get_mixture_or_task(data.name)
 

@@ -61,7 +61,7 @@ def _items() -> source.Items:
 
 
 def _plain(path: str) -> str:
-  """Returns a file's text, '' where it is not UTF-8, as some of Python's own test data are."""
+  """Returns a file's text, '' if it is not UTF-8, as some of Python's own test data are."""
   try:
     return ''.join(text_files.decode(path))
   except ValueError:

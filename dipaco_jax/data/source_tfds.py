@@ -26,9 +26,9 @@ BUFFER_BYTES = 8 << 20
 
 
 def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
-  """Yields examples in the order of the dataset's files; None where it has no split for validation.
+  """Yields examples in the order of the dataset's files; None if it has no split for validation.
 
-  A document's id is its number in the split, whatever format and files the dataset is kept in. Raises InputError where
+  A document's id is its number in the split, whatever format and files the dataset is kept in. Raises InputError if
   the extra is not installed; there is no such dataset, split or text; or a file is damaged.
   """
   if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before what is slow to load
@@ -56,7 +56,7 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
 def content_digest(data: settings.Data) -> str:
   """Returns a digest of a dataset's description, which has its splits, and of its files' names and sizes.
 
-  Raises InputError where it is not prepared.
+  Raises InputError if it is not prepared.
   """
   tfds = load_library('tensorflow_datasets', data.source)
   folder = tfds.core.Path(_builder(tfds, data.name, data.data_dir).data_dir)

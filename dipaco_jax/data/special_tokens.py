@@ -33,13 +33,13 @@ def document_end(eos_token: Any, special: Mapping[str, int], listed: Collection[
 
 
 def listed_ends(files: Mapping[str, bytes | None]) -> list[int]:
-  """Returns the token ids of `eos_token_id` in generation_config.json; raises InputError where they are none."""
+  """Returns the token ids of `eos_token_id` in generation_config.json; raises InputError if they are none."""
   try:
     return end_ids(json_text.parse(files.get(GENERATION) or b'{}'))
   except InputError as e:
     raise InputError(f'{GENERATION} beside it: {e}') from e
   except (ValueError, AttributeError) as e:
-    raise InputError(f'{GENERATION} beside it is not JSON of an object') from e
+    raise InputError(f'{GENERATION} next to it is not a JSON object') from e
 
 
 def end_ids(config: Mapping[str, Any]) -> list[int]:

@@ -46,7 +46,7 @@ def arrow(path: str, data: settings.Data, name: str) -> source.Documents:
 
 
 def saved_files(folder: str) -> list[str] | None:
-  """Returns the files of a dataset that `datasets.save_to_disk` wrote; None where the folder is no such dataset."""
+  """Returns the files of a dataset that `datasets.save_to_disk` wrote; None if the folder is no such dataset."""
   if not os.path.isfile(os.path.join(folder, SAVED)):
     return None
   try:

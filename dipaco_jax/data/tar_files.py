@@ -25,12 +25,12 @@ def documents(path: str, data: settings.Data, name: str) -> source.Documents:
 
 
 def samples(path: str) -> Iterator[tuple[str, dict[str, bytes]]]:
-  """Yields (key, {ending: bytes}) of the samples: neighbouring files of one key. Raises InputError where it is cut."""
+  """Yields (key, {ending: bytes}) of the samples: neighbouring files of one key. Raises InputError if it is cut."""
   for key, members in itertools.groupby(_members(path), lambda member: member[0]):
     members_of_sample: dict[str, bytes] = {}
     for _, ending, content in members:
       if ending in members_of_sample:
-        raise InputError(f'{path}: there are two files {key}.{ending}, and each sample should have a name of its own')
+        raise InputError(f'{path}: it has two files {key}.{ending}; names of samples should be unique')
       members_of_sample[ending] = content
     yield key, members_of_sample
 
@@ -76,9 +76,9 @@ def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, na
   except UnicodeDecodeError as e:
     raise source.BadRecord(f'{where}: not UTF-8 at byte {e.start}: convert it') from e
   except ValueError as e:
-    raise source.BadRecord(f'{where}.json: not JSON ({e}): mend it') from e
+    raise source.BadRecord(f'{where}.json: not JSON ({e}): correct it') from e
   if not isinstance(record, dict):
-    raise source.BadRecord(f'{where}.json: no JSON object, which it should be')
+    raise source.BadRecord(f'{where}.json: not a JSON object')
   if text is None and not isinstance(text := json_files.value_of(record, data.text_key), str):
     fix = json_files.which_key(sorted(json_files.text_keys(record))) if 'json' in files else 'leave out this file'
     raise source.BadRecord(f'{where}: no .txt, and no text under {data.text_key!r}; {fix}')

@@ -18,12 +18,12 @@ class ReadSoFar:
 
 
 def decode(path: str, read: ReadSoFar | None = None) -> Iterator[str]:
-  """Yields a file's text in chunks, counted in `read`. Raises InputError where it is not UTF-8, or has a NUL."""
+  """Yields a file's text in chunks, counted in `read`. Raises InputError if it is not UTF-8, or has a NUL."""
   decoder = codecs.getincrementaldecoder('utf-8-sig')()
   offset, held = 0, ''  # `held`: a carriage return at the end of a chunk, whose newline may be in the next
   for chunk in itertools.chain(compressed_files.chunks(path), [b'']):
     if b'\0' in chunk:
-      raise InputError(f'{path}: byte {offset + chunk.index(0)} is NUL, so this is no plain text: leave out this file')
+      raise InputError(f'{path}: byte {offset + chunk.index(0)} is NUL, so this is not plain text: leave out this file')
     start = offset - len(decoder.getstate()[0])
     try:
       text = decoder.decode(chunk, final=not chunk)

@@ -65,7 +65,7 @@ def decode(ids: np.ndarray, data: settings.Data) -> str:
 
 
 def is_one_text(path: str, data: settings.Data) -> bool:
-  """Tells whether no document ends in the first CHUNK_IDS of a file, but for the last one."""
+  """Returns whether no document ends in the first CHUNK_IDS of a file, but for the last one."""
   modified_ns = 0 if remote_files.is_remote(path) else os.stat(path).st_mtime_ns
   return _has_no_end(path, modified_ns, _tokenizer_file(path, data))
 
@@ -77,7 +77,7 @@ def say_how_it_is_taken(path: str, data: settings.Data) -> None:
       logging.warning('%s', sentence)
   if is_one_text(path, data):
     tokenizer = _tokenizer(path, data)
-    message = '%s: no document ends (by token %d) in its first %d tokens: it is one text, cut into pieces of %d'
+    message = '%s: no document ends (by token %d) in its first %d tokens: it is read as one text in pieces of %d tokens'
     logging.warning(message, path, tokenizer.eos_id, min(CHUNK_IDS, _layout(path, tokenizer).ids), PIECE_IDS)
 
 

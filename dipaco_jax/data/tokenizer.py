@@ -59,7 +59,7 @@ class Tokenizer(abc.ABC):
   def encode(self, text: str, eos: bool = True) -> np.ndarray:
     """Returns int32 ids; `eos` adds the end-of-text token, as behind a whole document."""
     if not text.isascii() and SURROGATES.search(text):
-      raise InputError('the text has a lone surrogate (half a character): give it in UTF-8')
+      raise InputError('the text has a lone surrogate (half a character): give valid UTF-8')
     return self.encode_batch([text], eos)[0]
 
   def encode_batch(self, texts: Sequence[str], eos: bool = True) -> list[np.ndarray]:
@@ -139,7 +139,7 @@ class Tokenizer(abc.ABC):
     return ends
 
   def _byte_ends_of_pieces(self, text: str) -> list[int] | None:
-    """Returns where in the UTF-8 of a text each of its tokens ends, special ones aside; None where nobody can say."""
+    """Returns where in the UTF-8 of a text each of its tokens ends, special ones aside; None if nobody can say."""
     return None
 
   @abc.abstractmethod

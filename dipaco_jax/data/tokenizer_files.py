@@ -27,7 +27,7 @@ BESIDE = (CONFIG, TEMPLATE, GENERATION, 'config.json')  # what is read of the fo
 
 
 def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:
-  """Opens a tokenizer by its file, with what lies beside it. Raises InputError that names the file.
+  """Opens a tokenizer by its file, with what lies next to it. Raises InputError that names the file.
 
   Args:
     file: its name.
@@ -56,7 +56,7 @@ def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:
   except OSError as e:
     why = f'{CONFIG} beside it: {e.strerror or e}'
     # A bucket that may not be listed answers so for what is not there.
-    raise _unusable(path, f'{why}; let us list the bucket' if '403' in why else why) from e
+    raise _unusable(path, f'{why}; grant permission to list the bucket' if '403' in why else why) from e
   except InputError as e:
     raise _unusable(path, str(e)) from e
 
@@ -81,7 +81,7 @@ def _ends_of_model(folder: str) -> list[int]:
   try:
     return special_tokens.end_ids(config) if isinstance(config, dict) else []
   except InputError as e:
-    raise InputError(f'config.json beside it: {e}') from e
+    raise InputError(f'config.json next to it: {e}') from e
 
 
 def _read_if_there(path: str) -> bytes | None:
@@ -96,7 +96,7 @@ def _read_if_there(path: str) -> bytes | None:
 
 
 def load(files: Mapping[str, bytes]) -> Tokenizer:
-  """Makes a tokenizer of its files, by name; raises InputError where they are none."""
+  """Makes a tokenizer of its files, by name; raises InputError if they are none."""
   tokenizer = JsonTokenizer(files) if JSON in files else _load_pieces(files)
   tokenizer.end_ids  # noqa: B018  # raises where the files name none that can be
   return tokenizer
@@ -107,7 +107,7 @@ def _load_pieces(files: Mapping[str, bytes]) -> Tokenizer:
     config = json_text.parse(files.get(CONFIG, b'{}'))
     adds_bos = bool(config.get('add_bos_token'))
   except (ValueError, AttributeError) as e:
-    raise InputError(f'{CONFIG} beside it is not JSON of an object') from e
+    raise InputError(f'{CONFIG} next to it is not a JSON object') from e
   beside = {name: content for name, content in files.items() if name != MODEL}
   return SentencePieceTokenizer(files[MODEL], adds_bos, beside, config)
 

@@ -33,7 +33,9 @@ NEUTRAL: Config = {  # others', that have to be so where they are there
 def family_of(theirs: Config) -> families.Family:
   """Returns the family of a config.json; raises InputError where it is none of them."""
   if 'model_type' not in theirs and {'grid', 'levels'} <= {*theirs}:
-    raise InputError('it is a run, not a model: write a path of it with python -m dipaco_jax.export, and name that')
+    raise InputError(
+      'it is a run, not a model: export a path of it with python -m dipaco_jax.export, and name that folder'
+    )
   matching_families = [family for family in families.FAMILIES if family.model_type == theirs.get('model_type')]
   if not matching_families:
     known = ', '.join(family.model_type for family in families.FAMILIES)
@@ -73,7 +75,7 @@ def _check_known(theirs: Config, family: families.Family):
   known = {'architectures', *FIELDS, *plain, *block_kinds.names(family)}
   strange = {name: x for name, x in theirs.items() if name not in known and not silent_keys.is_silent(name)}
   if unknown := [f'its {name} is {x!r}, which is not understood' for name, x in strange.items()]:
-    unknown[-1] += ': take out of config.json what changes nothing that is computed'
+    unknown[-1] += ': remove fields from config.json that do not affect the computation'
   if odd + unknown:
     raise InputError(', '.join(odd + unknown))
 
@@ -96,7 +98,9 @@ def write(
     if not nearest[0] or len(differ) < len(nearest[1]):
       nearest = family.title, differ
   fields = ', '.join(f'config.model.{name}={x!r}' for name, x in nearest[1].items())
-  raise InputError(f'no family of models has all of this one, which cannot be exported: {nearest[0]} has no {fields}')
+  raise InputError(
+    f'no model family has all features of this model, which therefore cannot be exported: {nearest[0]} has no {fields}'
+  )
 
 
 def _of_family(family: families.Family, model: settings.Model) -> dict[str, Any]:

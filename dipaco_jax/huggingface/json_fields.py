@@ -25,19 +25,19 @@ def value(name: str, x: Any, field: str) -> Any:
 def whole(name: str, x: Any, least: int = 1) -> int:
   """Returns a whole number of `least` or more; raises InputError."""
   if not isinstance(x, int) or isinstance(x, bool) or x < least:
-    raise InputError(f'its {name} is {x!r}, which is no whole number of {least} or more')
+    raise InputError(f'its {name} is {x!r}, which is not an integer of {least} or more')
   return x
 
 
 def number(name: str, x: Any) -> float:
   """Returns a finite number above 0; raises InputError."""
   if not isinstance(x, (int, float)) or isinstance(x, bool) or not 0 < x < math.inf:
-    raise InputError(f'its {name} is {x!r}, which is no number above 0')
+    raise InputError(f'its {name} is {x!r}, which is not a number above 0')
   return float(x)
 
 
 def table(name: str, x: Any) -> dict[str, Any]:
   """Returns the fields of an object that are not null; raises InputError."""
   if not isinstance(x, dict):
-    raise InputError(f'its {name} is {x!r}, which is no object')
+    raise InputError(f'its {name} is {x!r}, which is not an object')
   return {key: item for key, item in x.items() if item is not None}

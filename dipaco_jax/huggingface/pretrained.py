@@ -67,7 +67,7 @@ def read_model(folder: str, workdir: str = '') -> dict[str, Any]:
       _unreadable(folder, str(e)) if at_hub else InputError(f'config.pretrain.init={folder}: config.json: {e}')
     ) from e
   except (ValueError, AttributeError, TypeError) as e:
-    raise InputError(f'config.pretrain.init={folder}: config.json is not JSON of an object; name another folder') from e
+    raise InputError(f'config.pretrain.init={folder}: config.json is not a JSON object; name another folder') from e
 
 
 def _unreadable(folder: str, why: str) -> InputError:

@@ -38,7 +38,7 @@ def read(theirs: Config, by_kind: bool) -> tuple[dict[str, Any], dict[str, Any]]
   theirs = dict(theirs)
   older, newer = theirs.pop('rope_scaling', None), theirs.pop('rope_parameters', None)
   if older and newer:
-    raise InputError('its rope_scaling and its rope_parameters are both there: leave the one that is meant')
+    raise InputError('it has both rope_scaling and rope_parameters: remove one of them')
   called = 'rope_scaling' if older else 'rope_parameters'
   given = json_fields.table(called, older or newer or {})
   if by_kind and 'full_attention' in given:

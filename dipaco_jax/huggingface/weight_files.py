@@ -47,7 +47,7 @@ def _shards(folder: str, index: str) -> list[str]:
   of = parsed(folder, index, read(folder, index)).get('weight_map')
   file_names = sorted({str(file) for file in of.values()}) if isinstance(of, dict) else []
   if not file_names or any('/' in file or '\\' in file for file in file_names):
-    raise wrong(folder, f'{index} has no weight_map that names files beside it; name another folder')
+    raise wrong(folder, f'{index} has no weight_map with names of files next to it; name another folder')
   if missing := [file for file in file_names if not remote_files.can_open(f'{folder}/{file}')]:
     raise wrong(folder, f'{missing[0]}, which {index} names, cannot be read: {AGAIN}')
   return file_names
@@ -83,7 +83,7 @@ def _shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
     ends = [x['data_offsets'][1] for key, x in header.items() if key != '__metadata__']
     expected_bytes = 8 + header_bytes + max(ends, default=0)
   except (ValueError, AttributeError, TypeError, KeyError, IndexError) as e:
-    raise wrong(folder, f'{name} is no safetensors file, or not whole: {AGAIN}') from e
+    raise wrong(folder, f'{name} is not a safetensors file, or incomplete: {AGAIN}') from e
   for key, (kind, _) in shapes.items():
     if kind not in tensors.DTYPES or (key.endswith(('.weight', '.bias')) and kind not in FLOATS):
       raise _wrong_type(folder, name, kind)
@@ -134,7 +134,7 @@ def load(folder: str, name: str, tensor_names: Collection[str]) -> tuple[str, di
   except KeyError as e:
     raise _wrong_type(folder, name, e.args[0]) from e
   except (ValueError, TypeError) as e:
-    raise wrong(folder, f'{name} is no safetensors file, or not whole: {AGAIN} ({e})') from e
+    raise wrong(folder, f'{name} is not a safetensors file, or incomplete: {AGAIN} ({e})') from e
   for key, x in arrays.items():
     _check_finite(folder, name, key, _count_not_finite(x))
   return sha256, {key: x for key, x in arrays.items() if key in tensor_names}, arrays.keys()
@@ -162,10 +162,10 @@ def _torch_load(folder: str, name: str, file: BinaryIO, device: str) -> dict[str
   try:
     tensors = torch.load(file, map_location=device, weights_only=True)
   except Exception as e:  # of pickle, zipfile and PyTorch
-    problem = f'is no file of weights alone as PyTorch writes it, or not whole: {AGAIN}'
+    problem = f'is not a PyTorch file of weights only, or incomplete: {AGAIN}'
     raise wrong(folder, f'{name} {problem} ({" ".join(str(e).split())[:100]})') from e
   if not isinstance(tensors, dict) or not all(isinstance(x, torch.Tensor) for x in tensors.values()):
-    raise wrong(folder, f'{name} is not of tensors by name; name another folder')
+    raise wrong(folder, f'{name} does not hold tensors by name; name another folder')
   for key, x in tensors.items():
     if x.layout is not torch.strided or (key.endswith(('.weight', '.bias')) and str(x.dtype) not in TORCH_FLOATS):
       raise _wrong_type(folder, name, str(x.dtype))
@@ -193,7 +193,7 @@ def parsed(folder: str, name: str, data: bytes) -> dict[str, Any]:
       return content
   except ValueError:
     pass
-  raise wrong(folder, f'{name} is not JSON of an object; name another folder')
+  raise wrong(folder, f'{name} is not a JSON object; name another folder')
 
 
 def _wrong_type(folder: str, name: str, kind: str) -> InputError:

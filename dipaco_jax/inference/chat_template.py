@@ -101,5 +101,5 @@ def _unused_mark(text: str) -> str:
   """Returns a character that a text does not have; raises InputError where it has all that could be."""
   mark = next((chr(number) for number in MARKS if chr(number) not in text), None)
   if mark is None:
-    raise InputError('messages have all characters from U+FDD0 to U+FDEF, which are no text: leave some out')
+    raise InputError('messages contain all of the noncharacters U+FDD0 to U+FDEF: leave out some of them')
   return mark

@@ -61,7 +61,7 @@ class Completions:
     """Submits a request, gives its deltas, and cancels what is not finished when the block is left."""
     num_waiting = self.engine_thread.num_waiting
     if num_waiting + len(request.requests) > self.max_waiting:
-      raise ApiError(429, f'{num_waiting} texts wait already, of {self.max_waiting} that may: try again')
+      raise ApiError(429, f'{num_waiting} of at most {self.max_waiting} texts are waiting already: try again')
     pending = PendingRequest(request)
     self.open.add(pending)
     self.engine_thread.submit(pending)

@@ -24,9 +24,9 @@ def routing_text(messages: Any) -> str:
   asked = [texts[i] for i in range(first_answer) if roles[i] == 'user']
   text = '\n'.join(filter(None, asked)) or next(filter(None, texts), '')
   if not text:
-    raise InputError('messages have no text: give the first one of the user some')
+    raise InputError('messages have no text: the first message of the user should have some')
   if SURROGATES.search(text):
-    raise InputError('messages have half a character (a lone surrogate): send whole ones')
+    raise InputError('messages have a lone surrogate (half a character): send complete characters')
   return text
 
 
@@ -51,7 +51,7 @@ def _check_message(name: str, message: Mapping[str, Any]) -> dict[str, str]:
     problem = 'it should be a text, or a list of parts like {"type": "text", "text": "A text"}'
     raise InputError(f'{name}.content is not supported: {problem}')
   if SURROGATES.search(_text(content)):
-    raise InputError(f'{name}.content has half a character (a lone surrogate): send whole ones')
+    raise InputError(f'{name}.content has a lone surrogate (half a character): send complete characters')
   for field, value in message.items():
     if field not in ('role', 'content', 'name') and value not in (None, [], {}, ''):
       raise InputError(f'{name}.{str(field)[:80]} is not supported: leave it out')

@@ -43,7 +43,7 @@ def parse(data: bytes, option: str, environ: Mapping[str, str]) -> Engines:
   if not isinstance(content, dict) or not isinstance(paths := content.get('paths'), dict) or not paths:
     raise InputError(f'{option} should be {EXAMPLE}')
   if odd := sorted(content.keys() - {'paths', 'fallback'}):
-    raise InputError(f'{option}: there is no {odd[0]!r}; it may have "paths" and "fallback"')
+    raise InputError(f'{option}: unknown key {odd[0]!r}; the keys are "paths" and "fallback"')
   if content.get('fallback') not in (None, 'nearest'):
     raise InputError(f'{option}: fallback={content["fallback"]!r} should be "nearest", or left out')
   engines: list[Engine] = []
@@ -55,7 +55,7 @@ def parse(data: bytes, option: str, environ: Mapping[str, str]) -> Engines:
     for i, one in enumerate(listed):
       engine = _engine(one, int(name), f'{option}: paths.{name}[{i}]', environ)
       if engine in engines:
-        raise InputError(f'{option}: paths.{name}[{i}] is there twice: leave one of them out')
+        raise InputError(f'{option}: paths.{name}[{i}] is listed twice: leave out one of them')
       engines.append(engine)
   return Engines(tuple(engines), content.get('fallback') == 'nearest')
 
@@ -84,7 +84,7 @@ def _engine(one: Any, path: int, where: str, environ: Mapping[str, str]) -> Engi
   if not isinstance(fields, dict) or not all(isinstance(x, str) and x for x in fields.values()):
     raise InputError(f'{where} should be a URL, or an object of {", ".join(FIELDS)}, which are strings')
   if odd := sorted(fields.keys() - {*FIELDS}):
-    raise InputError(f'{where}: there is no {odd[0]!r}; it may have {", ".join(FIELDS)}')
+    raise InputError(f'{where}: unknown key {odd[0]!r}; the keys are {", ".join(FIELDS)}')
   name = fields.get('api_key_env', '')
   if name and not environ.get(name):
     raise InputError(f'{where}: api_key_env={name}: there is no {name} in the environment: set it to the key')
@@ -101,7 +101,7 @@ def read_key(environ: Mapping[str, str], name: str, where: str) -> str:
   key = given.rstrip('\r\n')
   if given and not re.fullmatch(r'[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?', key):
     raise InputError(
-      f'{where}: its value is empty, begins or ends with a space, or has a character that no header can have: '
+      f'{where}: its value is empty, begins or ends with a space, or has a character that is not allowed in a header: '
       'use printable ASCII characters'
     )
   return key
@@ -118,7 +118,7 @@ def _url(url: str | None, where: str) -> str:
   if not (re.fullmatch(r'https?://[\x21-\x7e]+', url) and has_host and has_port) or parts.query or parts.fragment:
     raise InputError(f'{where}: {url!r} should be a URL, as http://10.0.0.1:8000/v1')
   if parts.username is not None:
-    raise InputError(f'{where}: a URL may not hold a password: name the key with api_key_env')
+    raise InputError(f'{where}: a URL must not contain a password: name the key with api_key_env')
   if not parts.path.strip('/'):
     raise InputError(f'{where}: {url!r} should be the base of its API, mostly {url.rstrip("/")}/v1')
   return url.rstrip('/')

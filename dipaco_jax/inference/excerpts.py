@@ -19,7 +19,7 @@ def of_text(run: TrainedRun, text: str, W: int, path: int | None, version: int |
   the text is empty; there is no such path or version; or there is no router, and no path is given.
   """
   if not text:
-    raise InputError('the text is empty: give it a word')
+    raise InputError('the text is empty: give some text')
   if path is None and run.layout.grid.num_paths == 1:
     path = 0
   _ = run.best_versions  # raises where no path is there yet
@@ -31,7 +31,7 @@ def of_text(run: TrainedRun, text: str, W: int, path: int | None, version: int |
   longest = run.settings.model.seq_len
   tokens = reader.tokenizer.encode(text, eos=False)
   if not len(tokens):
-    raise InputError('the text has no tokens: give it a word')
+    raise InputError('the text has no tokens: give some text')
   name = 'from token {}' if len(tokens) > longest else ''
   texts = [Text(name.format(i), tokens[i : i + longest], i > 0, len(tokens)) for i in range(0, len(tokens), longest)]
   needed = max(min(len(tokens), longest), reader.prefix_tokens)

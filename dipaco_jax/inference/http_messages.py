@@ -21,7 +21,9 @@ CLIENT_CLOSED = 499  # nginx's status for a client that closed the connection
 EVENT_HEADERS = [(b'content-type', b'text/event-stream; charset=utf-8'), (b'cache-control', b'no-cache')]
 EVENTS_END = b'data: [DONE]\n\n'
 FAILED = 'the server failed on this request; its log has the error'
-NO_KEY = 'the key is missing or wrong: send the header Authorization: Bearer KEY, as DIPACO_API_KEY has it here'
+NO_KEY = (
+  'the key is missing or wrong: send the header Authorization: Bearer KEY, with the DIPACO_API_KEY of this server'
+)
 
 T = TypeVar('T')
 
@@ -50,7 +52,7 @@ async def read_body(request: Request) -> bytes:
         if size > MAX_BODY_BYTES:
           raise ApiError(413, f'the body is larger than {MAX_BODY_BYTES} bytes: send fewer prompts at one time')
   except TimeoutError as e:
-    raise ApiError(408, f'the body did not come in {BODY_S} s') from e
+    raise ApiError(408, f'the body did not arrive within {BODY_S} s') from e
   return b''.join(parts)
 
 
@@ -95,7 +97,7 @@ def guarded(app: ASGIApp, api_key: str, hosts: Collection[str] | None, count: Ca
     if scope['type'] != 'http':
       return await app(scope, receive, send)
     if odd := _odd_host(scope, hosts):
-      problem = f'this server does not answer to the name {odd[:80]!r}: --allowed_hosts can name it'
+      problem = f'this server does not accept requests for the host {odd[:80]!r}: add it to --allowed_hosts'
       return await error_response(ApiError(403, problem))(scope, receive, send)
     if not scope['path'].startswith('/v1/'):
       return await app(scope, receive, send)

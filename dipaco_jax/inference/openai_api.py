@@ -257,7 +257,7 @@ def _prompts(prompts: Sequence[Any], tokenizer: Tokenizer) -> list[tuple[str, tu
   for one in prompts:
     if isinstance(one, str):
       if not one.isascii() and re.search('[\ud800-\udfff]', one):
-        raise ApiError(400, 'prompt has half a character (a lone surrogate): send whole ones', 'prompt')
+        raise ApiError(400, 'prompt has a lone surrogate (half a character): send complete characters', 'prompt')
       parsed_prompts.append((one, tuple(tokenizer.encode(one, eos=False).tolist())))
     elif not 0 <= min(one) <= max(one) < tokenizer.vocab_size:
       raise ApiError(400, f'prompt has a token that is not from 0 to {tokenizer.vocab_size - 1}', 'prompt')

@@ -24,7 +24,7 @@ from dipaco_jax.inference.route_metrics import Metrics
 
 CONNECT_S = 5.0
 KEPT_S = 2.0  # idle connections to engines; uvicorn, which many of them are, keeps them for 5
-OUT = {401: "it refuses the router's key", 403: "it refuses the router's key"} | {
+OUT = {401: "it rejects the router's key", 403: "it rejects the router's key"} | {
   status: f'it answered with status {status}' for status in (502, 503, 504)
 }
 FULL = 429
@@ -34,7 +34,7 @@ PATH = b'dipaco-path'  # the header that names the path of an answer
 PASSED = {name.lower(): name.lower().encode() for name in ('Content-Type', 'Cache-Control', 'X-Request-Id')}
 TO_ENGINES = (b'x-request-id', b'traceparent', b'tracestate')
 NONSENSE = -1  # why an engine failed, where it gave no status
-BROKEN = 'the engine failed amid its answer'
+BROKEN = 'the engine failed during its answer'
 ERRORS = (aiohttp.ClientError, OSError, TimeoutError)
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 
@@ -148,8 +148,8 @@ class Relay:
       try:
         last = answers[0]._replace(first=route_api.merge(parts, [answer.first for answer in answers]), rest=None)
       except ValueError as e:
-        logging.warning('engines answered what is no completion: %s', e)
-        raise ApiError(502, 'an engine answered what is no completion') from e
+        logging.warning('answers of engines were not completions: %s', e)
+        raise ApiError(502, 'the answer of an engine was not a completion') from e
     await response.send(last, ','.join(str(paths[i]) for i in sorted(paths)))
 
   def _count(self, part: Part, answer: Answer):
@@ -174,7 +174,7 @@ class Relay:
     if FULL in failures:
       raise ApiError(429, f'no engine of {where} has room: try again')
     if NONSENSE in failures:
-      raise ApiError(502, f'an engine of {where} answered what is no answer of HTTP, or is too large')
+      raise ApiError(502, f'an engine of {where} sent an answer that is not valid HTTP, or too large')
     raise ApiError(503, f'no engine of {where} answers: try again')
 
   def _candidates(self, paths: Sequence[int]) -> Iterator[Remote]:

@@ -28,7 +28,7 @@ def check_request(request: Request, max_length: int):
   most = request.max_tokens
   every = request.reroute_every
   if not given:
-    raise InputError('prompt is empty: give it a word')
+    raise InputError('prompt is empty: give some text')
   if most < 1:
     raise InputError(f'max_tokens={most} should be 1 or more')
   if given + most > max_length:

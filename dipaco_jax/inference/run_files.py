@@ -55,7 +55,7 @@ class RunFiles:
   def damaged(self, name: str) -> seals.Damaged:
     """Returns the error that says what is wrong with a file, and the fix where there is one."""
     file = self.storage.local_path(name)
-    message = remedies.explain(file) if file else f'{self.storage.url_of(name)} is missing or not as it was written'
+    message = remedies.explain(file) if file else f'{self.storage.url_of(name)} is missing or damaged'
     return seals.Damaged(name, message)
 
   @contextlib.contextmanager

@@ -50,7 +50,7 @@ class TextRouter:
     is_own = isinstance(self.fitted, own_router.OwnRouter)
     tokens = token_ids(self.tokenizer, text) if is_own else beginning(self.tokenizer, text, self.prefix_tokens)
     if not len(tokens):
-      raise InputError('an empty text has no path: give it a word')
+      raise InputError('an empty text has no path: give some text')
     return tokens
 
   def batch_scores(self, prefixes: Sequence[np.ndarray], lengths: Sequence[int] | None = None) -> np.ndarray:

@@ -34,7 +34,7 @@ from dipaco_jax.routing import own_router
 from dipaco_jax.storage import module_store, seals, user_modules
 from dipaco_jax.storage.object_store import Missing
 
-NOT_YET = 'let the run train on; python -m dipaco_jax.status shows how far it is'
+NOT_YET = 'let the run train on; python -m dipaco_jax.status shows its progress'
 ModuleMarks = Mapping[str, tuple[str, int]]
 T = TypeVar('T')
 
@@ -135,7 +135,7 @@ class TrainedRun:
     if needs_modules:
       user_modules.check_run(self.settings, self.files.storage.url)
     for module in user_modules.find_changed(self.settings):
-      logging.warning('the source of %s is not what this run was trained with: its results may not be the same', module)
+      logging.warning('the source of %s has changed since this run was trained: results may differ', module)
     self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
 
   def __repr__(self) -> str:
@@ -308,7 +308,7 @@ def _read_settings(files: RunFiles) -> settings_lib.Settings:
   except (Missing, NotADirectoryError) as e:
     raise InputError(f'--workdir={files.workdir}: there is no run here (no config.json); name the folder of one') from e
   except OSError as e:
-    raise InputError(f'--workdir={files.workdir}: {e.strerror or e}; see to its name and to credentials') from e
+    raise InputError(f'--workdir={files.workdir}: {e.strerror or e}; check its name and your credentials') from e
   except InputError as e:
     raise InputError(f'--workdir={files.workdir}: {e}') from e
 

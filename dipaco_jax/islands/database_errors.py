@@ -82,7 +82,7 @@ def to_unusable(error: Exception, name: str) -> Unusable | None:
   """Returns the error that says how to mend a registry of this name; None where that is not the cause."""
   words = getattr(error, 'strerror', None) or retry.first_line(error)
   if is_refused(error):
-    return Unusable(f'the registry refuses us ({words}): check its user, password and database')
+    return Unusable(f'the registry rejects the connection ({words}): check its user, password and database')
   if is_damaged(error):
     return Damaged(f'the registry {name} is damaged ({words})')
   if is_read_only(error):

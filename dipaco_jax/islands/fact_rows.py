@@ -50,7 +50,7 @@ def insert(connection: sa.Connection, new_fact: sa.Executable, facts: Sequence[F
   for fact, there in zip(in_order, stored, strict=True):
     if not is_same(there, fact):
       standing = [found for found in stored if found]
-      raise Conflict(f'{fact} cannot replace the fact that is there: {there}', standing)
+      raise Conflict(f'{fact} cannot replace the existing fact: {there}', standing)
   return False
 
 

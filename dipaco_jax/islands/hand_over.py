@@ -34,7 +34,7 @@ def ask(island: Island, task: Task, found: Found):
     return
   if not island.registry.facts(STATE, [path], phase) and not island.registry.is_done(SHIP, path, phase):
     island.registry.add_tasks([NewTask(SHIP, path, phase, holder=holder)])
-    raise Later(f'the state of path {path} is asked of its holder, {made[0].meta["worker"]}')
+    raise Later(f'the state of path {path} is requested from its holder, {made[0].meta["worker"]}')
 
 
 def answering(island: Island, held: HeldStates) -> contextlib.AbstractContextManager[None]:

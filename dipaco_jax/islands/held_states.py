@@ -192,7 +192,9 @@ class HeldStates:
     try:
       tensors.write_with_digest(self.folder / key.file, state)
     except OSError as e:
-      logging.warning('path %d: its state is not on disk, and would be trained again if this ends: %s', key.path, e)
+      logging.warning(
+        'path %d: its state is not on disk, and would have to be trained again after this process: %s', key.path, e
+      )
       return False
     return True
 

@@ -87,7 +87,7 @@ class KeptArrays:
         tensors.write_with_digest(file, arrays)
         self._tidy(name)
     except OSError as e:
-      logging.warning('%s is not on disk, and would be read again if this ends: %s', name, e)
+      logging.warning('%s is not on disk, and would have to be read again after this process: %s', name, e)
     finally:
       with self.lock:
         self.unwritten.discard(name)

@@ -117,7 +117,9 @@ def stuck(island: Island) -> str:
   alive = {r['role'] for r in at_work if r['silent_s'] < SILENT_S}
   ready = island.registry.ready_kinds()
   needed = {role for role, kinds in ROLES.items() if not ready.isdisjoint(kinds)}
-  return '; '.join([*failing[:TOLD], *(f'nobody works as {role}: start one' for role in sorted(needed - alive))])
+  return '; '.join(
+    [*failing[:TOLD], *(f'no process has the role {role}: start one' for role in sorted(needed - alive))]
+  )
 
 
 class Collector:

@@ -165,7 +165,7 @@ class Registry:
     """
     rows = self._db.returned(schema.HEARTBEAT, _claimed(task) | {'lease_s': self.lease_s})
     if not rows:
-      raise Lost(f'{task} is no longer ours')
+      raise Lost(f'{task} is no longer owned by this process')
     self._note_withdrawn(rows[0]['withdrawn'])
     return rows[0]['diverged']
 
@@ -208,9 +208,9 @@ class Registry:
         return self._replace(connection, facts, withdrawal)
       if facts:
         if not all(fact_rows.is_same(fact_rows.read_stored(connection, fact), fact) for fact in facts):
-          raise Lost(f'{task} is no longer ours, and its facts are not there')
+          raise Lost(f'{task} is no longer owned by this process, and its facts are missing')
       elif connection.execute(schema.IS_DONE, _claimed(task)).one_or_none() is None:
-        raise Lost(f'{task} is no longer ours')
+        raise Lost(f'{task} is no longer owned by this process')
       return False
 
     self._insert(work, facts, withdrawal)

@@ -123,7 +123,7 @@ def read_newest(storage: Storage, run_id: str) -> Backup:
       logging.warning('%s; an older backup is looked for', e)
   raise InputError(
     f'{storage.url} has no backup of its registry, which a monitor writes: restore the database from a backup of your '
-    'own, or start the run anew with another --workdir and another --registry'
+    'own, or start the run again with another --workdir and another --registry'
   )
 
 
@@ -208,7 +208,9 @@ def rebuild(url: str, storage: Storage) -> Backup:
   """
   run_id = read_id(storage)
   if not find_fault(url, run_id):
-    raise InputError('the registry is whole: nothing has to be rebuilt; to go back to a backup, move the registry away')
+    raise InputError(
+      'the registry is intact: nothing has to be rebuilt; to go back to a backup, move the registry away'
+    )
   backup = read_newest(storage, run_id)
   if file := database.sqlite_file(url):
     _rebuild_file(file, backup)

@@ -20,7 +20,7 @@ def in_folder(folder: pathlib.Path) -> str:
 def explain_unknown(place: str) -> str:
   """Says what to do where a place has a run of islands that the registry at hand does not know."""
   return (
-    f'{place} has a run that another --registry knows: name that one, or set {VARIABLE}, or use another --workdir; if '
+    f'{place} has a run with another --registry: name that one, or set {VARIABLE}, or use another --workdir; if '
     f'that registry is lost, run `python -m dipaco_jax.registry --workdir={place} rebuild`'
   )
 
@@ -32,7 +32,7 @@ def given(option: str | None) -> str:
   """
   url = option or os.environ.get(VARIABLE, '').strip()
   if option and printable.redacted(option) != option:
-    words = 'whoever lists the processes of this machine can read the password in --registry: set'
+    words = 'anyone who can list the processes of this machine can read the password in --registry: set'
     logging.warning('%s %s, or name a file, --registry=file:PATH', words, VARIABLE)
   if not url.startswith(FILE):
     return url

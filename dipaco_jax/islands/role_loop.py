@@ -129,7 +129,7 @@ class Role:
     try:
       yield
     except Lost:
-      logging.warning('%s went to another process meanwhile', lease.about['task'])
+      logging.warning('%s was taken by another process meanwhile', lease.about['task'])
       self.claims.drop(lease)
     except (Later, seals.Damaged) as e:
       logging.warning('%s has to wait: %s', lease.about['task'], e)

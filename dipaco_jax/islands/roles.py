@@ -61,7 +61,9 @@ ROLES = (*monitor.ROLES, 'monitor')
 def check_settings(settings: settings_lib.Settings):
   """Raises InputError for what islands cannot do."""
   if settings.outer.lost:
-    raise InputError(f'config.outer.lost={settings.outer.lost} is for a run in one process: islands lose nothing')
+    raise InputError(
+      f'config.outer.lost={settings.outer.lost} is for runs in one process: islands lose no outer gradients'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +254,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   check_versions(fact.meta['versions'], about['versions'], settings.other_code)
   if registry.facts('prepared') and not storage.exists(ISLANDS_MARK):  # all would be made again there
     words = 'check --workdir, or whether it is mounted'
-    raise InputError(f'{storage.url} has nothing of the run that this --registry knows: {words}')
+    raise InputError(f'{storage.url} has no data of the run in this --registry: {words}')
   if not (file := local / 'config.json').exists():
     publishing.write_json(file, settings_lib.recorded(settings))
   elif words := changes(stage_records.read_settings(local), settings):
@@ -274,10 +276,10 @@ def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code
   unlike = [f'{name} {was[:16]}' for name, was in begun.items() if here.get(name) != was]
   if not unlike:
     return
-  words = f'this run was begun with {", ".join(unlike)}, unlike here'
+  words = f'this run was begun with {", ".join(unlike)}, which differs here'
   if other_code == 'reject':
-    raise InputError(f"{words}, and its config.other_code is 'reject': install what it was begun with")
-  logging.warning('%s: its bits may depend on who does what', words)
+    raise InputError(f"{words}, and its config.other_code is 'reject': install those versions")
+  logging.warning('%s: the last bits of results may depend on which process does which task', words)
 
 
 def changes(before: settings_lib.Settings, settings: settings_lib.Settings) -> str:

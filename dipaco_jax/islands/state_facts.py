@@ -109,7 +109,7 @@ def publishing(island: Island, held: HeldStates, line: Line) -> Iterator[None]:
     try:
       publish_aside(island, held, line)
     except Exception as e:
-      logging.warning('a state was not published, and will be tried again: %s', e)
+      logging.warning('a state was not published, and will be retried: %s', e)
       over.wait(LOOK_AGAIN_S)
 
   over = threading.Event()

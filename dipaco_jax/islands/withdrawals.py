@@ -68,8 +68,8 @@ def _settle(island: Island, facts: Sequence[Fact], insert: Callable[..., None]) 
     except Conflict as e:
       standing = e.standing
       continue
-    outcome = f'is replaced by what was made again here: {why}' if why else 'stays: what was made again here is dropped'
-    logging.warning('%s was published before, with other bits, and %s', _words(facts), outcome)
+    outcome = f'is replaced by the repeated result: {why}' if why else 'stays: the repeated result is dropped'
+    logging.warning('%s was already published with different bits, and %s', _words(facts), outcome)
     return wanted
 
 

@@ -122,7 +122,7 @@ class Worker:
       yield
     except Gone as e:
       if lineage.find(island, self.held, task).parts[0] > first:
-        raise Later(f'a newer state of path {task.key} is there by now: {e}') from e
+        raise Later(f'a newer state of path {task.key} is available by now: {e}') from e
       raise
 
   def train(self, island: Island, task: Task, lease: Lease) -> Publish:
@@ -167,7 +167,7 @@ class Worker:
     try:
       schedule.go_on(island, path, part, self.held.holder)
     except Exception as e:
-      logging.warning('path %d goes on only when its last piece is published: %s', path, e)
+      logging.warning('path %d continues only when its last piece is published: %s', path, e)
 
   @time_use.doing(time_use.LOST)
   def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
@@ -177,7 +177,7 @@ class Worker:
     if len(parts) == 1:
       return beginning, {}
     first, last = parts[0].phase + 1, parts[-2].phase + 1
-    logging.warning('path %d: its state is not here, phases %d to %d are trained again', path, first, last)
+    logging.warning('path %d: its state is not available here, phases %d to %d are trained again', path, first, last)
     for i, part in enumerate(parts[:-1]):
       lease.about['replay'] = [part.phase + 1, first, last]
       with self.looking_again(island, lease.task, part):
@@ -253,9 +253,9 @@ class Worker:
     self.hold(island, made[0], state)
     if levels := [*lineage.differing_levels(made[0], sent), *own_levels.differing(island, own_modules)]:
       there, here = made[0].meta.get('worker', 'another'), island.name
-      words = f'{here} has made {", ".join(levels)} of path {path} otherwise than {there} did'
+      words = f'{here} computed other values of {", ".join(levels)} of path {path} than {there}'
       logging.warning(
-        'phase %d, trained again: %s; their machines or libraries compute otherwise', part.phase + 1, words
+        'phase %d, trained again: %s; their machines or libraries compute differently', part.phase + 1, words
       )
     return bool(levels), state
 

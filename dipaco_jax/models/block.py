@@ -116,7 +116,7 @@ def make(config: settings.Model, n: int) -> Block:
 
 @functools.lru_cache
 def blocks(config: settings.Model) -> tuple[nn.Module, ...]:
-  """Makes the blocks of a model, unbound; raises InputError where the user's cannot be made."""
+  """Makes the blocks of a model, unbound; raises InputError if the user's cannot be made."""
   own, numbers = config.block, range(config.num_layers)
   made = [extension.make(NAME, own, config, n) if own else make(config, n) for n in numbers]
   if not all(isinstance(block, nn.Module) for block in made):
@@ -139,7 +139,7 @@ def call(
   segments_BL: jax.Array,
   cache: Any = None,
 ) -> tuple[jax.Array, Any]:
-  """Calls a block; raises InputError where the user's fails, or returns something else than it should."""
+  """Calls a block; raises InputError if the user's fails, or returns something else than it should."""
   with blaming(config):
     found = block(x_BLD, positions_BL, segments_BL, cache)
   if config.block:

@@ -32,7 +32,7 @@ class Rows(NamedTuple):
 
 
 def check(model: Transformer) -> None:
-  """Raises InputError where a block cannot be a path's, or does not keep to what `block` says."""
+  """Raises InputError if a block cannot be a path's, or does not keep to what `block` says."""
   name = f'config.{block_lib.NAME}={model.config.block!r}'
   for parameter, x in transformer.shapes(model).items():
     if x.dtype != jnp.float32:
@@ -78,7 +78,7 @@ def _differences(model: Transformer, made: nn.Module, variables: Any, rows: Rows
   changes = {
     'a token sees later ones': found_BLD[1, :LATER] - found_BLD[0, :LATER],
     'a token sees other segments': found_BLD[2, SECOND:] - found_BLD[0, SECOND:],
-    'a text that goes on with its cache is another than without': np.stack(grown),
+    'a text that is continued with its cache differs from one without': np.stack(grown),
   }
   return {words: float(np.abs(change).max()) / scale for words, change in changes.items()}
 

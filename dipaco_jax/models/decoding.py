@@ -148,9 +148,9 @@ def advance(model: Transformer, params: Params, texts: Texts, num_steps: int) ->
 
 @functools.lru_cache
 def position_axes(model: Transformer) -> tuple[Any, ...]:
-  """Returns, by block, along which dimension the arrays of its cache have positions; 0 where one has none.
+  """Returns, by block, along which dimension the arrays of its cache have positions; 0 if one has none.
 
-  Raises InputError where a block's cache is not as it should be.
+  Raises InputError if a block's cache is not as it should be.
   """
   period = block_lib.period(model.config)
   found = [_axes_of(model, made) for made in block_lib.blocks(model.config)[:period]]
@@ -187,7 +187,7 @@ def _of_going(model: Transformer, old: Cache, new: Cache, going_B: jax.Array) ->
 
 
 def capacity(model: Transformer, cache: Cache) -> int:
-  """Returns S, the positions in a cache; 0 where it has no such arrays."""
+  """Returns S, the positions in a cache; 0 if it has no such arrays."""
   sizes = jax.tree.map(lambda axis, x: x.shape[axis] if axis else 0, position_axes(model), cache.blocks)
   return max([*jax.tree.leaves(sizes), *(x.shape[1] for x in cache.entering.values())], default=0)
 

@@ -1,4 +1,4 @@
-"""FLOPs of matrix products in a program, counted as it is traced: what is known of a block of the user's own."""
+"""FLOPs of matrix products in a program, counted as it is traced: what is known of a block of the user."""
 
 import dataclasses
 import functools

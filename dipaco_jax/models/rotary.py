@@ -7,7 +7,7 @@ length L a pair turns r_i = L f_i / 2 pi times. For texts that are s times as lo
     llama3   g_i f_i + (1 - g_i) f_i / s,    g_i = clip((r_i - low) / (high - low), 0, 1)      (arXiv 2407.21783)
     yarn     g_i f_i + (1 - g_i) f_i / s,    g_i = 1 - clip((i - a) / (b - a), 0, 1)           (arXiv 2309.00071)
 
-with a, b the dimensions, cut to whole numbers, that turn `high` and `low` times; and yarn multiplies turned queries and
+with a, b the dimensions, cut to integers, that turn `high` and `low` times; and yarn multiplies turned queries and
 keys by 0.1 ln(s) + 1.
 
 Dimensions: B batch, L length, H heads, K head size.

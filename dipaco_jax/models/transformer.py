@@ -171,11 +171,11 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
 
 
 def init(model: Transformer, key: jax.Array) -> Params:
-  """Returns fresh parameters, flat and in the order of their names; raises InputError where a block is not made so."""
+  """Returns fresh parameters, flat and in the order of their names; raises InputError if a block is not made so."""
   blank = jnp.zeros((1, 8), jnp.int32)
   made = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))(key, blank, blank)
   if more := {*made} - {'params'}:
-    words = f'has variables beside its parameters, {", ".join(sorted(more))}: no path keeps them'
+    words = f'has variables other than parameters, {", ".join(sorted(more))}: no path keeps them'
     raise InputError(f'config.{block_lib.NAME}={model.config.block!r} {words}')
   return dict(sorted(traverse_util.flatten_dict(made['params'], sep='/').items()))
 

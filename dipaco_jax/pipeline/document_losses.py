@@ -65,7 +65,7 @@ def _number(text: bytes) -> int:
 
 
 def read(workdir: pathlib.Path) -> Documents | None:
-  """Reads the file of a run; None where there is none, as before evaluation. Raises seals.Damaged."""
+  """Reads the file of a run; None if there is none, as before evaluation. Raises seals.Damaged."""
   file = workdir / FILE
   if not file.exists():
     return None

@@ -35,7 +35,7 @@ def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> 
 
 
 def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
-  """Makes `features/<split>.npy` if it is missing; returns it, or None where nobody keeps it: it would be too large."""
+  """Makes `features/<split>.npy` if it is missing; returns it, or None if nobody keeps it: it would be too large."""
   file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
   if not seals.keep_if_whole(file):
     if run.disk.is_apart and not processes.is_first():  # nobody else would read them, and it needs its share only

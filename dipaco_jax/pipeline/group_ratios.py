@@ -52,7 +52,7 @@ def compare(name: str, groups: Groups, nats: np.ndarray, tokens: np.ndarray, num
 
 
 def _ratio(groups: Groups, nats: np.ndarray, tokens: np.ndarray, chosen: np.ndarray) -> tuple[float | None, Any]:
-  """Returns the ratio of the chosen documents and its interval; None where no token counts or nothing is known."""
+  """Returns the ratio of the chosen documents and its interval; None if no token counts or nothing is known."""
   count = tokens[chosen].sum()
   if not count:
     return None, None

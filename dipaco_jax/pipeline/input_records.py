@@ -28,7 +28,7 @@ def read_inputs(workdir: pathlib.Path) -> Inputs:
   try:
     record = seals.read_json(file, 'files', 'stages')
   except seals.Damaged:
-    logging.warning('%s is damaged: whether text and models are those that the run began with is not known', file)
+    logging.warning('%s is damaged: it is unknown whether text and models have changed since the run began', file)
     return Inputs({}, {})
   return Inputs(record['files'], record['stages'])
 

@@ -1,7 +1,7 @@
 """What a run reads from outside its workdir: text, a tokenizer, a pretrained model. It is compared by content.
 
-A stage notes the digests of its inputs when it begins. A run that goes on, and a run that takes stages of another, goes
-by these: equal names do not make equal inputs, and other places do not make other ones.
+A stage records the digests of its inputs when it begins. A run that is resumed, and a run that reuses stages of another,
+compares these: files of the same name may differ, and files in another place may be the same.
 """
 
 import collections
@@ -26,7 +26,7 @@ AWAY = (OSError, InputError, Unavailable)
 
 
 def find_inputs(s: settings_lib.Settings, stage: str) -> dict[str, content.Content]:
-  """Returns {field: content} of what a stage reads. Raises InputError where that is not there."""
+  """Returns {field: content} of what a stage reads. Raises InputError if that is not there."""
   if stage == 'pretrain' and s.pretrain.init:
     names = ('config.json', *weight_files.find(s.pretrain.init))
     return {MODEL: _content_of(s.pretrain.init, names)}
@@ -80,7 +80,7 @@ def _note(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) -> bool:
   before, now = known.digests(stage), {field: about['digest'] for field, about in described.items()}
   if before and before != now:
     [changed, *_] = sorted(field for field in before | now if before.get(field) != now.get(field))
-    logging.warning('config.%s: it has changed since stage %s began, which begins again', changed, stage)
+    logging.warning('config.%s: it has changed since stage %s began, which is started again', changed, stage)
   input_records.write_inputs(workdir, input_records.Inputs(digests.known, known.stages | {stage: described}))
   return bool(before) and before != now
 
@@ -91,12 +91,12 @@ def note_as_read(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) ->
 
 
 def check_unchanged(run: run_lib.Run, stage: str) -> None:
-  """Raises InputError where files have changed since the stage began, while they were read."""
+  """Raises InputError if files have changed since the stage began, while they were read."""
   noted = input_records.read_inputs(run.workdir).stages.get(stage, {})
   if any(about['files'] for about in noted.values()):
     now = compute_digests(run.workdir, run.settings, stage)
     if any(now.get(field) != about['digest'] for field, about in noted.items() if about['files']):
-      raise InputError('config.data: files came, went or changed while they were read: run it again')
+      raise InputError('config.data: files were added, removed or changed while they were read: run the command again')
 
 
 def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = True) -> None:

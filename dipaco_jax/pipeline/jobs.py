@@ -37,7 +37,7 @@ def _alone(phase: int) -> np.ndarray:
 def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
   """Returns the training of all paths on the shards of a round.
 
-  Global steps, and so schedules, go on from the base and earlier rounds, and so does a path's own place in its shard.
+  Global steps, schedules and a path's position in its shard continue from the base and earlier rounds.
   """
   s, programs = run.settings, run.programs
   begin = round_end(s, number - 1) if number else 0
@@ -57,7 +57,8 @@ def paths_job(run: run_lib.Run, number: int = 0) -> job_lib.Job:
 def control_job(run: run_lib.Run) -> job_lib.Job:
   """Returns the training of the dense control: plain AdamW from the base, on all text, for `dense_control`'s steps.
 
-  Schedules go on from the base, and text where the base stopped reading. Phases are for hold-outs and validation only.
+  Schedules and the position in the text continue from the base. Phases only determine when hold-outs and validation are
+  measured.
   """
   s, programs = run.settings, run.control_programs
   first = -(-s.pretrain.steps * s.pretrain.batch_size // s.train.batch_size) - s.pretrain.steps
@@ -82,7 +83,7 @@ def _schedule(s: settings_lib.Settings) -> job_lib.Schedule:
 
 
 def lost(run: run_lib.Run) -> Callable[[int], np.ndarray] | None:
-  """Returns phase -> which paths' outer gradients are lost, bool, shaped like the grid; None where none are."""
+  """Returns phase -> which paths' outer gradients are lost, bool, shaped like the grid; None if none are."""
   s, shape = run.settings, run.layout.grid.shape
   of_phase = functools.lru_cache(4)(lambda phase: outer.lost_paths(s.outer.lost, shape, s.seed, phase))
   return of_phase if s.outer.lost else None
@@ -110,7 +111,7 @@ def train(run: run_lib.Run, job: job_lib.Job, folder: str = '') -> state_lib.Sta
   """Runs a job to its end, in a folder of the workdir's; a signal makes it save and raise training_loop.Stopped."""
   checkpoint, workdir = run.settings.checkpoint, run.workdir / folder
   run.disk.publish()
-  with display.doing('looking for a checkpoint to go on from'), time_use.doing(time_use.CHECKPOINT):
+  with display.doing('looking for a checkpoint to resume from'), time_use.doing(time_use.CHECKPOINT):
     trainer = training_loop.Trainer(job, workdir, checkpoint, run.metrics, run.stop_requested, run.disk)
   with run.graceful(trainer.has_news):
     state = trainer.train(run.profiler)
@@ -151,7 +152,7 @@ def from_leaves(arrays: Mapping[str, np.ndarray], structure) -> Any:
 
 
 def base_state(run: run_lib.Run, programs: Programs) -> Any:
-  """Returns the inner state that the base model ended with; None where it was not trained, or is not taken over."""
+  """Returns the inner state that the base model ended with; None if it was not trained, or is not taken over."""
   if not run.settings.inner.inherit_state:
     return None
   arrays = tensors.read_arrays(run.workdir / 'base' / 'inner.safetensors')

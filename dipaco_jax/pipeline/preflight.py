@@ -31,7 +31,7 @@ OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 def kept(workdir: pathlib.Path):
   """Makes the workdir; removes it again where the input proves wrong before the first text is tokenized.
 
-  Raises InputError where it cannot be made or holds other things, Unavailable where it is gone later.
+  Raises InputError if it cannot be made or holds other things, Unavailable where it is gone later.
   """
   try:
     new = not (workdir.exists() and any(workdir.iterdir()))
@@ -46,7 +46,7 @@ def kept(workdir: pathlib.Path):
     yield
   except Exception as e:
     if not os.path.exists(workdir / 'lock'):  # also where its disk or file server does not answer
-      raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is there') from e
+      raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is back') from e
     has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
     if isinstance(e, InputError) and new and not has_text:
       shutil.rmtree(workdir, ignore_errors=True)
@@ -54,7 +54,7 @@ def kept(workdir: pathlib.Path):
 
 
 def check_place(workdir: pathlib.Path):
-  """Raises InputError where the directory holds other things than a run; those of a disk do not count."""
+  """Raises InputError if the directory holds other things than a run; those of a disk do not count."""
   names = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
   if not names & {'lock', 'config.json'} and (others := names - {'lost+found'}):
     raise InputError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
@@ -66,7 +66,7 @@ def finished_tokenizing(workdir: pathlib.Path) -> bool:
 
 
 def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
-  """Looks at the text, unless it is tokenized already. Raises InputError where it cannot be read or is too little."""
+  """Looks at the text, unless it is tokenized already. Raises InputError if it cannot be read or is too little."""
   if not finished_tokenizing(workdir):
     with display.doing('looking at the text'):
       corpus.check_readable(source.settings_of(settings), lambda: corpus.plan_held_back(settings).fraction)
@@ -97,7 +97,7 @@ def check_model(settings: settings_lib.Settings):
 
 
 def check_costs(workdir: pathlib.Path, settings: settings_lib.Settings):
-  """Says what memory and time a run takes, unless it is done; raises InputError where it cannot fit."""
+  """Says what memory and time a run takes, unless it is done; raises InputError if it cannot fit."""
   if stage_records.record_file(workdir, stage_lib.NAMES[-1]).exists():
     return
   record = stage_records.read_record(workdir, 'tokenize')
@@ -106,7 +106,7 @@ def check_costs(workdir: pathlib.Path, settings: settings_lib.Settings):
 
 
 def check_worker_costs(settings: settings_lib.Settings):
-  """Says what memory a worker takes, which trains one path at a time; raises InputError where it cannot fit."""
+  """Says what memory a worker takes, which trains one path at a time; raises InputError if it cannot fit."""
   try:
     size = model_folder.vocab_size(settings)
   except InputError:  # another process has the tokenizer
@@ -121,7 +121,7 @@ def _check_costs(settings: settings_lib.Settings, vocab_size: int, is_whole_run:
 
 
 def _check_optimizers(s: settings_lib.Settings, shapes: dict[str, jax.ShapeDtypeStruct]):
-  """Raises InputError where an optimizer or a schedule of the user's does not return what is asked of it."""
+  """Raises InputError if an optimizer or a schedule of the user's does not return what is asked of it."""
   named = extension.references(s)
   for name, make in {
     'inner.optimizer': lambda: choices.make_transformation(s.inner),
@@ -148,14 +148,16 @@ def _shape(x: jax.ShapeDtypeStruct) -> tuple[tuple[int, ...], jnp.dtype]:
 
 
 def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, command: str):
-  """Writes config.json and the command or call; refuses another config than the run began with, naming the fields."""
+  """Writes config.json and the command or call; rejects another config than the run began with, naming the fields."""
   file = workdir / 'config.json'
   if file.exists():
     old = stage_records.read_settings(workdir)
     stage_records.check_changes(workdir, old, settings)
     trained = max(module_store.versions(workdir), default=0)
     if settings.train.phases < trained:
-      raise InputError(f'config.train.phases={settings.train.phases}: {trained} are trained; name as many or more')
+      raise InputError(
+        f'config.train.phases={settings.train.phases}: {trained} phases are trained already; set that or more'
+      )
     _check_end(workdir, old, settings)
     if old.train.phases != settings.train.phases and not settings.inner.decay_steps:
       more = 'more phases stretch the cosine, so the learning rate steps up'
@@ -168,14 +170,14 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
 
 
 def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.Settings):
-  """Raises InputError where a phase that is trained or at work would be of another kind, as the last of a run is."""
+  """Raises InputError if a phase that is trained or at work would be of another kind, as the last of a run is."""
   before, now = (choices.make_timetable(s, {}) for s in (old, new))
   steps = (row for row in metrics_log.read_rows(workdir) if (row['stage'], row['kind']) == ('train', 'step'))
   begun = max((row['phase'] + 2 for row in steps), default=0)  # the one at work, and the next: rows come a little late
   if any(before.is_closed(phase) != now.is_closed(phase) for phase in range(min(begun, old.train.phases))):
     raise InputError(
-      f'config.train.phases={new.train.phases}: a run whose levels are exchanged within a phase ends as it was begun, '
-      f'after {old.train.phases}; name that, or train so many in another --workdir'
+      f'config.train.phases={new.train.phases}: a run with streaming has to end as it was begun, '
+      f'after {old.train.phases}; set that, or use another --workdir'
     )
 
 
@@ -185,10 +187,12 @@ def note_environment(run: run_lib.Run):
   now |= {'cpus': len(os.sched_getaffinity(0)), 'jax': jax.__version__}
   file = run.workdir / 'environment.json'
   if not (then := stage_records.read_environment(run.workdir)) and file.exists():
-    logging.warning('%s is damaged: whether this run began on the same devices is not known', file)
+    logging.warning('%s is damaged: it is unknown whether this run began on the same devices', file)
   then = then or now
   changed = [f'{name} {then.get(name)} -> {value}' for name, value in now.items() if then.get(name) != value]
   if changed:
-    logging.warning('this run began elsewhere (%s): it goes on, but its last bits will differ', ', '.join(changed))
+    logging.warning(
+      'this run began elsewhere (%s): it continues, but results will differ in the last bits', ', '.join(changed)
+    )
   if processes.is_first():
     files.write_file(file, json.dumps(now, indent=1) + '\n')

@@ -12,7 +12,7 @@ LEAST_SHARE = 0.5  # of the learning rate that is asked for; a warm-up over half
 
 
 def check_rates(s: settings_lib.Settings) -> None:
-  """Logs how the schedule fits the run. Raises InputError where its learning rate stays far below the config's."""
+  """Logs how the schedule fits the run. Raises InputError if its learning rate stays far below the config's."""
   if extension.is_reference(s.inner.schedule):
     if find_highest(s) <= 0:
       raise InputError(f'config.inner.schedule={s.inner.schedule!r} is 0 at all {s.num_steps} steps of the run')

@@ -2,8 +2,8 @@
 
 Every path scores each router sequence, S[i, p] = sum_j log p_p(token j | before) over the targets after the prefix; the
 best path is its label. A classifier learns labels from the prefix's feature z, and a bias makes the frequencies that it
-predicts those of the labels. Then all text is routed by it, and sharded anew. Each part is kept as soon as it is there,
-so that a run that was stopped goes on from it: scores in `routing/<n>-scores/`, a file per path; `routing/<n>/`;
+predicts those of the labels. Then all text is routed by it and sharded again. Each part is saved as soon as it is
+ready, so that a stopped run resumes from it: scores in `routing/<n>-scores/`, a file per path; `routing/<n>/`;
 `shards/<n>/`.
 """
 
@@ -48,7 +48,7 @@ def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
 
 
 def check_scores(number: int, labels: path_labels.Labels, num_sequences: int):
-  """Raises Diverged where no sequence has a label; otherwise warns of the paths with scores that are not finite."""
+  """Raises Diverged if no sequence has a label; otherwise warns of the paths with scores that are not finite."""
   if (labels.paths == path_labels.NONE).all():
     raise Diverged(f'training diverged before round {number} of re-sharding: no path has a finite score on router data')
   if labels.failed.any() and processes.is_first():
@@ -100,7 +100,7 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
 
 
 def fill(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths_NT: np.ndarray) -> dict[str, Any]:
-  """Gives each path that no training text was routed to what suits it best by the router, so that it can go on.
+  """Gives each path that no training text was routed to what suits it best by the router, so that it can continue.
 
   Changes the training sequences' `paths_NT` in place; returns how many each path was given, for the record.
   """

@@ -23,7 +23,7 @@ OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 def take_stages(run: run_lib.Run, other: pathlib.Path):
   """Takes the stages that `other` has finished with the same settings and inputs, up to the first that differs.
 
-  Files are linked where they are on one disk: they are never written again. Raises InputError where there is no run in
+  Files are linked where they are on one disk: they are never written again. Raises InputError if there is no run in
   `other`, or one that cannot be compared, seals.Damaged where what would be taken is not as it was written.
   """
   theirs = stage_records.read_settings(other)
@@ -32,7 +32,7 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
       return
     record = stage_records.read_record(other, one.name)
     if why := _find_difference(run, theirs, record, one) or _find_missing(run, other, one):
-      logging.warning('--reuse=%s: from stage %s on this run makes its own: %s', other, one.name, why)
+      logging.warning('--reuse=%s: stages from %s on are not reused: %s', other, one.name, why)
       return
     if not run.record(one.name) and record:
       _take(run, other, one, record)
@@ -41,7 +41,7 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
 def _find_difference(
   run: run_lib.Run, theirs: settings_lib.Settings, record: dict[str, Any] | None, one: stage_lib.Stage
 ) -> str:
-  """Says in what a stage of another run differs from that of this run, '' where they are the same."""
+  """Says in what a stage of another run differs from that of this run, '' if they are the same."""
   if not record:
     return 'that run has not finished it'
   if record['digest'] != stage_lib.digest(theirs, one.name):
@@ -57,7 +57,7 @@ def _find_difference(
 
 
 def _find_other_input(run: run_lib.Run, record: dict[str, Any], name: str) -> str:
-  """Says which input of a stage has another content, '' where none has."""
+  """Says which input of a stage has another content, '' if none has."""
   own = run.record(name)
   now = own['inputs'] if own else inputs.compute_digests(run.workdir, run.settings, name)
   other = sorted(field for field in now | record['inputs'] if now.get(field) != record['inputs'].get(field))
@@ -65,7 +65,7 @@ def _find_other_input(run: run_lib.Run, record: dict[str, Any], name: str) -> st
 
 
 def _find_missing(run: run_lib.Run, other: pathlib.Path, one: stage_lib.Stage) -> str:
-  """Says what a stage of another run lacks, '' where nothing, or where this run has its own."""
+  """Says what a stage of another run lacks, '' if nothing, or where this run has its own."""
   needed = [path for path in one.artefacts if path not in OPTIONAL]
   if one.name == 'tokenize':
     needed += tokenizer_files.names(run.settings.tokenizer, lambda name: (other / name).exists())

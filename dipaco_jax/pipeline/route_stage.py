@@ -249,12 +249,12 @@ def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Cal
 
 
 def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):
-  """Publishes the shards when all parts are there. Raises InputError where a path has no text."""
+  """Publishes the shards when all parts are there. Raises InputError if a path has no text."""
   meta = shards.merge_meta(str(folder), num_shards, run.settings.model.seq_len)
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':
     method = run.settings.routing.method
-    own = f', or mend config.routing.method={method!r}' if is_reference(method) else ''
+    own = f', or correct config.routing.method={method!r}' if is_reference(method) else ''
     raise InputError(f'no text was routed to paths {empty}: use a smaller config.grid or more text{own}')
   publishing.write_json(folder / 'meta.json', meta)
   files.put_in_place(folder, done)

@@ -54,9 +54,7 @@ def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dic
   indices = np.flatnonzero(features.router_data(run))
   last = run.router(run.settings.rounds)
   if last is not None and len(indices) < LEAST_SEQUENCES * nll_NP.shape[1]:
-    logging.warning(
-      'the router of training stays: %d sequences of router data are too few to fit another', len(indices)
-    )
+    logging.warning('the router is not fitted again: %d sequences of router data are too few', len(indices))
     return last, _about(len(indices), None, None, True)
   if not np.isfinite(nll_NP).any():
     raise Diverged('training diverged: no path has a finite loss on router data')

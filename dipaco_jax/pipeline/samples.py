@@ -117,7 +117,7 @@ class Sampler:
 
 
 def read(workdir: pathlib.Path) -> dict[str, Any] | None:
-  """Reads a run's samples; None where there are none. Raises seals.Damaged."""
+  """Reads a run's samples; None if there are none. Raises seals.Damaged."""
   file = workdir / FILE
   return seals.read_json(file, 'prompts', 'texts', 'while_training') if file.exists() else None
 

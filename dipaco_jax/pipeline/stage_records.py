@@ -20,7 +20,7 @@ MAX_NAMED = 4  # paths named in a message
 
 
 def read_settings(workdir: pathlib.Path) -> settings.Settings:
-  """Raises InputError where there is no run, or one of another program or version."""
+  """Raises InputError if there is no run, or one of another program or version."""
   file = workdir / 'config.json'
   if not file.exists():
     raise InputError(f'--workdir={workdir}: there is no run here (no config.json); name the directory of one')
@@ -31,7 +31,7 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
 
 
 def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
-  """Reads a stage's record, {'digest', 'inputs', 'wall_s', 'ended', 'result'}; None where it is not complete."""
+  """Reads a stage's record, {'digest', 'inputs', 'wall_s', 'ended', 'result'}; None if it is not complete."""
   file = record_file(workdir, name)
   return seals.read_json(file, 'digest', 'wall_s', 'result') if file.exists() else None
 
@@ -43,7 +43,7 @@ def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """Returns {stage: its result}; where text was sharded anew, that of 'route' is about the newest shards."""
+  """Returns {stage: its result}; where text was sharded again, that of 'route' is about the newest shards."""
   results = {name: stage['result'] for name, stage in read_stages(workdir).items()}
   for round_result in results.get('train', {}).get('rounds', []):
     results['route'] = results['route'] | round_result
@@ -68,7 +68,7 @@ def read_seconds(workdir: pathlib.Path) -> dict[str, float]:
 
 
 def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
-  """Returns a warning that names paths with less than `data.min_validation_tokens`; '' where all have enough."""
+  """Returns a warning that names paths with less than `data.min_validation_tokens`; '' if all have enough."""
   if not (short := [path for path, tokens in enumerate(tokens_by_path) if tokens < floor]):
     return ''
   named = ', '.join(f'path {path} has {tokens_by_path[path]:,}' for path in short[:MAX_NAMED])
@@ -76,7 +76,7 @@ def too_little(tokens_by_path: Sequence[int], floor: int) -> str:
   more = f', {others} more {"path has" if others == 1 else "paths have"} fewer too' if others > 0 else ''
   return (
     f'validation text is short of config.data.min_validation_tokens={floor:,} tokens for {len(short)} of '
-    f'{len(tokens_by_path)} paths ({named}{more}): their figures may be chance; give more text, or fewer paths'
+    f'{len(tokens_by_path)} paths ({named}{more}): their results may be noise; give more text, or fewer paths'
   )
 
 
@@ -88,7 +88,7 @@ def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
 def is_done(workdir: pathlib.Path, s: settings.Settings, name: str) -> bool:
   """Returns whether a stage is done with these settings; training and evaluation may have to do more.
 
-  Raises InputError where an artefact that others were made from is of another config.
+  Raises InputError if an artefact that others were made from is of another config.
   """
   if (record := read_record(workdir, name)) is None:
     return False
@@ -120,7 +120,7 @@ def seconds_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def _seconds(file: pathlib.Path) -> float:
-  """Reads the seconds from a file. Raises ValueError where it does not hold a number of them."""
+  """Reads the seconds from a file. Raises ValueError if it does not hold a number of them."""
   seconds = float(file.read_text())
   if not (math.isfinite(seconds) and seconds >= 0):
     raise ValueError(f'{seconds} is not a number of seconds')
@@ -136,7 +136,7 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
   except FileNotFoundError:
     pass
   except ValueError:
-    logging.warning('%s does not hold a number of seconds: time counts from here', file)
+    logging.warning('%s does not hold a number of seconds: time is counted from now on', file)
   started = time.monotonic()
 
   def elapsed() -> float:
@@ -154,13 +154,13 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
 
 
 def read_refusal(workdir: pathlib.Path) -> str:
-  """Reads why the run was refused; '' where it was not."""
+  """Reads why the run was rejected; '' if it was not."""
   file = workdir / REFUSED
   return file.read_text().strip() if file.exists() else ''
 
 
 def write_refusal(workdir: pathlib.Path, why: str):
-  """Keeps why a run was refused; does nothing once it trains, as its config may then no longer change."""
+  """Keeps why a run was rejected; does nothing once it trains, as its config may then no longer change."""
   begun = any((workdir / name).exists() for name in ('stages/train.json', 'checkpoints/train', 'modules'))
   if (workdir / 'config.json').exists() and not begun:
     files.write_file(workdir / REFUSED, f'{why}\n')
@@ -173,7 +173,7 @@ def remove_leftovers(workdir: pathlib.Path, stages: Iterable[stage.Stage]):
 
 
 def check_changes(workdir: pathlib.Path, old: settings.Settings, new: settings.Settings):
-  """Refuses another config than the run began with; where that was refused, removes what it has left unfinished.
+  """Refuses another config than the run began with; where that was rejected, removes what it has left unfinished.
 
   Raises InputError that names fields that differ and may not, or that a finished stage was made by.
   """

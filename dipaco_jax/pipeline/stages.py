@@ -2,7 +2,7 @@
 
 Each stage leaves an artefact in the workdir that is published whole or not at all, and then its record
 `stages/<name>.json`: the digest of what it depended on, how long it took, and what it found. The same command again
-goes on from what is there. After `route` nothing reads raw text again.
+continues from what is there. After `route` nothing reads raw text again.
 """
 
 import logging
@@ -123,7 +123,7 @@ def first_parameters(run: run_lib.Run) -> tuple[dict[str, np.ndarray], dict[str,
 def train(run: run_lib.Run) -> dict[str, Any]:
   """Trains the grid of paths from the base, round by round; returns figures for the report.
 
-  The base's checkpoints are removed first: its record is written, so nothing goes on from them.
+  The base's checkpoints are removed first: its record is written, so nothing continues from them.
   """
   if run.disk.is_ours:
     shutil.rmtree(run.workdir / 'checkpoints' / 'pretrain', ignore_errors=True)
@@ -193,7 +193,7 @@ def train_control(run: run_lib.Run) -> dict[str, Any]:
 
 
 def _remove_other_control(run: run_lib.Run):
-  """Removes a dense control that was trained for another budget: it has no checkpoint to go on from."""
+  """Removes a dense control that was trained for another budget: it has no checkpoint to continue from."""
   folder = run.workdir / stage_lib.CONTROL
   has_checkpoints = (folder / 'checkpoints' / stage_lib.control_name(run.settings)).exists()
   if processes.any_process(folder.exists() and not has_checkpoints, 'a control of another budget'):

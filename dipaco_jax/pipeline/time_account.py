@@ -2,7 +2,7 @@
 
 The first process of a job notes what its main thread spends time on, at every stage and every few seconds. A process
 that goes on adds to what is noted. If the one before was killed, the time since its last note is lost, and so is all
-that its stage did since the checkpoint that training goes on from. After an end that the user asked for, no time counts
+that its stage did since the checkpoint from which training resumes. After an end that the user asked for, no time counts
 until the next start.
 """
 
@@ -19,12 +19,12 @@ from dipaco_jax.training import stopping
 
 FILE = 'stages/seconds.json'
 EVERY_S = 5.0
-BY_PROGRAM = (InputError, Diverged, KeyboardInterrupt)  # after them, the user decides when to go on
+BY_PROGRAM = (InputError, Diverged, KeyboardInterrupt)  # after them, the user decides when to continue
 ASKED_TO_GO = (signal.SIGTERM, signal.SIGHUP)  # by a machine, as far as a process can tell: somebody waits for it
 
 
 def read(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
-  """Returns the seconds of a run so far, by stage and cause; {} where nothing is known."""
+  """Returns the seconds of a run so far, by stage and cause; {} if nothing is known."""
   return _read(workdir).get('seconds', {})
 
 
@@ -35,7 +35,7 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 class Account:
-  """What is noted of a run in this process, by a clock that goes on from the processes before."""
+  """What is noted of a run in this process, by a clock that continues from the processes before."""
 
   def __init__(self, workdir: pathlib.Path, clock: time_use.Clock):
     self._file = workdir / FILE

@@ -3,13 +3,13 @@
 A folder holds a set of N sequences, at most L tokens of each:
 
     nll-<path>.npy    [N, L] float32    -log p(token j + 1 | tokens to j) at position j, for every target inside the
-                                        sequence, those of the prefix too; 0 where there is none
+                                        sequence, those of the prefix too; 0 if there is none
     counts.npy        [N, L] bool       which of them count for perplexity: those after the prefix
     meta.json                           what the files were made from
     *.sha256                            seals
 
-A file is published whole, and a turn whose paths all have theirs is not made again: a run that was killed goes on with
-the next. Files of paths whose parameters have changed since are removed first. A path's file is written by the process
+A file is published whole, and a turn is skipped if all its paths have their files, so that a killed run resumes with
+the next one. Files of paths whose parameters have changed since are removed first. A path's file is written by the process
 whose device holds the path; memory is that of a few batches of the paths in flight, whatever N.
 """
 
@@ -74,8 +74,8 @@ def write(
 
   Args:
     params_of_path: a path's parameters, on the host; asked for those that this process holds and has to score.
-    sources: what tells paths' parameters from others (`published`); a path whose source is another is scored anew.
-    rows: the sequences; where they are not those recorded, all is made anew.
+    sources: what tells paths' parameters from others (`published`); a path whose source is another is scored again.
+    rows: the sequences; where they are not those recorded, all is made again.
   """
   name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
   if disk.is_ours:

@@ -116,9 +116,9 @@ def _train(run: run_lib.Run, samples: list[Path]) -> Mapping[str, bytes]:
 
 
 def check_parts(parts: list[Path]):
-  """Raises InputError where a part is missing, though all processes have done theirs."""
+  """Raises InputError if a part is missing, though all processes have done theirs."""
   if missing := publishing.missing(parts, (0, 1)):
-    raise InputError(f'parts {missing} of the text are of other files: let all processes see the same')
+    raise InputError(f'parts {missing} of the text were read from other files: all processes must see the same files')
 
 
 def write_parts(
@@ -222,7 +222,7 @@ def _log_document_end(file: str, given: tokenizer.Tokenizer):
 
 
 def check_validation(s: settings.Settings, fraction: float):
-  """Raises InputError where no document of validation can be longer than the prefix, of which no loss counts."""
+  """Raises InputError if no document of validation can be longer than the prefix, of which no loss counts."""
   prefix, longest = s.routing.prefix_tokens, 0
   for document in corpus.documents(corpus.unlimited(source.settings_of(s)), 'validation', fraction=fraction):
     longest = max(longest, source.most_tokens(document.text))
@@ -235,7 +235,7 @@ def check_validation(s: settings.Settings, fraction: float):
 
 
 def check_rows(s: settings.Settings, tokens: int):
-  """Raises InputError where `tokens` tokens of text cannot fill a batch of every path."""
+  """Raises InputError if `tokens` tokens of text cannot fill a batch of every path."""
   rows, num_paths = tokens // s.model.seq_len, Grid(s.grid).num_paths
   if rows < num_paths * s.train.batch_size:
     problem = f'but the text fills only {rows} rows: use a smaller grid or batch, or more text'

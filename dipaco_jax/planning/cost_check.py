@@ -45,7 +45,7 @@ def check(
   memory = run_estimate.estimate_memory(s, machine.devices)
   message = describe_memory(memory, machine)
   if certainly_missing(memory, machine) > 0:
-    raise InputError(f'{message}, which is more than there is: {_advice(s, machine)}')
+    raise InputError(f'{message}, which is more than is available: {_advice(s, machine)}')
   say(message)
   if is_whole_run:
     say(describe_time(s, machine))

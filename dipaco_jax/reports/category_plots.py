@@ -20,7 +20,7 @@ def by_domain(
 ):  # fmt: skip
   """Draws a row for each kind of text, with the perplexities of base, paths and dense control.
 
-  The percentage is that of the paths against the control, or against the base where there is no control.
+  The percentage is that of the paths against the control, or against the base if there is no control.
   """
   known = [(name, before, after) for name, after in run.items() if after and (before := base.get(name))]
   known = sorted(sorted(known, key=lambda k: -k[1])[:limit], key=lambda k: k[2])

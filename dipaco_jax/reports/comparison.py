@@ -105,7 +105,7 @@ def text(rows: Rows) -> str:
 
 
 def warning(differences: Sequence[str]) -> str:
-  """Returns a sentence on what is not the same in all runs, by `run_contents.differences`; '' where all is."""
+  """Returns a sentence on what is not the same in all runs, by `run_contents.differences`; '' if all is."""
   if not differences:
     return ''
   named = ' and '.join(filter(None, [', '.join(differences[:-1]), differences[-1]]))

@@ -160,7 +160,7 @@ def _control(ax, curve: Curve | None) -> list[End]:
 
 
 def _limits(curves: Sequence[np.ndarray], margin: float = 0.08) -> tuple[float, float] | None:
-  """Returns the limits of an axis that shows all curves; None where they have no values."""
+  """Returns the limits of an axis that shows all curves; None if they have no values."""
   known = np.concatenate([np.ravel(c)[np.isfinite(np.ravel(c))] for c in curves])
   if not len(known):
     return None

@@ -27,7 +27,7 @@ def losses(excerpts: Excerpts, document: Excerpt) -> str:
 
 
 def nats(loss: float | None) -> str:
-  """Returns '2.250', or '-' where there is no loss."""
+  """Returns '2.250', or '-' if there is no loss."""
   return '-' if loss is None else f'{loss:.3f}'
 
 
@@ -71,7 +71,7 @@ def _chunks_in_terminal(document: Excerpt, grid: Grid, coloured: bool) -> str:
     red, green, blue = bytes.fromhex(palette.path_colours(grid, chunk.path)[0][1:])
     start, end = f'\x1b[38;2;16;42;67;48;2;{red};{green};{blue}m', '\x1b[0m'
     shown_text = str(chunk.path).translate(SUPERSCRIPT) * is_new + printable.text(chunk.text)
-    text += start + shown_text.replace('\n', f'{end}\n{start}') + end  # else the colour goes on to the margin
+    text += start + shown_text.replace('\n', f'{end}\n{start}') + end  # else the colour continues to the margin
   return text
 
 

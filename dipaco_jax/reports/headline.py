@@ -35,7 +35,7 @@ def held_back(tokenized: Mapping[str, Any]) -> str:
 
 
 def validation_size(report: Mapping[str, Any], tokenized: Mapping[str, Any]) -> str:
-  """Says how much of the held-out text was scored; '' where that is not known."""
+  """Says how much of the held-out text was scored; '' if that is not known."""
   tokens, training = report.get('validation_tokens'), report.get('text_tokens')
   sequences, of_documents = tokenized.get('validation_documents'), ''
   if not tokens or not sequences:
@@ -47,7 +47,7 @@ def validation_size(report: Mapping[str, Any], tokenized: Mapping[str, Any]) -> 
 
 
 def early_stopping(report: Mapping[str, Any]) -> str:
-  """Says why the result differs from that after the last phase; '' where it does not."""
+  """Says why the result differs from that after the last phase; '' if it does not."""
   stopped, final = report.get('perplexity'), report.get('perplexity_final')
   if not stopped or not final or stopped == final:
     return ''
@@ -78,7 +78,7 @@ def why_no_interval(report: Mapping[str, Any]) -> str:
 
 
 def sources(tokenized: Mapping[str, Any], weights: Mapping[str, float]) -> str:
-  """Says what each source of a mixture gave to training, by the record of tokenizing; '' where it is no mixture."""
+  """Says what each source of a mixture gave to training, by the record of tokenizing; '' if it is no mixture."""
   by_domain = tokenized.get('by_domain', {})
   given = [(name, by_domain[name]) for name in weights if name in by_domain]
   total = sum(counts['tokens'] for _, counts in given) or 1
@@ -117,7 +117,7 @@ def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> st
 
 
 def epochs(report: Mapping[str, Any]) -> str:
-  """Says how often the base and the paths have read their text; '' where that is not known."""
+  """Says how often the base and the paths have read their text; '' if that is not known."""
   parts = []
   if (of_base := report.get('pretrain_epochs')) and (tokens := report.get('pretrain_text_tokens')):
     parts.append(f'base {of_base:.2f} ({of_base * tokens:,.0f} of {tokens:,} tokens)')
@@ -199,7 +199,7 @@ def signed_change(ratio: float | None, interval: Sequence[float] | None) -> str:
 
 
 def dense_ahead(report: Mapping[str, Any], with_changes: bool = True) -> str:
-  """Names the kinds of text on which the dense control has the lower perplexity; '' where there are none."""
+  """Names the kinds of text on which the dense control has the lower perplexity; '' if there are none."""
   ratios = {kind: x for kind, x in (report.get('ratio_to_control_by_domain') or {}).items() if x is not None}
   intervals = report.get('ratio_to_control_interval_by_domain') or {}
   ahead = sorted((kind for kind, x in ratios.items() if x > 1), key=lambda kind: -ratios[kind])
@@ -218,7 +218,7 @@ def dense_ahead(report: Mapping[str, Any], with_changes: bool = True) -> str:
 
 
 def budget(report: Mapping[str, Any]) -> str:
-  """Says what the dense control read and cost beside the paths; '' where that is not known."""
+  """Says what the dense control read and cost beside the paths; '' if that is not known."""
   control, paths = report.get('control_tokens'), report.get('paths_tokens')
   if not control or not paths:
     return ''

@@ -29,7 +29,7 @@ class History(NamedTuple):
   control_holdout: Curve  # its loss on its hold-out, after each of its phases
   control_learning_rate: Curve  # [T, 1]
   bits: Curve  # validation in bits per byte, routed
-  first: Mapping[str, Any]  # row of the base model's validation; empty where there is none
+  first: Mapping[str, Any]  # row of the base model's validation; empty if there is none
   last: Mapping[str, Any]  # of the paths' newest
   phases: np.ndarray  # [T] numbers of the phases that the following belong to
   norms: dict[str, np.ndarray]  # level: [T] median over modules of the outer gradient's norm
@@ -43,7 +43,7 @@ def read_tasks(workdir: pathlib.Path) -> list[timeline_plot.Task]:
 
 
 def make_curves(rows: Iterable[Mapping[str, Any]], num_paths: int, control: str = stage.CONTROL) -> History:
-  """Returns the curves of rows of metrics.jsonl; empty ones where there are no rows yet.
+  """Returns the curves of rows of metrics.jsonl; empty ones if there are no rows yet.
 
   `control` is the stage of the dense control's rows.
   """

@@ -17,7 +17,7 @@ def timeline(run: Run) -> Picture | None:
   if not run.tasks:
     return None
   rows = timeline_plot.rows(run.tasks)
-  caption = 'Every bar is a task, the number its phase. A path goes on when its own modules are there'
+  caption = 'Every bar is a task, the number its phase. A path continues as soon as its own modules are ready'
   shared = next((level.name for level in run.levels if not level.axes), None)
   caption += (
     f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
@@ -25,7 +25,7 @@ def timeline(run: Run) -> Picture | None:
   if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
     caption += f' At one moment, {phases} different phases were trained.'
   if seconds := sum(task.end - task.start for task in run.tasks if task.kind == timeline_plot.REPLAY):
-    caption += f' Replays, phases that were trained again as the holder of a state was gone, took {duration(seconds)}.'
+    caption += f' Phases that were trained again, because the worker with a state was lost, took {duration(seconds)}.'
   shown = timeline_plot.shown(rows)
   if hidden := len(rows) - len(shown):
     caption += f' Rows that are not shown: {hidden}.'
@@ -98,7 +98,7 @@ def goodput(run: Run) -> Picture | None:
     return None
   times, shares = np.array(over_time, float).T
   caption = (
-    f'Of all workers that were there, from the first step of training on; {run.report["goodput"]:.0%} in all. It '
+    f'Of all workers that were present, from the first step of training on; {run.report["goodput"]:.0%} in all. It '
     'is low while processes start and compile, and while they wait.'
   )
   return Picture(curve_plots.over_time('Time in steps', '% of the workers’ time', times, 100 * shares), caption)  # noqa: RUF001

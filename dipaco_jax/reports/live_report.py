@@ -1,4 +1,4 @@
-"""The page of a run while it trains: `report.html` is written anew after evaluations, by a process of its own.
+"""The page of a run while it trains: `report.html` is written again after evaluations, by a process of its own.
 
 Drawing takes seconds, and may fail: a child of low priority does it, which training neither waits for nor depends on.
 """
@@ -54,7 +54,7 @@ class LiveReport:
   def _warn(self, why: str):
     if not self._failed:  # once, as it may be so for weeks
       logging.warning(
-        'the report of the run so far was not written (%s); training goes on, and `python -m dipaco_jax.report '
+        'the report of the run so far was not written (%s); training continues, and `python -m dipaco_jax.report '
         '--workdir=%s` says why',
         why,
         self._workdir,

@@ -21,7 +21,7 @@ class Facts:
   version: int
   modules: dict[str, str]  # by level, its name in the workdir
   measured: bool  # whether the report is about this version of the path
-  report: dict[str, Any]  # what report.json holds; nothing where there is none yet
+  report: dict[str, Any]  # what report.json holds; nothing if there is none yet
   dtype: str
   parameters: int
   family: families.Family
@@ -31,7 +31,7 @@ class Facts:
 
   @property
   def base_name(self) -> str:
-    """The name of the model that the run started from, '' where it started from none."""
+    """The name of the model that the run started from, '' if it started from none."""
     init = self.settings.pretrain.init
     return self.origin.get('name') or (origin.last_name(init) if init else '')
 
@@ -118,7 +118,7 @@ def _public_name(pattern: str) -> str:
 
 
 def _evaluation(f: Facts) -> dict[str, str]:
-  """Returns perplexities by what they are of; {} where nothing was measured yet."""
+  """Returns perplexities by what they are of; {} if nothing was measured yet."""
   report = f.report
   if report.get('perplexity') is None:
     return {}

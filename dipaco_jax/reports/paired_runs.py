@@ -31,7 +31,7 @@ class Pair(NamedTuple):
 
 
 def compare(first: Contents, other: Contents) -> list[Pair]:
-  """Returns a pair for all shared documents and one for each kind, the largest first; [] where none is shared."""
+  """Returns a pair for all shared documents and one for each kind, the largest first; [] if none is shared."""
   if first.documents is None or other.documents is None:
     return []
   at, places = _match(run_contents.keys(first, other), run_contents.keys(other, first))

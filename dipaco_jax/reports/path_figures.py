@@ -119,7 +119,7 @@ def early_stopping(run: Run) -> Picture | None:
 
 
 def best_versions(run: Run) -> tuple[list[int], int] | None:
-  """Returns the version that each path is taken from, and the last; None where early stopping does not choose."""
+  """Returns the version that each path is taken from, and the last; None if early stopping does not choose."""
   file = run.workdir / 'paths' / 'best.json'
   if run.grid.num_paths < 2 or not run.settings.train.early_stopping or not file.exists():
     return None

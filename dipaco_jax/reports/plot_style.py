@@ -101,11 +101,11 @@ def left_out(name: str) -> Iterator[None]:
   except seals.Damaged:
     raise
   except Exception:  # a run gets its report all the same
-    logging.exception('the picture %s is left out of the report, for it cannot be drawn', name)
+    logging.exception('the picture %s is left out of the report, because it cannot be drawn', name)
 
 
 def short(name: str, most: int = MAX_NAME) -> str:
-  """Returns a name from outside, cut so that the picture beside it has room."""
+  """Returns a name from outside, cut so that the picture next to it has room."""
   return printable.name(name, most)
 
 
@@ -190,7 +190,7 @@ def time_unit(span_s: float) -> tuple[int, str]:
 
 
 def path_ticks(ax, labels: Sequence[str], order: str = ''):
-  """Names the paths under an axis; where there is no room, says how many there are, and in which order."""
+  """Names the paths under an axis; if there is no room, says how many there are, and in which order."""
   few = len(labels) <= NAMED
   ax.set_xticks(range(len(labels)) if few else [], labels if few else [])
   ax.tick_params(axis='x', length=0, labelsize=SMALL, rotation=90 if len(labels) > 20 else 0)

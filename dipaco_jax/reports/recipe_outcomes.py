@@ -29,7 +29,7 @@ class Comparison(NamedTuple):
 
   candidate: Outcome
   other: Outcome
-  difference: paired.Difference | None  # of their losses; None where there are too few documents, or one diverged
+  difference: paired.Difference | None  # of their losses; None if there are too few documents, or one diverged
 
   @property
   def is_better(self) -> bool:

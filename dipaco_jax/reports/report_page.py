@@ -37,7 +37,7 @@ class Figure(NamedTuple):
   caption: str
   svg: str
   height: float  # inches
-  kind: str  # '': half as wide as the page; 'alone': that, with its caption beside it; 'wide': as wide as the page
+  kind: str  # '': half as wide as the page; 'alone': that, with its caption next to it; 'wide': as wide as the page
 
   @classmethod
   def of(cls, name: str, picture: Picture) -> 'Figure':
@@ -48,7 +48,7 @@ class Figure(NamedTuple):
 
 
 def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
-  """Returns the page of a run; with `reload_s`, browsers load it anew after so many seconds."""
+  """Returns the page of a run; with `reload_s`, browsers load it again after so many seconds."""
   r = run.report
   drawn = {}
   for name, picture in pictures.items():
@@ -150,7 +150,7 @@ def _notes(run: Run) -> list[str]:
 
 
 def _phase_of_control(run: Run) -> int | None:
-  """Returns the phase that the dense control is taken from; None where there is no control."""
+  """Returns the phase that the dense control is taken from; None if there is no control."""
   file = run.workdir / stage.CONTROL / 'paths' / 'best.json'
   if not len(run.history.control_holdout.steps):
     return None

@@ -61,7 +61,7 @@ def _certainty(r: dict[str, Any]) -> str:
 
 
 def _at_what_cost(r: dict[str, Any]) -> str:
-  """Returns ', with 4 times the training FLOPs', or ', at equal training FLOPs'; '' where that is not known."""
+  """Returns ', with 4 times the training FLOPs', or ', at equal training FLOPs'; '' if that is not known."""
   if not r['paths_tokens'] or not r['control_tokens']:
     return ''
   if headline.is_of_equal_cost(r):
@@ -98,7 +98,7 @@ def _base(r: dict[str, Any]) -> list[Card]:
 
 
 def _epochs(epochs: float | Sequence[float] | None, text: str, of_many: bool = False) -> str:
-  """Returns 'Each path read its shard 0.50 to 2.00 times.'; '' where that is not known."""
+  """Returns 'Each path read its shard 0.50 to 2.00 times.'; '' if that is not known."""
   if not epochs:
     return ''
   times = headline.span(epochs if isinstance(epochs, Sequence) else [epochs])
@@ -112,7 +112,7 @@ def _perplexity(r: dict[str, Any], whose: str, name: str, details: Sequence[str]
 
 
 def _cost(tokens: int | None, flops: float | None, how: str) -> str:
-  """Returns 'Trained on 1.5 M tokens, 6.1 T FLOPs: 96 steps after the base'; '' where nothing is known."""
+  """Returns 'Trained on 1.5 M tokens, 6.1 T FLOPs: 96 steps after the base'; '' if nothing is known."""
   if not tokens:
     return ''
   return (

@@ -15,7 +15,7 @@ Table = tuple[list[tuple[str, ...]], tuple[str, ...]]  # rows, head
 
 
 def by_kind(r: dict[str, Any]) -> Table | None:
-  """Returns a row for each kind of text that was validated on, the largest first; None where that is not known."""
+  """Returns a row for each kind of text that was validated on, the largest first; None if that is not known."""
   documents = r['validation_documents_by_domain'] or {}
   tokens = r['validation_tokens_by_domain'] or {}
   kinds = sorted((kind for kind, n in documents.items() if n), key=lambda kind: -tokens.get(kind, 0))
@@ -23,7 +23,7 @@ def by_kind(r: dict[str, Any]) -> Table | None:
 
 
 def by_path(r: dict[str, Any]) -> Table | None:
-  """Returns a row for each path that validation text was routed to; None where that is not known, or of one path."""
+  """Returns a row for each path that validation text was routed to; None if that is not known, or of one path."""
   documents = r['validation_documents_by_path'] or []
   paths = [path for path, n in enumerate(documents) if n]
   return _table(r, 'path', 'by_path', [(f'path {path}', path) for path in paths[:MAX_ROWS]]) if r['paths'] > 1 else None

@@ -18,9 +18,9 @@ class Contents(NamedTuple):
   """What a run was made of."""
 
   tokenizer: str  # digest
-  files: str  # digest of the files of training text; '' where that is not known
+  files: str  # digest of the files of training text; '' if that is not known
   text: Any  # documents of training text by kind, which no tokenizer changes
-  sequences: str  # digest of the tokenized training text; '' where it is not here, as in a copy of a bucket
+  sequences: str  # digest of the tokenized training text; '' if it is not here, as in a copy of a bucket
   cut: tuple[int, ...]  # what decides how text is cut into them
   documents: Documents | None  # of validation; None before evaluation
   domains: list[str]
@@ -42,7 +42,7 @@ def read(workdir: pathlib.Path) -> Contents:
 
 
 def _tokenizer(workdir: pathlib.Path, s: settings.Settings) -> str:
-  """Returns a digest of a tokenizer's files; of one of the user's own, which has none, of its settings."""
+  """Returns a digest of a tokenizer's files; of one of the user, which has none, of its settings."""
   digest = hashlib.sha256()
   kept = [workdir / name for name in tokenizer_files.FILES if (workdir / name).exists()]
   for file in kept:

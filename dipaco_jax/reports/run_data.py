@@ -52,7 +52,7 @@ def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[
 
 
 def read_drifts(workdir: pathlib.Path, grid: Grid, levels: Sequence[Level], finished: bool) -> list:
-  """Measures the drift of the last version; while a run trains, [] where modules are large, or being removed."""
+  """Measures the drift of the last version; while a run trains, [] if modules are large, or being removed."""
   published = module_store.versions(workdir)
   if not published:
     return []

@@ -46,9 +46,9 @@ PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
 def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
-  """Returns what report.json holds: figures as measured, None where the stage that measures them is not complete.
+  """Returns what report.json holds: figures as measured, None if the stage that measures them is not complete.
 
-  Raises InputError where there is no run in workdir, or none of its stages is complete.
+  Raises InputError if there is no run in workdir, or none of its stages is complete.
   """
   from dipaco_jax.pipeline import epochs, stage_records, time_account
   from dipaco_jax.reports import amounts

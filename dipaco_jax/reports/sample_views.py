@@ -5,7 +5,7 @@ from typing import Any
 
 
 def page_content(samples: Mapping[str, Any] | None, report: Mapping[str, Any]) -> dict[str, Any] | None:
-  """Returns what templates/samples.html shows; None where a run has no samples yet."""
+  """Returns what templates/samples.html shows; None if a run has no samples yet."""
   if not samples:
     return None
   latest = samples['while_training'][-1] if samples['while_training'] else None

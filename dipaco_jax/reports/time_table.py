@@ -29,7 +29,7 @@ Table = tuple[list[tuple[str, ...]], tuple[str, ...]]  # rows, and the head of t
 
 
 def in_words(seconds: ByStage) -> str:
-  """Returns a line with the largest causes of all stages, and goodput; '' where nothing is known."""
+  """Returns a line with the largest causes of all stages, and goodput; '' if nothing is known."""
   totals = total(seconds.values())
   if not (all_s := sum(totals.values())):
     return ''

@@ -18,9 +18,9 @@ EXPLAINED_GAP = 0.3  # nats; a caption explains a larger gap between training an
 def losses(run: Run) -> Picture | None:
   h = run.history
   who = 'every path on its own shard' if run.grid.num_paths > 1 else 'the path'
-  caption = f'The base model first, then {who}, going on from where the base ended.'
+  caption = f'The base model first, then {who}, continuing from where the base ended.'
   if len(h.control_training.steps):
-    caption += ' The dense control goes on from the base too, on all text.'
+    caption += ' The dense control also continues from the base, on all text.'
   base, paths, xlabel = _over_tokens(run, h.base, h.training)
   control = _over_tokens(run, h.base, h.control_training)[1]
   return _training(run, Labels('Training loss', 'nats per token', xlabel), Curves(base, paths, control), caption)
@@ -88,7 +88,7 @@ def tokens_per_s(run: Run) -> Picture | None:
 
 
 def _training(run: Run, labels: Labels, curves: Curves, caption: str, by_path: bool = True) -> Picture | None:
-  """Draws figures of the inner steps; None where there is no step yet."""
+  """Draws figures of the inner steps; None if there is no step yet."""
   if not np.isfinite(curves.base.values).any() and not np.isfinite(curves.paths.values).any():
     return None
   if by_path and run.grid.num_paths > 1 and np.isfinite(curves.paths.values).any():
@@ -166,7 +166,7 @@ def time_by_cause(run: Run) -> Picture | None:
 
 
 def bytes_sent(run: Run) -> Picture | None:
-  """Draws bytes between paths, and those of data-parallel training; None where nothing was exchanged."""
+  """Draws bytes between paths, and those of data-parallel training; None if nothing was exchanged."""
   train = run.results.get('train', {})
   sent, synchronous = (train.get(k) for k in ('outer_bytes_per_phase', 'synchronous_bytes_per_phase'))
   if not sent or not synchronous:

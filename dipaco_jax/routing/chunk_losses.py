@@ -56,7 +56,7 @@ class Excerpts(NamedTuple):
 
   every: int  # W
   prefix_tokens: int
-  by: str  # what chooses after the first chunk: 'chooser', 'router', or '' where the path never changes
+  by: str  # what chooses after the first chunk: 'chooser', 'router', or '' if the path never changes
   documents: list[Excerpt]
 
   def to_dict(self) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def hindsight(nll: Nats, counts_NL: np.ndarray, W: int) -> np.ndarray:
 
 
 def blocks(nll: Nats) -> Iterator[tuple[slice, np.ndarray]]:
-  """Yields slices of sequences with all paths' token losses on them, float32 [B, P, L], inf where not finite."""
+  """Yields slices of sequences with all paths' token losses on them, float32 [B, P, L], inf if not finite."""
   N, L = nll[0].shape
   size = max(1, BLOCK_BYTES // (4 * len(nll) * L))
   for start in range(0, N, size):

@@ -1,4 +1,4 @@
-"""Routers of the user's own, 'package.module:name' in config.routing.method: fitted on texts, they score every path.
+"""Routers of the user, 'package.module:name' in config.routing.method: fitted on texts, they score every path.
 
 make(config.routing) returns an object with
 
@@ -86,7 +86,7 @@ class OwnRouter:
     return bool(getattr(self.made, 'uses_features', False))
 
   def scores(self, texts: Texts) -> np.ndarray:
-    """Returns the score of each path for each text, float32 [N, P]; raises InputError where they are not that."""
+    """Returns the score of each path for each text, float32 [N, P]; raises InputError if they are not that."""
     made, wanted = self.made, (len(texts), self.num_paths)
     with extension.blaming(FIELD, self.config.method):
       found = np.asarray(made.scores(self.state, texts))
@@ -108,12 +108,12 @@ AnyRouter = Router | OwnRouter
 
 
 def make(config: settings.Routing) -> Any:
-  """Makes the user's router, not yet fitted; raises InputError where it has not what a router has."""
+  """Makes the user's router, not yet fitted; raises InputError if it has not what a router has."""
   made = extension.make(FIELD, config.method, config)
   for name in ('fit', 'scores'):
     if not callable(getattr(made, name, None)):
       words = f'returns a {type(made).__name__} without {name}(...)'
-      raise _wrong(config, f'{words}: an object with fit and scores is asked')
+      raise _wrong(config, f'{words}: expected an object with fit and scores')
   return made
 
 
@@ -123,7 +123,7 @@ def uses_features(config: settings.Routing) -> bool:
 
 
 def fit(config: settings.Routing, num_paths: int, seed: int, texts: Texts) -> OwnRouter:
-  """Fits the user's router; raises InputError where its state is not arrays by name, or a feature is not finite."""
+  """Fits the user's router; raises InputError if its state is not arrays by name, or a feature is not finite."""
   made = make(config)
   if texts._features is not None:
     check_features(texts._features)
@@ -132,12 +132,12 @@ def fit(config: settings.Routing, num_paths: int, seed: int, texts: Texts) -> Ow
     state = {name: np.asarray(x) for name, x in found.items()} if isinstance(found, Mapping) else None
   if state is None or not all(isinstance(name, str) and x.dtype.kind in 'biuf' for name, x in state.items()):
     what = type(found).__name__ if state is None else {name: str(x.dtype) for name, x in state.items()}
-    raise _wrong(config, f'fit returns {what}: its state, a dict of arrays of numbers by name, is asked')
+    raise _wrong(config, f'fit returns {what}: its state, a dict of arrays of numbers by name, is expected')
   return OwnRouter(config, num_paths, state)
 
 
 def rehearse(s: settings.Settings) -> None:
-  """Fits the user's router on texts that are made up, before any work. Raises InputError where it fails."""
+  """Fits the user's router on texts that are made up, before any work. Raises InputError if it fails."""
   rng, prefix, num_texts = np.random.default_rng(0), s.routing.prefix_tokens, max(REHEARSED, 2 * s.num_paths)
   z_ND = rng.normal(size=(num_texts, s.model.width)).astype('f') if uses_features(s.routing) else None
   lengths = rng.integers(prefix + 1, 16 * s.model.seq_len, num_texts)
@@ -150,7 +150,7 @@ def rehearse(s: settings.Settings) -> None:
   fitted = fit(s.routing, s.num_paths, s.seed, some(num_texts))
   together, alone = fitted.scores(some(num_texts)), fitted.scores(some(1))
   if np.abs(together[0] - alone[0]).max() > ALONE * max(1.0, np.abs(together[0]).max()):
-    raise _wrong(s.routing, 'the scores of a text are others where it is scored alone: they may depend on it only')
+    raise _wrong(s.routing, 'the scores of a text differ if it is scored alone: they may depend on it only')
 
 
 def arrays(fitted: AnyRouter) -> dict[str, np.ndarray]:

@@ -24,7 +24,7 @@ TRANSIENT = {getattr(errno, f'E{name}') for name in NAMES.split()}
 
 
 def is_transient_status(status: int) -> bool:
-  """Tells whether a request that HTTP answered so may succeed later."""
+  """Returns whether a request that HTTP answered so may succeed later."""
   return status >= 500 or status in (408, 429)
 
 
@@ -57,7 +57,7 @@ class Folder:
         yield chunk
 
   def exists(self, name: str) -> bool:
-    """Tells whether there is an object of this name."""
+    """Returns whether there is an object of this name."""
     return (self.root / name).is_file()
 
   def changed(self, name: str) -> float:
@@ -80,7 +80,7 @@ class Folder:
     files.tidy(self.root / prefix)
 
   def is_transient(self, error: Exception) -> bool:
-    """Tells whether the call that raised this error may succeed later."""
+    """Returns whether the call that raised this error may succeed later."""
     return isinstance(error, OSError) and error.errno in TRANSIENT
 
 

@@ -139,7 +139,7 @@ class First:
 
 @contextlib.contextmanager
 def exchanging() -> Iterator[None]:
-  """Raises Unavailable where the bucket cannot be read or written."""
+  """Raises Unavailable if the bucket cannot be read or written."""
   try:
     yield
   except OSError as e:

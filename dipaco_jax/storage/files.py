@@ -103,7 +103,7 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def link(source: Path, target: Path) -> bool:
-  """Links a file or a tree to another name, or copies it where there are no hard links; returns False if it goes."""
+  """Links a file or a tree to another name, or copies it if there are no hard links; returns False if it goes."""
   try:
     for file in complete_files(source) if source.is_dir() else [source]:
       link = target / file.relative_to(source)
@@ -136,7 +136,7 @@ def user_cache() -> Path:
 
 
 def make_private_folder(folder: Path, option: str):
-  """Makes a folder of this user alone. Raises InputError where another may have written into it, or can.
+  """Makes a folder of this user alone. Raises InputError if another may have written into it, or can.
 
   Its name can be guessed, and what is in it is trusted. `option` is what names another place.
   """

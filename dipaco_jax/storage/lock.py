@@ -39,7 +39,7 @@ def hold(workdir: Path) -> Iterator[None]:
       pid, host, started = map(_read_record(f).get, ('pid', 'host', 'started'))
       raise InputError(
         f'--workdir={workdir} is in use by process {pid} on {host} since {started}: wait for it, stop it, or choose '
-        'another; where that host is gone for good and a file server still keeps its lock, remove the file `lock` there'
+        'another; if that host is gone for good and a file server still holds its lock, remove the file `lock` there'
       )
     f.truncate(0)
     started = time.strftime('%Y-%m-%d %H:%M:%S')

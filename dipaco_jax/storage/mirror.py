@@ -6,7 +6,7 @@
 
 Things are published in the order in which they came to be, each whole or not at all, and are removed from the bucket
 only after the next checkpoint is there. So the bucket is at every moment a workdir as it was at an earlier one, and a
-run that goes on from it does what one does that was killed then.
+run that continues from it does what one does that was killed then.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Others(Protocol):
 
 
 class Mirror:
-  """Fetches what a run needs to go on, and publishes what it makes. What publishes takes a moment, not more."""
+  """Fetches what a run needs to continue, and publishes what it makes. What publishes takes a moment, not more."""
 
   def __init__(self, storage: object_store.Storage, scratch: Path, others: Others | None = None):
     """`others` have parts of checkpoints and modules; then no scratch is a whole, and what is in the bucket counts."""
@@ -70,7 +70,7 @@ class Mirror:
   # -- from the bucket
 
   def names(self) -> list[str]:
-    """Lists the objects of the run. Raises InputError where the bucket does not answer, or holds other things."""
+    """Lists the objects of the run. Raises InputError if the bucket does not answer, or holds other things."""
     names = self.storage.names('')
     if ISLANDS_MARK in names:
       raise InputError(f'--workdir={self.storage.url} is a run of islands: add its --role, or name another place')
@@ -95,7 +95,7 @@ class Mirror:
     self._states |= {name: files.state(self.workdir / name) for name in missing}
 
   def fetch_trees(self, names: Sequence[str], is_finished: bool, all_checkpoints: bool):
-    """Fetches the trees that are needed to go on: of checkpoints the newest, unless all are asked for."""
+    """Fetches the trees that are needed to continue: of checkpoints the newest, unless all are asked for."""
     others: list[str] = []
     for name in run_objects.half_trees(names):  # of a process that was killed
       self.storage.delete_tree(name)
@@ -150,7 +150,7 @@ class Mirror:
   def publish_all(self):
     """Publishes all that lasts and is not yet in the bucket, between stages, when nothing is being written."""
     self.check()
-    if not (self.workdir / 'config.json').exists():  # refused before any text was tokenized
+    if not (self.workdir / 'config.json').exists():  # rejected before any text was tokenized
       if not any(list(self._published.values())) and not self._begun:
         self._upload('', [], self._gone(EVERYTHING))
       return

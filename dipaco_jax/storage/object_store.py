@@ -111,7 +111,7 @@ class Storage:
     return bytes(self.fetch(name))
 
   def exists(self, name: str) -> bool:
-    """Tells whether there is an object of this name."""
+    """Returns whether there is an object of this name."""
     return self.retry(name, lambda: self.backend.exists(checked_name(name)))
 
   def changed(self, name: str) -> float:
@@ -131,7 +131,7 @@ class Storage:
     self.retry(prefix, lambda: self.backend.tidy(prefix))
 
   def local_path(self, name: str) -> Path | None:
-    """Returns an object's file on this machine's disk, None where the storage is a bucket."""
+    """Returns an object's file on this machine's disk, None if the storage is a bucket."""
     return self.backend.root / name if isinstance(self.backend, Folder) else None
 
   def url_of(self, name: str) -> str:
@@ -181,7 +181,7 @@ class Storage:
 
   def _download(self, prefix: str, folder: Path, sha256: str):
     if self._is_stored_as(prefix, folder):
-      raise (Corrupt if folder.exists() else Missing)(f'{self.url_of(prefix)} is not as it was published')
+      raise (Corrupt if folder.exists() else Missing)(f'{self.url_of(prefix)} differs from what was published')
     name = f'{prefix}.index.json'
     data = self.read(name, sha256) if sha256 else self.fetch(name)
     try:
@@ -189,7 +189,7 @@ class Storage:
     except ValueError as e:
       raise Corrupt(f'{self.url_of(name)} is corrupt: {e}') from e
     if not isinstance(index, dict) or not all(isinstance(digest, str) for digest in index.values()):
-      raise Corrupt(f'{self.url_of(name)} is corrupt: it is no index')
+      raise Corrupt(f'{self.url_of(name)} is corrupt: it is not an index')
     for name in index:
       checked_name(name)  # it comes from another process, and says where to write
     with publishing.publish_directory(folder, sealed=False) as aside:
@@ -232,7 +232,7 @@ class Storage:
 def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
   """Opens storage in a folder (a path or file://), s3://bucket/prefix or gs://bucket/prefix.
 
-  Raises InputError where the scheme is another, no bucket is named, or an extra has to be installed.
+  Raises InputError if the scheme is another, no bucket is named, or an extra has to be installed.
   """
   scheme, separator, rest = url.partition('://')
   if not separator or scheme == 'file':
@@ -240,7 +240,7 @@ def open_storage(url: str, patience_s: float = PATIENCE_S) -> Storage:
     return Storage(root.as_uri(), Folder(root), patience_s)
   if scheme not in EXTRAS or not rest.strip('/'):
     known = 'a folder, file:///FOLDER, s3://BUCKET/... or gs://BUCKET/...'
-    raise InputError(f'{url!r} is no place for objects: give {known}')
+    raise InputError(f'{url!r} cannot store objects: give {known}')
   try:
     return Storage(url.rstrip('/'), Bucket(url.rstrip('/'), patience_s), patience_s)
   except ImportError as e:
@@ -257,7 +257,7 @@ def checked_name(name: str) -> str:
 
 
 def tree_matches(folder: Path, sha256: str) -> bool:
-  """Tells whether a directory is there, and, unless '' is given, has the index of this sha256."""
+  """Returns whether a directory is there, and, unless '' is given, has the index of this sha256."""
   return folder.exists() and sha256 in ('', hashlib.sha256(tree_index(folder)).hexdigest())
 
 

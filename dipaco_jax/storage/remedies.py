@@ -15,13 +15,13 @@ STAGES = {  # the stage that makes a file, by the first part of the file's name
 def explain(file: str | os.PathLike) -> str:
   """Says what is wrong with a file, which stage made it, and what to remove."""
   workdir, name = locate(Path(file))
-  state = 'is not as it was written' if os.path.exists(file) else 'is missing'
+  state = 'is damaged' if os.path.exists(file) else 'is missing'
   if not name:
     return f'{file} {state}'
   stage = stage_of(name)
   problem = f'{file}{f", made by the stage {stage}," if stage else ""} {state}'
   if (workdir / ISLANDS_MARK).exists():
-    return f'{problem}: read a copy of this run, or start it anew in another place'
+    return f'{problem}: read a copy of this run, or start it again in another place'
   doomed = files_to_remove(workdir, name)
   return (
     f'{problem}: {_advice(workdir, doomed)}it again' if doomed else f'{problem}: the command of the run makes it again'
@@ -41,7 +41,7 @@ def _advice(workdir: Path, names: list[str]) -> str:
 
 
 def locate(file: Path) -> tuple[Path, str]:
-  """Returns the workdir that a file is in and its name there, '' where it is in none."""
+  """Returns the workdir that a file is in and its name there, '' if it is in none."""
   for folder in file.parents:
     if (folder / 'stages').is_dir() or (folder / 'config.json').is_file():
       return folder, file.relative_to(folder).as_posix()
@@ -85,7 +85,7 @@ def _there(workdir: Path, names: list[str]) -> list[str]:
 
 
 def _is_last_version(workdir: Path, version: str) -> bool:
-  """Tells whether a version of the modules is the last one of a run that has trained to its end."""
+  """Returns whether a version of the modules is the last one of a run that has trained to its end."""
   versions = [int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit()]
   is_done = (workdir / 'stages' / 'train.json').exists()
   return is_done and version.isdigit() and int(version) >= max(versions, default=0)

@@ -22,14 +22,14 @@ WILDCARDS = {'**/': '(?:.*/)?', '**': '.*', '*': '[^/]*', '?': '[^/]'}
 
 
 def is_remote(path: str) -> bool:
-  """Tells whether a path names an object in a bucket, or a file of the Hub."""
+  """Returns whether a path names an object in a bucket, or a file of the Hub."""
   return path.startswith(('gs://', 's3://', HUB))
 
 
 def find(pattern: str) -> list[str]:
   """Lists the paths of the objects that a glob matches: `*` stays in its folder, `**/` is any folders or none.
 
-  Raises InputError where no bucket is named, the library is not installed, or the bucket does not answer us.
+  Raises InputError if no bucket is named, the library is not installed, or the bucket does not answer us.
   """
   if pattern.startswith(HUB):
     return _find_in_hub(pattern)
@@ -81,7 +81,7 @@ def _identity_in_hub(path: str) -> str:
 
 
 def list_names(folder: str) -> list[str]:
-  """Lists the names of what is in a folder; [] where that cannot be listed."""
+  """Lists the names of what is in a folder; [] if that cannot be listed."""
   try:
     if is_remote(folder):
       return sorted(path.rpartition('/')[2] for path in find(f'{folder}/*'))
@@ -109,13 +109,13 @@ def waiting_for(path: str) -> Iterator[None]:
 
 
 def read(path: str) -> bytes:
-  """Returns the bytes of a file, in a bucket or on this machine; raises OSError, Unavailable where it is away."""
+  """Returns the bytes of a file, in a bucket or on this machine; raises OSError, Unavailable if it is away."""
   with waiting_for(path), open_file(path) as f:
     return f.read()
 
 
 def can_open(path: str) -> bool:
-  """Tells whether a file is there and can be read. Raises Unavailable where its disk, bucket or Hub is away."""
+  """Returns whether a file is there and can be read. Raises Unavailable if its disk, bucket or Hub is away."""
   try:
     with waiting_for(path):
       open_file(path).close()
@@ -125,7 +125,7 @@ def can_open(path: str) -> bool:
 
 
 def is_away(path: str, error: OSError) -> bool:
-  """Tells whether the disk, bucket or Hub of a file may answer later, rather than refuse it."""
+  """Returns whether the disk, bucket or Hub of a file may answer later, rather than refuse it."""
   if path.startswith(HUB):
     status = getattr(getattr(error, 'response', None), 'status_code', None)
     return not isinstance(error, FileNotFoundError) and (status is None or backends.is_transient_status(status))

@@ -38,7 +38,7 @@ def call(
 
 @contextlib.contextmanager
 def every(seconds: float, name: str, action: Callable[[], object]) -> Iterator[None]:
-  """Calls `action` in a thread, every so many seconds, while the block runs; its errors are logged, and it goes on."""
+  """Calls `action` in a thread at regular intervals while the block runs; errors are logged and do not end it."""
   over = threading.Event()
 
   def repeat():
@@ -46,7 +46,7 @@ def every(seconds: float, name: str, action: Callable[[], object]) -> Iterator[N
       try:
         action()
       except Exception as e:
-        logging.warning('%s: %s: %s; it is tried again in %g s', name, type(e).__name__, first_line(e), seconds)
+        logging.warning('%s: %s: %s; retrying in %g s', name, type(e).__name__, first_line(e), seconds)
 
   thread = threading.Thread(target=repeat, daemon=True)
   thread.start()

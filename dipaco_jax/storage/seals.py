@@ -1,4 +1,4 @@
-"""Seals: checksums that are compared when a file of a stage is read; a damaged one is refused with advice (`remedies`).
+"""Seals: checksums that are verified when a file of a stage is read; damage is an error with advice (`remedies`).
 
 A seal is a sha256, in one of three places: a JSON object has it inside, as `seal`, over the rest; a directory that is
 published whole has `SHA256SUMS` beside its files; a file of its own has `NAME.sha256`. `sha256sum --check` takes the
@@ -74,7 +74,7 @@ def read_json(file: Path, *needed: str) -> dict[str, Any]:
 
 
 def loads(data: bytes, *needed: str) -> dict[str, Any] | None:
-  """Parses what `dumps` makes of an object; None where it is not as it was written, or lacks a name of `needed`."""
+  """Parses what `dumps` makes of an object; None if it is not as it was written, or lacks a name of `needed`."""
   try:
     content = json_text.parse(data)
   except ValueError:
@@ -96,7 +96,7 @@ def reading(file: Path) -> Iterator[Path]:
 
 
 def check(file: Path, sha256: str = ''):
-  """Raises Damaged where a file is not as it was written; `sha256` says how, or else the seal beside it, if any."""
+  """Raises Damaged if a file is not as it was written; `sha256` says how, or else the seal next to it, if any."""
   try:
     stat = os.stat(file)
     state, key = (stat.st_ino, stat.st_size, stat.st_mtime_ns), (os.path.abspath(file), sha256)
@@ -111,19 +111,19 @@ def check(file: Path, sha256: str = ''):
 
 
 def keep_if_whole(file: Path) -> bool:
-  """Tells whether a file is there as it was written; removes a damaged one, as the caller makes it again at once."""
+  """Returns whether a file is there as it was written; removes a damaged one, as the caller makes it again at once."""
   try:
     check(file)
   except Damaged:
     if file.exists():
-      logging.warning('%s is not as it was written: it is made again', file)
+      logging.warning('%s is damaged: it is made again', file)
       file.unlink(missing_ok=True)
     return False
   return True
 
 
 def is_expected(file: Path) -> bool:
-  """Tells whether a file that not every run has is there, or a seal says that it should be."""
+  """Returns whether a file that not every run has is there, or a seal says that it should be."""
   return file.exists() or _recorded_beside(file) not in ('', UNKNOWN)
 
 

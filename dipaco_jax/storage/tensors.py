@@ -61,7 +61,7 @@ def write_with_digest(file: Path, arrays: Mapping[str, np.ndarray]):
 
 
 def read_with_digest(file: Path) -> dict[str, np.ndarray] | None:
-  """Reads what `write_with_digest` wrote; None where it is damaged. Raises OSError where it cannot be read."""
+  """Reads what `write_with_digest` wrote; None if it is damaged. Raises OSError if it cannot be read."""
   content = files.read_file(file)
   digest, data = content[:SHA256], content[SHA256:]
   return from_bytes(data) if hashlib.sha256(data).digest() == digest else None

@@ -21,12 +21,12 @@ COMPILE, START = 'compile', 'start'  # START: of the process, up to its first wo
 STAGES = 'stages'  # text, router and shards; in islands, the base model too
 STORAGE, DATABASE = 'storage', 'database'  # of islands
 WAIT = 'wait'  # for other processes: in islands, for modules of theirs
-LOST = 'lost'  # to restarts: what was to be done again, and the time until somebody went on
+LOST = 'lost'  # to restarts: what was to be done again, and the time until somebody continued
 OTHER = 'other'
 CAUSES = INNER, OUTER, INPUT, EVALUATE, CHECKPOINT, COMPILE, START, STAGES, STORAGE, DATABASE, WAIT, LOST, OTHER
 STEPS = INNER, OUTER
 WHOLE = WAIT, LOST, START, STAGES
-STAYS = STAGES, LOST  # what is not done again when training goes on from an earlier checkpoint
+STAYS = STAGES, LOST  # what is not done again when training continues from an earlier checkpoint
 
 LONGEST_START_S = 600.0  # up to the first line of a command; a sandbox may count from another moment
 
@@ -147,12 +147,12 @@ def end():
 
 
 def present() -> Clock | None:
-  """Returns the clock of this thread; None where it is not measured."""
+  """Returns the clock of this thread; None if it is not measured."""
   return getattr(_here, 'clock', None)
 
 
 def read() -> dict[str, float]:
-  """Returns the seconds of this thread up to now, by cause, at the present place; {} where it is not measured."""
+  """Returns the seconds of this thread up to now, by cause, at the present place; {} if it is not measured."""
   clock = present()
   return clock.read() if clock else {}
 
@@ -217,7 +217,7 @@ def goodput(seconds: Seconds) -> float | None:
 
 
 def process_age_s() -> float:
-  """Returns the seconds since the system started this process; 0.0 where it does not tell."""
+  """Returns the seconds since the system started this process; 0.0 if it does not tell."""
   with contextlib.suppress(OSError, ValueError, IndexError):
     with open('/proc/self/stat') as file:
       ticks = int(file.read().rpartition(')')[2].split()[19])  # since the machine was started

@@ -2,7 +2,7 @@
 
 A module is code, and a run may be somebody else's. A module is trusted if the command's own config names it
 (`admit_own`), or the user names it in --trust_modules (`trust`). `check_run` rejects the modules that a run names
-beside these. What is imported is the source that was checked, never bytecode that lies beside it.
+beside these. What is imported is the source that was checked, never bytecode that lies next to it.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ def trust(modules: str | Iterable[str]) -> None:
   Args:
     modules: names, or one string of names with commas between them.
 
-  Raises InputError where one is no name of a module.
+  Raises InputError if one is no name of a module.
   """
   for module in modules.split(',') if isinstance(modules, str) else modules:
     if not extension.is_reference(f'{module}:make'):
@@ -45,7 +45,7 @@ def trust(modules: str | Iterable[str]) -> None:
 def admit_own(settings: Any, workdir: str = '') -> Any:
   """Admits the modules that a command's own config names; returns the settings with the digests of their source.
 
-  Raises InputError where a module is not there, or lies in the workdir, whose files are data.
+  Raises InputError if a module is not there, or lies in the workdir, whose files are data.
   """
   digests = {}
   for module, (name, reference) in _modules(settings).items():
@@ -57,7 +57,7 @@ def admit_own(settings: Any, workdir: str = '') -> Any:
 
 
 def check_run(settings: Any, workdir: str, used: Collection[str] = READERS) -> None:
-  """Checks the modules that a run needs before any is imported; raises InputError where one is not trusted.
+  """Checks the modules that a run needs before any is imported; raises InputError if one is not trusted.
 
   Args:
     settings: of the run.
@@ -98,7 +98,7 @@ def import_checked(module: str, sha256: str = '') -> ModuleType:
     module: its name, with those of the packages that it is in.
     sha256: of the source that was checked; '': of whatever there is.
 
-  Raises ImportError where the source is not the one that was checked, and whatever the module raises.
+  Raises ImportError if the source is not the one that was checked, and whatever the module raises.
   """
   with _importing:
     return sys.modules[module] if module in sys.modules else _import(module, sha256)
@@ -126,7 +126,7 @@ def _import(module: str, sha256: str) -> ModuleType:
 
 
 def read_source(module: str) -> str | None:
-  """Returns the source of a module without importing it, or the packages that it is in; None where there is none."""
+  """Returns the source of a module without importing it, or the packages that it is in; None if there is none."""
   return _read(find_spec(module), module)
 
 
@@ -162,7 +162,7 @@ def _read(spec: importlib.machinery.ModuleSpec | None, module: str) -> str | Non
 
 
 def _check_place(name: str, reference: str, workdir: str):
-  """Raises InputError where a module lies in the run's own folder."""
+  """Raises InputError if a module lies in the run's own folder."""
   spec = find_spec(extension.module_of(reference))
   if not workdir or ('://' in workdir and not workdir.startswith('file://')) or not spec or not spec.origin:
     return
@@ -176,7 +176,7 @@ def _check_place(name: str, reference: str, workdir: str):
 
 
 def _describe_file(module: str) -> str:
-  """Returns 'FILE (sha256 ...)' of a module; '' where it is not found."""
+  """Returns 'FILE (sha256 ...)' of a module; '' if it is not found."""
   spec, source = find_spec(module), read_source(module)
   return f'{spec.origin} (sha256 {digest(source)})' if spec and source is not None else ''
 

@@ -34,7 +34,7 @@ def keep(least_s: float = 0.0):
   if not getattr(jax.config, FOLDER):
     folder = user_folder()
     if why := make_private(folder):
-      logging.warning('compiled programs are not kept: %s; JAX_COMPILATION_CACHE_DIR can name another folder', why)
+      logging.warning('compiled programs are not cached: %s; JAX_COMPILATION_CACHE_DIR can name another folder', why)
       return
     jax.config.update(FOLDER, str(folder))
   jax.config.update(LEAST_S, least_s)
@@ -60,10 +60,10 @@ def make_private(folder: pathlib.Path) -> str:
     real = folder.resolve()
     found = real.stat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-      return f'{folder} should be a folder of this user that nobody else can write into: remove it'
+      return f'{folder} should be a folder that only this user can write to: remove it'
     for parent in real.parents:
       if (mode := parent.stat().st_mode) & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        return f'everybody can replace what is in {parent}'
+        return f'everyone can replace the contents of {parent}'
   except OSError as e:
     return f'{folder}: {e.strerror}'
   return ''

@@ -130,7 +130,7 @@ def read_rows(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, A
       elif line.endswith(b'\n'):  # else it is being written
         damaged += 1
   if damaged and not marks:
-    logging.warning('%s: %d lines are not as they were written, and are passed over', path, damaged)
+    logging.warning('%s: %d lines are damaged and are skipped', path, damaged)
 
 
 def rows_backwards(workdir: str | os.PathLike) -> Iterator[dict[str, Any]]:

@@ -45,7 +45,7 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
   except ValueError as e:
     if coordinator:
       raise
-    raise InputError(f'--distributed: nothing here says who the others are: give {OPTIONS}') from e
+    raise InputError(f'--distributed: the other processes are unknown: give {OPTIONS}') from e
   _watch_job()
 
 

@@ -114,10 +114,10 @@ class Profiler:
       with contextlib.suppress(Exception):  # it may be what has failed
         jax.profiler.stop_trace()
     elif self._steps:
-      logging.warning('--profile=%d:%d: no such step was made', *self._steps)
+      logging.warning('--profile=%d:%d: the run has not made these steps', *self._steps)
 
   def _give_up(self, error: Exception):
-    logging.warning('--profile: %s; training goes on without', str(error).split('\n')[0] or repr(error))
+    logging.warning('--profile: %s; training continues without a profile', str(error).split('\n')[0] or repr(error))
     self._steps, self._first = None, None
 
 

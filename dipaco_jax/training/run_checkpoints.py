@@ -144,7 +144,7 @@ class RunCheckpoints:
     names = own_share(name for name in written if name.startswith(f'{item}/'))
     for name, found in files.digests(self._directory / str(updates), names).items():
       if found != written[name]:
-        raise OSError(f'{name} is not as it was written')
+        raise OSError(f'{name} is damaged')
 
   def _read(self, updates: int, item: str, how: Any) -> Any:
     """Returns an item as it was written, see `_try`."""
@@ -176,8 +176,8 @@ class RunCheckpoints:
           found = self._read(updates, 'arrays', self._ocp.args.StandardRestore(wanted)), meta
     if elsewhere and found is None:
       raise InputError(
-        f'{self._directory} has no checkpoint at the end of a phase, where a run can go on with devices that are laid '
-        'out otherwise: start on as many devices as before'
+        f'{self._directory} has no checkpoint at the end of a phase, from which a run can be resumed on other '
+        'devices: start on as many devices as before'
       )
     if elsewhere:
       self._move(elsewhere, 'elsewhere')
@@ -196,7 +196,7 @@ class RunCheckpoints:
     if not processes.any_process(bool(why), f'{self._directory.name} {updates} is corrupt, read {self._reads}'):
       return found
     bad = self._directory / str(updates)
-    logging.warning('checkpoint %s is corrupt (%s): the one before it is used', bad, why or 'for another process')
+    logging.warning('checkpoint %s is corrupt (%s): using the one before it', bad, why or 'for another process')
     self._move([updates], 'corrupt')
     raise _Corrupt
 
@@ -209,7 +209,7 @@ class RunCheckpoints:
       here = self._directory / str(updates)
       away = self._directory.with_name(f'{self._directory.name}-{updates}-{why}-{time.time_ns()}')
       os.replace(here, away)
-      logging.warning('checkpoint %s is in %s now: to go on from it again, move it back', here, away)
+      logging.warning('checkpoint %s was moved to %s; to resume from it, move it back', here, away)
     self._tidy_seals()  # after: what is corrupt by its seal would pass without
     processes.barrier(f'{self._directory.name} {gone} are away, read {self._reads}')
     self.metas = {updates: meta for updates, meta in self.metas.items() if updates not in gone}

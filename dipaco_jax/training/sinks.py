@@ -125,7 +125,9 @@ def _end(feeders: Iterable['Feeder'], limit_s: float):
       feeder.join(max(0.0, deadline - time.monotonic()))
     if feeder.is_alive():
       feeder.abandoned = True
-      words = 'config.metrics.sinks: %s has not taken all rows in %g s; it gets them when the run is started again'
+      words = (
+        'config.metrics.sinks: %s has not accepted all rows within %g s; the rest is sent when the run is started again'
+      )
       logging.warning(words, feeder.sink, limit_s)
 
 
@@ -145,7 +147,7 @@ class Feeder(threading.Thread):
       self._feed()
     except Exception as e:
       words = printable.redacted(' '.join(extension.in_words(e).split()))
-      logging.warning('config.metrics.sinks: %s is left out from here on: %s', self.sink, words)
+      logging.warning('config.metrics.sinks: %s is disabled from now on: %s', self.sink, words)
 
   def _feed(self):
     self._kept = self._memory.load(self.sink)

@@ -19,7 +19,7 @@ from dipaco_jax.training.train_state import Record
 def warn_not_finite(name: str, path: int, step: int, finite_K: np.ndarray, skipped: float):
   """Warns of the first of a path's steps up to `step` that was not finite."""
   which = step - len(finite_K) + 1 + int(np.argmin(finite_K))
-  done = 'it is skipped' if skipped else 'config.inner.max_skipped lets it pass'
+  done = 'it is skipped' if skipped else 'it is applied, because of config.inner.max_skipped'
   logging.warning('%s, step %d: loss or gradient of path %d is not finite: %s', name, which, path, done)
 
 

@@ -16,7 +16,9 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import resharding, run_checkpoints, specs as specs_lib
 from dipaco_jax.training.programs import Programs
 
-OTHER_VERSION = 'the checkpoints of this run are of another version: go on with that, or use another working directory'
+OTHER_VERSION = (
+  'the checkpoints of this run are of another version: resume it with that version, or use another --workdir'
+)
 
 
 @dataclasses.dataclass
@@ -179,7 +181,7 @@ def _abstract(programs: Programs, meta: dict[str, Any]) -> dict[str, Any] | None
     raise InputError(OTHER_VERSION)
   positions, record = tuple(meta['positions']), Record(**meta['record'])
   if positions != programs.placement.positions and (meta['in_turn'] or record.turn or record.piece):
-    logging.warning('this run began on devices that were laid out otherwise: it goes on from the end of a phase')
+    logging.warning('this run began with another layout of devices: it resumes from the end of a phase')
     return None
   modules, masters, outer, gathered = jax.eval_shape(programs.start, programs.shapes)
   params = jax.eval_shape(programs.gather_path, modules, np.zeros(programs.specs.num_axes, np.int32))

@@ -145,7 +145,7 @@ ONE, ALL = 'the size of one, as --config.grid.a=4', "\"{'a': 4, 'b': 4}\""
     ('--config.train.phases=1e400', '--config.train.phases=1e400 should be a whole number'),
     ('--config.train.phases=nan', 'should be a whole number'),
     ('--config.train.phases=', '--config.train.phases= should be a whole number'),
-    ('--config.train.phases', '--config.train.phases: give it a value, as --config.train.phases=427'),
+    ('--config.train.phases', '--config.train.phases: give a value, such as --config.train.phases=427'),
     ('--noconfig.train.phases', '--config.train.phases: give it a value'),
     ('--config.inner.learning_rate=0,001', '--config.inner.learning_rate=0,001 should be a number'),
     ('--config.train.offload=maybe', '--config.train.offload=maybe should be True or False'),
@@ -200,7 +200,7 @@ def test_files_that_cannot_be(write, lines, words):
   'named, words',
   [
     ('c.py:big', 'get_config(): it has no variants: leave out :big'),
-    ('tiny.py', '--config=tiny.py: there is no such file; --config=tiny comes with dipaco_jax'),
+    ('tiny.py', '--config=tiny.py: there is no such file; --config=tiny is included in dipaco_jax'),
     ('configs/tiny.py', '--config=configs/tiny.py: there is no such file; --config=tiny comes with'),
     ('.', '--config=. is a folder; name a file, or one of c4_1300m_dense, '),
     ('tiny:big', ": variant 'big': there are 'grid' and 'dense'"),

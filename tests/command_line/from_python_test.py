@@ -88,7 +88,7 @@ def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path
   done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=tiny_run.PATIENCE_S)
   assert done.returncode == 0, done.stderr
   found = json.loads(done.stdout)
-  assert found['ended'] == ["KeyboardInterrupt('stopped; the same call goes on from here')", 'SystemExit(143)']
+  assert found['ended'] == ["KeyboardInterrupt('stopped; make the same call to resume')", 'SystemExit(143)']
   assert 0 < found['saved'][0] < found['saved'][1] < 96
   assert found['digests'] == 2 * [tiny_run.modules_sha256(undisturbed)]
   assert 'stopping: what was trained is saved' in found['said'] and '\r' not in found['said']
@@ -128,7 +128,7 @@ def test_a_wrong_field_is_refused_before_anything_is_written(overrides, words, t
     (dipaco_jax.Settings(grid=(('a', 0),)), 'run', 'config.grid.a=0 should be above 0'),
     ({'train.phases': 3}, 'run', 'config.train.phases: there is no such field'),
     ({'train': 3}, 'run', 'config.train=3 should be a dict of fields'),
-    ('tiny', 'ftp://bucket/run', 'is no place for objects'),
+    ('tiny', 'ftp://bucket/run', 'cannot store objects'),
     ('tiny', 'a\nb', 'a name without control characters'),
   ],
 )

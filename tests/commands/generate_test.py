@@ -76,7 +76,7 @@ def test_a_damaged_run_is_told_in_a_line(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   (tmp_path / 'modules' / '2' / 'low' / '0.safetensors').write_bytes(b'x')
   out, err = run(f'--workdir={workdir}', '--prompt=The fox', '--path=0', status=2)
-  assert 'low/0.safetensors, made by the stage train, is not as it was written: remove ' in err
+  assert 'low/0.safetensors, made by the stage train, is damaged: remove ' in err
   assert err.count('\n') == 1 and not out
 
 
@@ -98,12 +98,15 @@ WRONG = [
   (('--workdir=DIR', '--prompt=aeiou', '--path=4'), '--path=4: the paths are 0 to 3'),
   (('--workdir=DIR', '--prompt=aeiou', '--version=99', '--path=0'), 'there is no version 99'),
   (('--workdir=DIR', '--prompt=aeiou', '--samples=0'), '--samples=0'),
-  (('--workdir=DIR', '--prompt=aeiou', '--path=x'), '--path=x: give its number, as 3, or its coordinates, as 1,0'),
+  (
+    ('--workdir=DIR', '--prompt=aeiou', '--path=x'),
+    '--path=x: give its number, such as 3, or its coordinates, such as 1,0',
+  ),
   (('--workdir=DIR', '--prompt=aeiou', '--path=1,2'), '--path=1,2: the paths are 0 to 3, of a grid of 2 x 2'),
   (('--workdir=DIR', '--prompt=aeiou', 'extra'), "'extra' is not an option: write --name=value"),
   (('--workdir=DIR', '--prompt=aeiou', '--temperature=hot'), '--temperature=hot should be a number'),
   (('--workdir=DIR', '--promt=aeiou'), '--promt: there is no such option; did you mean --prompt?'),
-  (('--workdir=DIR', '--prompt'), '--prompt: give it a value, as --prompt=...'),
+  (('--workdir=DIR', '--prompt'), '--prompt: give a value, such as --prompt=...'),
 ]
 
 

@@ -60,13 +60,13 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--wrkdir=x'], '--wrkdir: there is no such option; did you mean --workdir?'),
     ([TINY, 'train'], "'train' is not an option: write --name=value"),
     (['tiny'], "'tiny' is not an option: write --name=value"),
-    ([TINY, '--config.data.train', 'a.txt', 'b.txt'], "'b.txt' is not an option: write --name=value, and a pattern"),
+    ([TINY, '--config.data.train', 'a.txt', 'b.txt'], "'b.txt' is not an option: write --name=value, with patterns"),
     ([TINY, '--epochs=3'], '--epochs: there is no such option; set --config.train.phases or --config.'),
     ([TINY, '--lr=0.1'], '--lr: there is no such option; use --config.inner.learning_rate or --'),
     ([TINY, '--top_n=2'], '--top_n: there is no such option; use --config.routing.top_n'),
     ([TINY, '--resume'], '--resume: there is no such option; run the same command again'),
     ([TINY, '--gpus=2'], '--gpus: there is no such option; all devices are used'),
-    ([TINY, '--nothing'], '--nothing: there is no such option; --help lists those that there are'),
+    ([TINY, '--nothing'], '--nothing: there is no such option; --help lists all options'),
     ([TINY, '--lease_s=abc'], '--lease_s=abc should be a number'),
     ([TINY, '--lease_s=-1', '--role=worker'], '--lease_s=-1.0 should be above 0'),
     ([TINY, '--process_id=x'], '--process_id=x should be a whole number'),
@@ -75,8 +75,8 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--registry=sqlite:////x'], '--registry is for runs with --role'),
     ([TINY, '--profile=5'], '--profile=5: write START:STEPS, a global step from 0 and how many, as --profile=100:8'),
     ([TINY, '--profile=216:1'], '--profile=216:1: the steps of this run are 0 to 215, those of the base model first'),
-    ([TINY, '--profile=1:1', '--role=outer'], '--profile is for what trains: leave it out with --role=outer'),
-    ([TINY, '--metrics_port=99999'], '--metrics_port=99999 should be from 0 to 65535; 0: any that is free'),
+    ([TINY, '--profile=1:1', '--role=outer'], '--profile is for processes that train: leave it out with --role=outer'),
+    ([TINY, '--metrics_port=99999'], '--metrics_port=99999 should be from 0 to 65535; 0 means any free port'),
     ([TINY, '--coordinator=h:1'], '--coordinator is for runs with --distributed'),
     ([TINY, '--distributed', '--num_processes=2'], '--distributed needs all of --coordinator=HOST:PORT, '),
     ([TINY, '--distributed', '--coordinator=h', '--num_processes=2', '--process_id=0'], '--distributed needs all of'),
@@ -87,10 +87,10 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ),
     ([TINY, '--role=outer', '--share=5/4'], '--share=5/4: write i/n, i from 0 to n - 1'),
     ([TINY, '--role=trainer'], '--role=trainer: there are worker, outer, evaluator, monitor'),
-    ([TINY, '--role=worker', '--config.outer.lost=0.5'], 'config.outer.lost=0.5 is for a run in one process'),
+    ([TINY, '--role=worker', '--config.outer.lost=0.5'], 'config.outer.lost=0.5 is for runs in one process'),
     (
       [TINY, '--config.outer.row_weights=True', '--config.outer.rescale=True'],
-      'config.outer.row_weights goes with config.outer.rescale=False',
+      'config.outer.row_weights requires config.outer.rescale=False',
     ),
     ([TINY, '--compile_only', '--topology=v5e:3x5'], '--topology=v5e:3x5 is not known: write v5e:SHAPE or v5e:SHAPE*'),
     ([TINY, '--compile_only', '--topology=tpu'], 'KIND:SHAPE or KIND:SHAPE*SLICES, as v5e:4x4; kinds are v4, v5e'),
@@ -105,7 +105,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--config.train.phases=-1'], 'config.train.phases=-1 should be above 0'),
     ([TINY, '--config.routing.method=means'], "config.routing.method='means': choose one of kmeans"),
     ([TEXT], 'config.data.train is empty: name the text'),
-    ([TINY, '--config.data.train=no/*.md'], "'no/*.md' matches no file: mend config.data.train"),
+    ([TINY, '--config.data.train=no/*.md'], "'no/*.md' matches no file: correct config.data.train"),
     ([TINY, '--config.data.source=stdlib', '--config.data.train=no/*.md'], "='stdlib' does not read it, 'files' does"),
     ([TINY, '--config.data.validation=no/*.md'], 'config.data.train is empty: name the text'),
     ([TINY, "--config.levels=(('all','.*',('z',)),)"], "level 'all' varies over ['z'], but the grid has ['a', 'b']"),
@@ -116,8 +116,8 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--config.grid.a=9000', '--config.data.max_documents=60'], 'use a smaller grid or batch, or more text'),
     ([TINY, '--config.pretrain.init=no'], 'config.pretrain.init=no: config.json: No such file'),
     ([TINY, '--config.tokenizer.model_file=no.model'], "tokenizer 'no.model': No such file"),
-    ([TEXT, '--config.data.train=no/*.txt'], "'no/*.txt' matches no file: mend config.data.train"),
-    ([TEXT, "--config.data.train={'a': 'no/*.txt'}"], "'no/*.txt' matches no file: mend config.data.train"),
+    ([TEXT, '--config.data.train=no/*.txt'], "'no/*.txt' matches no file: correct config.data.train"),
+    ([TEXT, "--config.data.train={'a': 'no/*.txt'}"], "'no/*.txt' matches no file: correct config.data.train"),
     ([TEXT, "--config.data.train={'a': ('no/*.txt', 0)}"], 'should map names to globs and weights, such as {'),
     (
       [TEXT, "--config.data.train={'a': ('no/*.txt', 'x', 'y', 1.5, 2)}"],
@@ -131,7 +131,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
       [TEXT, "--config.data.train={'a': 'b.txt'}", "--config.data.validation={'c': 'd.txt'}"],
       'of config.data.train, a',
     ),
-    ([TEXT, '--config.data.train=http://x/y.txt'], "'http://x/y.txt' is no file here, nor of gs:// or s3://"),
+    ([TEXT, '--config.data.train=http://x/y.txt'], "'http://x/y.txt' is neither a local file nor gs:// or s3://"),
     ([TEXT, '--config.data.train=.'], "'.' is a folder: write a pattern of files, as './*.txt', in config.data"),
     ([TINY, '--config.data.source=tfds', '--config.data.name=x/y:1.0.0', '--config.data.data_dir=no'], 'no such'),
   ],
@@ -195,7 +195,7 @@ def test_main_does_not_train_into_a_run_of_islands(run, tmp_path):
   with pytest.raises(ValueError, match='is a run of islands'):
     from_python.train('tiny', tmp_path / 'islands')
   said = run(TINY, '--workdir=islands', '--role=worker')[1].splitlines()[-1]
-  assert 'there is no registry' in said and 'another --registry knows' in said
+  assert 'there is no registry' in said and 'a run with another --registry' in said
   assert not [*tmp_path.glob('**/registry.db*')]
 
 
@@ -247,8 +247,8 @@ def test_config_files(run, tmp_path, source, words):
 @pytest.mark.parametrize(
   'content, words',
   [
-    (b'', 'there is no text in it: fill it, or leave out this file'),
-    (b'abc\0def', 'byte 3 is NUL, so this is no plain text'),
+    (b'', 'it has no text: add text, or leave out this file'),
+    (b'abc\0def', 'byte 3 is NUL, so this is not plain text'),
     ('caf\u00e9'.encode('latin1'), 'not UTF-8 at byte 3: convert it'),
     (b'A short text.', 'no document is left for validation'),
   ],
@@ -261,10 +261,10 @@ def test_text_files(run, tmp_path, content, words):
 @pytest.mark.parametrize(
   'content, where, words',
   [
-    ('[{"text": "a"}]', '', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
-    ('[\n {"text": "a"}\n]', '', "there should be one object in a line; jq -c '.[]' makes lines of an array"),
-    ('{\n "text": "a"\n}', '1:', 'there should be one object in a line; jq -c . makes a line of each object'),
-    ('"a"', '1:', 'no JSON object, which each line should be'),
+    ('[{"text": "a"}]', '', "instead of one object per line; jq -c '.[]' makes lines of an array"),
+    ('[\n {"text": "a"}\n]', '', "instead of one object per line; jq -c '.[]' makes lines of an array"),
+    ('{\n "text": "a"\n}', '1:', 'each line should be one object; jq -c . makes a line of each object'),
+    ('"a"', '1:', 'not a JSON object, as each line should be'),
     ('{"content": "a", "id": 3}', '1:', "no text under 'text'; texts are under ['content']: set config.data.text_key"),
     ('{"id": 3}', '1:', "no text under 'text'; no other key has one: leave out this file"),
   ],

@@ -23,7 +23,7 @@ WRONG = [
   (['--workdir=/nowhere'], 'there is no run here'),
   (['--workdri=x'], '--workdri: there is no such option; did you mean --workdir?'),
   (['x'], "'x' is not an option"),
-  (['--workdir=ftp://b/x'], "'ftp://b/x' is no place for objects"),
+  (['--workdir=ftp://b/x'], "'ftp://b/x' cannot store objects"),
   (['--workdir=file:///nowhere'], '--workdir=file:///nowhere: there is no run here'),
   (['--workdir=gs://b/x', '--workdir=gs://b/y'], '--out is missing'),
   (['--workdir=x', '--workdir=x'], '--workdir=x is named twice'),

@@ -242,13 +242,13 @@ def test_a_run_of_islands_is_not_taken_for_one_that_has_stopped(tmp_path, monkey
   (tmp_path / 'run' / 'report.json').unlink(missing_ok=True)
   (tmp_path / 'run' / 'registry.id').write_text('a1')
   place, url = str(tmp_path / 'run'), f'sqlite:///{tmp_path}/elsewhere.db'
-  with pytest.raises(ValueError, match='another --registry knows: name that one, or set DIPACO_REGISTRY'):
+  with pytest.raises(ValueError, match='another --registry: name that one, or set DIPACO_REGISTRY'):
     status.find_registry(place, None)
   tasks = registry.Registry(url)
-  with pytest.raises(ValueError, match='another --registry knows'):
+  with pytest.raises(ValueError, match='a run with another --registry'):
     status.of_islands(place, url)  # an empty one
   tasks.put([registry.Fact('config', '', 0, '', '', {'id': 'b2', 'config': {}})])
-  with pytest.raises(ValueError, match='another --registry knows'):
+  with pytest.raises(ValueError, match='a run with another --registry'):
     status.of_islands(place, url)
   tasks.close()
   monkeypatch.setenv('DIPACO_REGISTRY', url)
@@ -270,7 +270,7 @@ def test_roles_that_are_gone_or_stopped_are_not_shown_as_idle(tmp_path):
   tasks.claim('killed', ['train'])
   tasks.beat('killed', 'worker', {'task': 'train 3 0', 'step': 1, 'of': 9})
   tasks.beat('also-killed', 'worker', {'task': ''})
-  tasks.beat('monitor-0', 'monitor', {'task': '', 'stuck': 'nobody works as worker: start one'})
+  tasks.beat('monitor-0', 'monitor', {'task': '', 'stuck': 'no process has the role worker: start one'})
   assert status_table.describe_stop(tasks) == []
   engine = database.connect(url)
   with engine.begin() as connection:

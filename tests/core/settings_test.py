@@ -87,9 +87,9 @@ def test_the_source_follows_from_what_is_named(data, source):
       "config.data.module='m': config.data.source='files' does not read it, 'seqio' does",
     ),
     ({'validation': 'x'}, 'config.data.train is empty'),
-    ({'name': 'my_task'}, "config.data.name='my_task' names no text by itself: name files in config.data.train, or"),
-    ({'data_dir': 'x'}, "config.data.data_dir='x' names no text by itself"),
-    ({'text_key': 'body'}, "config.data.text_key='body' names no text by itself"),
+    ({'name': 'my_task'}, "config.data.name='my_task' does not name a text: name files in config.data.train, or"),
+    ({'data_dir': 'x'}, "config.data.data_dir='x' does not name a text"),
+    ({'text_key': 'body'}, "config.data.text_key='body' does not name a text"),
   ],
 )
 def test_no_field_that_names_text_is_ignored(data, message):
@@ -111,7 +111,7 @@ def test_a_source_of_the_users_own_may_read_any_field():
 
 def test_a_tokenizer_that_is_given_is_not_of_another_kind():
   message = error({'tokenizer': {'model_file': 'x', 'kind': 'bytes'}})
-  assert message.startswith("config.tokenizer.kind='bytes' has a config.tokenizer.model_file beside it")
+  assert message.startswith("config.tokenizer.kind='bytes' and config.tokenizer.model_file are both set")
 
 
 FULL = {
@@ -263,9 +263,9 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
     ({'train': {'batch_size': 0}}, 'config.train.batch_size=0 should be above 0'),
     ({'model': {'head_dim': 7}}, 'config.model.head_dim=7 should be even'),
     ({'model': {'num_kv_heads': 3}}, 'config.model.num_kv_heads=3 should divide config.model.num_heads=16'),
-    ({'model': {'full_every': 2}}, 'config.model.full_every=2 is for models with a config.model.window'),
-    ({'model': {'rope_local_base': 2.0}}, 'config.model.rope_local_base=2.0 is for models with a config.model.window'),
-    ({'model': {'rope_factor': 2.0}}, 'config.model.rope_factor=2.0 is for a config.model.rope_scaling'),
+    ({'model': {'full_every': 2}}, 'config.model.full_every=2 requires config.model.window'),
+    ({'model': {'rope_local_base': 2.0}}, 'config.model.rope_local_base=2.0 requires config.model.window'),
+    ({'model': {'rope_factor': 2.0}}, 'config.model.rope_factor=2.0 requires config.model.rope_scaling'),
     ({'model': {'rope_scaling': 'yarn'}}, "config.model.rope_scaling='yarn' needs config.model.rope_original_len"),
     ({'model': {'rope_low': 4.0}}, 'config.model.rope_low=4.0 should be below config.model.rope_high=4.0'),
     ({'model': {'seq_len': 32}}, 'config.model.seq_len=32 should be above config.routing.prefix_tokens=32'),
@@ -286,11 +286,11 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
     (GRID | {'train': {'schedule': ((1, (0,)),)}}, 'config.train.schedule: first phases [1] should start at 0'),
     (GRID | {'train': {'schedule': ((0, (0,)), (0, (1,)))}}, 'config.train.schedule: first phases [0, 0] should'),
     (GRID | {'train': {'schedule': ((0, ()),)}}, 'config.train.schedule: phase 0 names paths ()'),
-    (GRID | {'train': {'schedule': ((0, (4,)),)}}, 'config.train.schedule: phase 0 names paths (4,); they go from 0'),
+    (GRID | {'train': {'schedule': ((0, (4,)),)}}, 'config.train.schedule: phase 0 names paths (4,); valid paths are'),
     (GRID | {'train': {'schedule': ((0, (-1,)),)}}, 'config.train.schedule: phase 0 names paths (-1,)'),
     (
       GRID | {'outer': {'lost': 0.5}, 'train': {'paths_per_phase': 2}},
-      'config.outer.lost=0.5 is for runs in which all',
+      'config.outer.lost=0.5 requires that all',
     ),
     ({'routing': DISCRIMINATIVE | {'router_fraction': 0}}, 'config.routing.router_fraction=0: routing.method='),
     (
@@ -299,15 +299,15 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
     ),
     (
       GRID | {'levels': (('all', '.*', ('a',)),), 'routing': DISCRIMINATIVE | {'router_fraction': 0.1}},
-      "config.routing.method='discriminative': no level varies over the grid axis 'b', and of equal models none",
+      "config.routing.method='discriminative': no level varies over the grid axis 'b', so its paths are equal",
     ),
     (
       {'evaluate': {'matrix': True}, 'train': {'early_stopping': False}},
-      'config.evaluate.matrix=True is of hold-outs, and config.train.early_stopping=False keeps none',
+      'config.evaluate.matrix=True needs hold-outs, which config.train.early_stopping=False does not keep',
     ),
-    (GRID | {'routing': {'method': 'random', 'capacity': 2.0}}, 'config.routing.capacity is for routers with scores'),
+    (GRID | {'routing': {'method': 'random', 'capacity': 2.0}}, 'config.routing.capacity requires a router with'),
     (GRID | {'routing': {'capacity': 0.5}}, 'config.routing.capacity=0.5 should be 1 or more'),
-    (GRID | {'routing': {'capacity': 2.0, 'top_n': 2}}, 'config.routing.capacity is for one path per sequence'),
+    (GRID | {'routing': {'capacity': 2.0, 'top_n': 2}}, 'config.routing.capacity requires config.routing.top_n=1'),
     ({'evaluate': {'reroute_every': (64, 1)}}, 'config.evaluate.reroute_every=(64, 1): chunks should have 2 tokens'),
     (
       {'evaluate': {'chunk_router_steps': 5}, 'routing': {'router_fraction': 0}},

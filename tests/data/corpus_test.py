@@ -128,7 +128,7 @@ def test_each_part_has_its_share_of_the_limits(tmp_path):
 
 
 def test_missing_files_and_empty_splits_are_errors(tmp_path):
-  with pytest.raises(ValueError, match=r'matches no file: mend config\.data\.train'):
+  with pytest.raises(ValueError, match=r'matches no file: correct config\.data\.train'):
     corpus.check_readable(corpora.in_files(tmp_path))
   (tmp_path / 'a.txt').write_text('one short text')
   with pytest.raises(ValueError, match=r'no document is left for validation.*validation_fraction=1e-09'):

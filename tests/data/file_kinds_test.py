@@ -58,8 +58,8 @@ def test_a_key_that_is_not_there_is_named_with_those_that_are(kind, tmp_path):
 
 
 BAD = {
-  'nothing.txt': (b'', 'no text in it'),
-  'blank.jsonl': (b'\n\n', 'no text in it'),
+  'nothing.txt': (b'', 'it has no text'),
+  'blank.jsonl': (b'\n\n', 'it has no text'),
   'binary.txt': (b'abc\0def', r'byte 3 is NUL'),
   'latin.txt': (('x' * 100 + 'é').encode('latin1'), 'not UTF-8 at byte 100'),
   'split.txt': (b'x' * ((1 << 20) - 1) + b'\xc3(', f'not UTF-8 at byte {(1 << 20) - 1}'),
@@ -67,9 +67,9 @@ BAD = {
   'key.jsonl': (b'{"content": "x", "n": 1}\n', r"key\.jsonl:1: no text under 'text'; texts are under \['content'\]"),
   'list.jsonl': (
     b'\xef\xbb\xbf\n [1]\n',
-    r'list\.jsonl: an array, where there should be one object in a line; jq',
+    r'list\.jsonl: an array instead of one object per line; jq',
   ),
-  'later.jsonl': (corpora.lines(2) + b'[1]\n', r'later\.jsonl:3: no JSON object, which each line should be'),
+  'later.jsonl': (corpora.lines(2) + b'[1]\n', r'later\.jsonl:3: not a JSON object, as each line should be'),
   'deep.jsonl': (b'{"text": ' + b'[' * 100_000, r'deep\.jsonl:1: not JSON'),
   'latin.jsonl': (b'{"text": "\xe9"}\n', r'latin\.jsonl:1: not UTF-8 at byte 10'),
   'cut.jsonl.gz': (gzip.compress(os.urandom(5000))[:2000], 'damaged or cut short'),
@@ -153,7 +153,7 @@ def test_the_library_that_zst_needs_is_named(tmp_path, monkeypatch):
     ('a.py', r'\.py is not one of'),
     ('a.parquet.gz', r'\.parquet files are read uncompressed'),
     ('a.bin.zst', r'\.bin files are read uncompressed'),
-    ('a.idx', r'name .*/a\.bin, beside which it belongs'),
+    ('a.idx', r'name .*/a\.bin, to which it belongs'),
   ],
 )
 def test_what_cannot_be_read_is_refused_by_name_and_never_trained_on(name, words, tmp_path):

@@ -18,7 +18,7 @@ TEKKEN = b'{"config": {"pattern": "x", "num_vocab_tokens": 1, "default_vocab_siz
     ('tokenizer.json', TEKKEN, "is Mistral's own format (tekken)"),
     ('tekken_240911.json', b'{', "is Mistral's own format (tekken)"),
     ('tokenizer.json', b'version https://git-lfs.github.com/spec/v1\n', 'is a pointer of Git LFS, not the file itself'),
-    ('model.safetensors', b'x', 'holds weights: name the tokenizer.json or tokenizer.model beside it'),
+    ('model.safetensors', b'x', 'holds weights: name the tokenizer.json or tokenizer.model next to it'),
   ],
 )
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path, name, content, words):

@@ -160,7 +160,7 @@ def test_training_gives_the_same_files_on_any_number_of_threads():
 
 
 def test_sizes_that_do_not_fit_are_named():
-  with pytest.raises(ValueError, match=r'vocab_size=256 is less than all bytes .* set it to 257'):
+  with pytest.raises(ValueError, match=r'vocab_size=256 is less than the number of bytes .* set it to 257'):
     json_tokenizer.train(TEXTS, 256)
   with pytest.raises(
     ValueError, match=r'vocab_size=5000 is more than this text can fill: set it to (\d+) or less'
@@ -182,14 +182,14 @@ def test_gpt_2_ends_texts_though_its_config_does_not_say_so():
       {'tokenizer.json': b'{}'},
       r"tokenizer\.json': no tokenizer\.json \(.*name another in config\.tokenizer\.model_file",
     ),
-    ({'tokenizer.json': MADE['llama3'].to_str().encode()}, 'it has no end-of-text token: give it the tokenizer_config'),
+    ({'tokenizer.json': MADE['llama3'].to_str().encode()}, 'it has no end-of-text token: add the tokenizer_config'),
     ({'tokenizer.json': b'plain'}, 'not a SentencePiece model'),
     (
       {'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "no"}'},
       'no end-of-text token',
     ),
     ({'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'['}, r'no tokenizer\.json \('),
-    ({'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'[1]'}, 'is no JSON object'),
+    ({'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'[1]'}, 'is not a JSON object'),
   ],
 )
 def test_bad_files_are_named(files, words, tmp_path):
@@ -219,7 +219,7 @@ def test_a_sentencepiece_model_has_its_begin_token_where_its_config_says(tmp_pat
   assert again.bos_id == 1 and again.files == found.files
   for config in ('[1]', '{', '[' * 100_000):
     (tmp_path / 'tokenizer_config.json').write_text(config)
-    with pytest.raises(ValueError, match=r'tokenizer_config\.json beside it is not JSON of an object'):
+    with pytest.raises(ValueError, match=r'tokenizer_config\.json next to it is not a JSON object'):
       tokenizer_files.open_file(tmp_path / 'tokenizer.model')
 
 

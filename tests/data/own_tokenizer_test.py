@@ -71,12 +71,12 @@ def test_characters_come_whole(module):
 
 
 @pytest.mark.parametrize('name, words', [
-  ('unsized', "its vocab_size is 'many': a whole number is asked"),
+  ('unsized', "its vocab_size is 'many': expected an integer"),
   ('endless', 'its eos_id=257 should be 0 or more, and below 257'),
   ('silent', r'returns a Wrong without encode\(...\)'),
   ('above', r'encode returns ids from \d+ to 240: they should be from 0 to 99, below its vocab_size'),
-  ('nested', r'encode returns int64 \[1, 1\]: a list of whole numbers is asked'),
-  ('bare', 'decode returns a list: a text is asked'),
+  ('nested', r'encode returns int64 \[1, 1\]: expected a list of integers'),
+  ('bare', 'decode returns a list: expected a str'),
   ('failing', r"raises AttributeError: 'str' object has no attribute 'colour' \(line \d+ of .*own_.*py\)"),
 ])  # fmt: skip
 def test_what_goes_wrong_names_the_field(module, name, words):
@@ -85,7 +85,7 @@ def test_what_goes_wrong_names_the_field(module, name, words):
 
 
 def test_what_does_not_go_together(module):
-  with pytest.raises(InputError, match=r'has a config.tokenizer.model_file beside it'):
+  with pytest.raises(InputError, match=r'and config.tokenizer.model_file are both set'):
     settings.from_dict({'tokenizer': {'kind': f'{module}:make', 'model_file': 'a.model'}})
 
 

@@ -224,10 +224,10 @@ def test_missing_and_damaged_files_are_named(tmp_path):
   write(tmp_path / 'a', Wide(), lambda split: [DOCUMENT])
   sequences, folder = Sequences(tmp_path / 'a', 'train'), tmp_path / 'a' / '0'
   (folder / 'train.array_record').write_bytes(b'x' * 200_000)
-  with pytest.raises(ValueError, match=r'0/train\.array_record is not as it was written'):
+  with pytest.raises(ValueError, match=r'0/train\.array_record is damaged'):
     sequences.read([0])
   (folder / 'train.documents').write_bytes(b'x')
-  with pytest.raises(ValueError, match=r'0/train\.documents is not as it was written'):
+  with pytest.raises(ValueError, match=r'0/train\.documents is damaged'):
     sequences.columns()
   for name in ('train.array_record', 'train.documents', 'meta.json'):
     (folder / name).unlink()

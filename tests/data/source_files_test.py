@@ -102,7 +102,7 @@ def test_a_file_that_is_trained_on_is_no_validation_text(tmp_path, validation):
     (tmp_path / 'x' / f'{name}.jsonl').write_bytes(corpora.lines(50, name))
   (tmp_path / 'x' / 'link').symlink_to('b.jsonl')
   data = settings.Data(source='files', train=(f'{tmp_path}/x/*.jsonl',), validation=(f'{tmp_path}/x/{validation}',))
-  words = r'is in config\.data\.train and in config\.data\.validation: leave it out of one'
+  words = r'is both in config\.data\.train and in config\.data\.validation: remove it from one'
   with pytest.raises(ValueError, match=words) as error:
     corpus.check_readable(data)
   assert str(error.value).startswith(f'{tmp_path}/x/') and '\n' not in str(error.value)

@@ -87,11 +87,11 @@ def test_mixtures_may_have_it_too(module):
 @pytest.mark.parametrize('name, words', [
   ('shuffled', "document 0 is 'id 0' at first, and 'id 1' when they are listed again"),
   ('failing', r'raises ZeroDivisionError: division by zero \(line \d+ of .*own_.*py\)'),
-  ('unnamed', r'document 0 of train is a str: a tuple \(id, text\) or \(id, text, domain\) is asked'),
-  ('numbered', 'document 0 of train has the id 0: a text is asked, of each document another'),
-  ('repeated', "document 1 of train has the id 'a', as one before it"),
-  ('wordless', "text and domain of document 'a' are NoneType and str: str is asked"),
-  ('halved', "the text of document 'b' has half a character"),
+  ('unnamed', r'document 0 of train is a str: expected a tuple \(id, text\) or \(id, text, domain\)'),
+  ('numbered', 'document 0 of train has the id 0: expected a str, different for each document'),
+  ('repeated', "document 1 of train has the id 'a', as an earlier one"),
+  ('wordless', "text and domain of document 'a' are NoneType and str: expected str"),
+  ('halved', "the text of document 'b' has a lone surrogate"),
   ('unread', 'raises ZeroDivisionError: division by zero'),
   ('missing', 'has no function missing'),
 ])  # fmt: skip

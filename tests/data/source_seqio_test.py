@@ -125,7 +125,7 @@ def test_a_part_of_a_task_is_whole_files(folder):
 @pytest.mark.parametrize(
   'name, changes, message',
   [
-    ('kep', {}, r"name='kep': SeqIO knows no such task or mixture, but \['kept'"),
+    ('kep', {}, r"name='kep': SeqIO has no such task or mixture; the nearest are \['kept'"),
     ('kept', {'module': 'no_tasks'}, r"config\.data\.module='no_tasks' cannot be imported \(No module named"),
     ('kept', {'text_key': 'text'}, r"kept: no text under 'text'; there are .*'targets'.*: set config\.data\.text_key"),
     ('missing', {}, "name='missing' cannot be read"),

@@ -44,7 +44,7 @@ def test_all_kinds_of_strings(kind, tmp_path):
       {'text': pa.Array.from_buffers(pa.string(), 1, [None, *pa.array([b'\xff']).buffers()[1:]])},
       'row 1 is not UTF-8 at byte 0 of a text',
     ),
-    ({'text': ['', ' ']}, 'there is no text in it'),
+    ({'text': ['', ' ']}, 'it has no text'),
   ],
 )
 @pytest.mark.parametrize('ending', ['parquet', 'arrow'])

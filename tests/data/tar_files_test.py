@@ -38,7 +38,7 @@ def test_text_is_in_a_file_or_in_its_json(tmp_path):
   [
     ({'jpg': b'\xff'}, "s: no .txt, and no text under 'text'; leave out this file"),
     ({'json': {'words': 'x'}}, r"no text under 'text'; texts are under \['words'\]: set config.data.text_key"),
-    ({'json': b'[1]'}, r's\.json: no JSON object'),
+    ({'json': b'[1]'}, r's\.json: not a JSON object'),
     ({'json': b'{'}, r's\.json: not JSON'),
     ({'json': b'[' * 100_000}, r's\.json: not JSON'),
     ({'txt': b'\xff'}, 's: not UTF-8 at byte 0'),
@@ -54,7 +54,7 @@ def test_samples_of_one_name_are_named(tmp_path):
   with tarfile.open(tmp_path / 'a.tar', 'w') as tar:
     for _ in range(2):
       tar.addfile(tarfile.TarInfo('s.txt'))
-  with pytest.raises(ValueError, match=r'a\.tar: there are two files s\.txt'):
+  with pytest.raises(ValueError, match=r'a\.tar: it has two files s\.txt'):
     list(tar_files.samples(f'{tmp_path}/a.tar'))
 
 

@@ -147,22 +147,22 @@ def one_more_token(value: int, dtype, write='nanogpt'):
 BAD = {
   'odd length': (cut_file('nanogpt', 'a.bin', 1), r'a\.bin: damaged or cut short \(\d+ bytes are no whole number'),
   'cut behind a header': (cut_file('llm.c', 'a.bin', 2), r'a\.bin: damaged or cut short \(\d+ tokens by its header'),
-  'empty': (lambda tmp_path, ids, eos: (tmp_path / 'a.bin').touch(), r'a\.bin: there is no text in it'),
+  'empty': (lambda tmp_path, ids, eos: (tmp_path / 'a.bin').touch(), r'a\.bin: it has no text'),
   'ends alone': (
     lambda tmp_path, ids, eos: foreign_tokens.nanogpt(tmp_path / 'a.bin', [[]] * 10, eos),
-    r'a\.bin: there is no text in it',
+    r'a\.bin: it has no text',
   ),
   'a token too many': (
     one_more_token(280, np.uint16),
     r'a\.bin: token \d+ is 280, and the vocabulary of config\.tokenizer\.model_file has 280: name the tokenizer',
   ),
   'an index of before': (damaged_index(lambda i: b'TNTIDX\0\0' + i[8:]), r"a\.idx: it is in Megatron's first format"),
-  'no index': (damaged_index(lambda i: b'x' * 100), r"a\.idx: no index of Megatron's"),
-  'an empty index': (damaged_index(lambda i: b''), r"a\.idx: no index of Megatron's"),
+  'no index': (damaged_index(lambda i: b'x' * 100), r'a\.idx: not a Megatron index'),
+  'an empty index': (damaged_index(lambda i: b''), r'a\.idx: not a Megatron index'),
   'version 2': (damaged_index(put(9, 2)), r'a\.idx: it has version 2, which cannot be read'),
   'numbers with a point': (
     damaged_index(lambda i: i[:17] + b'\7' + i[18:]),
-    r'a\.idx: it has tokens of type 7, no integer',
+    r'a\.idx: it has tokens of type 7, not an integer',
   ),
   'an index cut short': (damaged_index(lambda i: i[:-8]), r'a\.idx: damaged, cut short or not of text alone'),
   'a huge number of sequences': (damaged_index(put(18, 1 << 60)), r'a\.idx: damaged, cut short or not of text'),

@@ -220,7 +220,7 @@ def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, wo
 def test_a_runs_own_folder_is_told_from_a_model(tmp_path, pieces):
   write(tmp_path, 400)
   (tmp_path / 'config.json').write_text(json.dumps(settings.Settings().to_dict()))
-  with pytest.raises(ValueError, match='it is a run, not a model: write a path of it with python -m'):
+  with pytest.raises(ValueError, match='it is a run, not a model: export a path of it with python -m'):
     tokenize_stage.check_init(of(tmp_path, str(pieces)))
 
 
@@ -305,14 +305,14 @@ def test_its_tokenizer_is_to_be_named(tmp_path, pieces):
 @pytest.mark.parametrize(
   'name, data, words',
   [
-    ('config.json', b'[]', 'config.json is not JSON of an object'),
-    ('config.json', b'[' * 100_000, 'config.json is not JSON of an object'),
+    ('config.json', b'[]', 'config.json is not a JSON object'),
+    ('config.json', b'[' * 100_000, 'config.json is not a JSON object'),
     ('config.json', None, 'config.json: No such file'),
     ('model.safetensors', None, 'model.safetensors: No such file'),
-    ('model.safetensors', b'x' * 100, 'model.safetensors is no safetensors file, or not whole'),
-    ('model.safetensors', b'\xff' * 8 + b'[' * 100_000, 'model.safetensors is no safetensors file, or not whole'),
+    ('model.safetensors', b'x' * 100, 'model.safetensors is not a safetensors file, or incomplete'),
+    ('model.safetensors', b'\xff' * 8 + b'[' * 100_000, 'model.safetensors is not a safetensors file, or incomplete'),
     ('model.safetensors', b'version https://git-lfs.github.com/spec/v1', 'model.safetensors is a pointer of Git LFS'),
-    ('model.safetensors', b'', 'model.safetensors is no safetensors file, or not whole'),
+    ('model.safetensors', b'', 'model.safetensors is not a safetensors file, or incomplete'),
     ('model.safetensors', safetensors.numpy.save({'x': np.zeros(3)}), 'has no lm_head.weight'),
   ],
 )

@@ -105,7 +105,7 @@ def test_a_model_of_the_hub_without_its_library(monkeypatch):
 @pytest.mark.parametrize('config', ['[]', '{', '[' * 100_000])
 def test_a_folder_that_is_none_is_named(tmp_path, config):
   (tmp_path / 'config.json').write_text(config)
-  with pytest.raises(InputError, match='not JSON of an object'):
+  with pytest.raises(InputError, match='not a JSON object'):
     pretrained.read_model(str(tmp_path))
 
 

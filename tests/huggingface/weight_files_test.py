@@ -45,7 +45,7 @@ def test_shards_are_those_of_the_index(tmp_path):
 @pytest.mark.parametrize('of', [{}, None, ['a'], {'a': '../../etc/passwd'}, {'a': '/etc/passwd'}])
 def test_an_index_names_files_beside_it(tmp_path, of):
   (tmp_path / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': of}))
-  with pytest.raises(InputError, match=r'index\.json has no weight_map that names files beside it'):
+  with pytest.raises(InputError, match=r'index\.json has no weight_map with names of files next to it'):
     weight_files.find(str(tmp_path))
 
 
@@ -58,10 +58,10 @@ def test_a_file_that_would_run_something_is_refused(tmp_path, monkeypatch):
   pytest.importorskip('torch')
   monkeypatch.chdir(tmp_path)
   (tmp_path / weight_files.TORCH).write_bytes(pickle.dumps({'a.weight': Evil()}))
-  with pytest.raises(InputError, match='no file of weights alone as PyTorch writes it'):
+  with pytest.raises(InputError, match='not a PyTorch file of weights only'):
     weight_files.load(str(tmp_path), weight_files.TORCH, {'a.weight'})
   write(tmp_path, odd=Evil())
-  with pytest.raises(InputError, match='no file of weights alone as PyTorch writes it'):
+  with pytest.raises(InputError, match='not a PyTorch file of weights only'):
     weight_files.shapes(str(tmp_path), weight_files.TORCH)
   assert not (tmp_path / 'was-here').exists()
 
@@ -73,11 +73,11 @@ def test_what_is_no_weight_is_named(tmp_path):
     with pytest.raises(InputError, match=f"weights of type '{kind}': convert them to float32"):
       weight_files.shapes(folder, weight_files.TORCH)
   write(tmp_path, state_dict={'a.weight': torch.ones(2)})
-  with pytest.raises(InputError, match='is not of tensors by name'):
+  with pytest.raises(InputError, match='does not hold tensors by name'):
     weight_files.shapes(folder, weight_files.TORCH)
   data = (tmp_path / weight_files.TORCH).read_bytes()
   (tmp_path / weight_files.TORCH).write_bytes(data[: len(data) // 2])
-  with pytest.raises(InputError, match='or not whole'):
+  with pytest.raises(InputError, match='or incomplete'):
     weight_files.load(folder, weight_files.TORCH, {'a.weight'})
 
 

@@ -141,7 +141,7 @@ def test_a_template_that_is_none_is_refused(source, words):
 
 
 def test_messages_with_all_marks_are_refused():
-  with pytest.raises(InputError, match='messages have all characters from'):
+  with pytest.raises(InputError, match='messages contain all of the noncharacters'):
     load(CHATML).encode(chat(''.join(map(chr, chat_template.MARKS))))
   first = chr(chat_template.MARKS[0])
   assert written(CHATML, chat(f'{first}{END}')).startswith(f'{START}user\n{first}')

@@ -100,7 +100,7 @@ def test_a_stream_has_an_event_for_each_delta(include_usage):
 
 def test_a_full_queue_refuses_without_a_word_to_the_engine():
   script = Script(DELTAS, num_waiting=7)
-  with pytest.raises(ApiError, match='7 texts wait already, of 8 that may') as refused:
+  with pytest.raises(ApiError, match='7 of at most 8 texts are waiting already') as refused:
     respond(Completions(script, 8), asked())
   assert refused.value.status == 429 and not script.submitted
   script.num_waiting = 6

@@ -38,7 +38,7 @@ def test_where_the_user_says_nothing_the_first_text_chooses():
     (['hi'], 'messages should be a list of objects'),
     (chat(''), 'messages have no text'),
     ([{'role': 'user'}], 'messages have no text'),
-    (chat('a\ud800'), 'messages have half a character'),
+    (chat('a\ud800'), 'messages have a lone surrogate'),
   ],
 )
 def test_messages_that_no_path_can_be_chosen_by_are_refused(messages, words):
@@ -56,7 +56,7 @@ def test_messages_that_no_path_can_be_chosen_by_are_refused(messages, words):
     ({'role': 'user', 'content': [{'type': 'image_url', 'image_url': {}}]}, r'messages\[1\]\.content is not supported'),
     ({'role': 'user', 'content': 'x', 'tool_calls': [{}]}, r'messages\[1\]\.tool_calls is not supported'),
     ({'role': 'user', 'content': 'x', 'name': 3}, r'messages\[1\]\.name should be a string'),
-    ({'role': 'user', 'content': '\ud800'}, r'messages\[1\]\.content has half a character'),
+    ({'role': 'user', 'content': '\ud800'}, r'messages\[1\]\.content has a lone surrogate'),
   ],
 )
 def test_messages_that_cannot_be_answered_are_refused(message, words):

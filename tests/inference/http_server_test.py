@@ -86,7 +86,7 @@ MALFORMED = [
   ({'model': 'gpt-4'}, 404, 'model', "there is no model 'gpt-4': ask for run"),
   ({'model': 'run/path-4'}, 404, 'model', 'run/path-0 to path-3'),
   ({'model': 7}, 400, 'model', 'model should be a string'),
-  ({'prompt': ''}, 400, 'prompt', 'give it a word'),
+  ({'prompt': ''}, 400, 'prompt', 'give some text'),
   ({'prompt': []}, 400, 'prompt', 'prompt should be a string'),
   ({'prompt': {'text': 'fox'}}, 400, 'prompt', 'prompt should be a string'),
   ({'prompt': ['fox', 3]}, 400, 'prompt', 'prompt should be a string'),

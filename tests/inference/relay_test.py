@@ -280,7 +280,7 @@ def test_a_stream_that_breaks_off_ends_in_an_error(at_boundary):
       client = await Client(relay).ask(stream=True)
       assert client.status == 200 and client.ended == at_boundary  # else uvicorn closes the connection
       last = client.body.split(b'\n\n')[-2 if at_boundary else -1]
-      assert (b'the engine failed amid its answer' in last) == at_boundary and b'DONE' not in client.body
+      assert (b'the engine failed during its answer' in last) == at_boundary and b'DONE' not in client.body
 
   asyncio.run(main())
 
@@ -463,7 +463,7 @@ def test_parts_of_a_request_are_asked_at_one_time_and_one_error_is_the_answer():
       client = await Client(relay).ask(parts=parts)
       assert client.status == 400 and json.loads(client.body) == {'error': 'x'}
       engines[1].script = good
-      with pytest.raises(ApiError, match='is no completion'):
+      with pytest.raises(ApiError, match='was not a completion'):
         await Client(relay).ask(parts=parts)
 
   asyncio.run(main())

@@ -111,7 +111,7 @@ def test_openais_client_asks_for_paths_and_sees_errors(running):
     assert raw.headers['dipaco-path'] == '2' and raw.parse().model == 'run/path-2'
     with pytest.raises(openai.BadRequestError, match='logprobs is not supported'):  # the engine's own words
       client.completions.create(model='run', prompt='fox', logprobs=1)
-    with pytest.raises(openai.BadRequestError, match='give it a word'):
+    with pytest.raises(openai.BadRequestError, match='give some text'):
       client.completions.create(model='run', prompt='')
     with pytest.raises(openai.BadRequestError, match='messages have no text'):
       client.chat.completions.create(model='run', messages=[{'role': 'user', 'content': ''}])

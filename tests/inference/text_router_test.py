@@ -39,7 +39,7 @@ def test_padding_of_a_short_text_does_not_count(router):
 
 
 def test_an_empty_text_has_no_path(router):
-  with pytest.raises(ValueError, match='give it a word'):
+  with pytest.raises(ValueError, match='give some text'):
     router.path('')
 
 

@@ -139,7 +139,7 @@ def test_damaged_modules_are_noticed(workdir, tmp_path):
   data = bytearray(file.read_bytes())
   data[-3] ^= 1
   file.write_bytes(data)
-  with pytest.raises(OSError, match=r'low/0.safetensors, made by the stage train, is not as it was written'):
+  with pytest.raises(OSError, match=r'low/0.safetensors, made by the stage train, is damaged'):
     dipaco_jax.load(str(tmp_path / 'copy'), 0)
   assert json.loads((tmp_path / 'copy' / 'paths' / 'best.json').read_text())['version'] == [2, 2, 2, 1]
 

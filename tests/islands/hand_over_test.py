@@ -62,7 +62,7 @@ def test_a_short_replay_is_begun_at_once(scene):
 def test_the_holder_publishes_what_it_is_asked_for(scene):
   scene.takes(LEASE_S)
   for _ in range(2):
-    with pytest.raises(island.Later, match='path 3 is asked of its holder, theirs'):
+    with pytest.raises(island.Later, match='path 3 is requested from its holder, theirs'):
       scene.begin()
   [row] = scene.mine.registry.tasks(kind=hand_over.SHIP)
   assert (row['key'], row['number'], row['holder']) == ('3', PHASE, scene.held.holder)

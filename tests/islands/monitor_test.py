@@ -15,7 +15,7 @@ def test_failing_tasks_and_missing_roles_are_told(made):
   made.registry.add_tasks([NewTask('outer', 'low/0', 1)])
   made.registry.release(made.registry.claim('worker-0', ['prepare']), error='OSError: no space')
   failing = 'prepare  0, claimed 1 times: OSError: no space'
-  missing = [f'nobody works as {role}: start one' for role in ('outer', 'worker')]
+  missing = [f'no process has the role {role}: start one' for role in ('outer', 'worker')]
   assert monitor.stuck(made) == '; '.join([failing, *missing])
   made.registry.beat('outer-0', 'outer', {})
   made.registry.beat('evaluator-0', 'evaluator', {})
@@ -35,7 +35,7 @@ def test_a_role_that_fell_silent_is_missing(made, monkeypatch):
   made.registry.beat('worker-0', 'worker', {})
   assert monitor.stuck(made) == ''
   monkeypatch.setattr(monitor, 'SILENT_S', 0)
-  assert monitor.stuck(made) == 'nobody works as worker: start one'
+  assert monitor.stuck(made) == 'no process has the role worker: start one'
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_role_that_has_stopped_is_missing(made):
   made.registry.beat('worker-0', 'worker', {'task': ''})
   assert monitor.stuck(made) == ''
   made.registry.beat('worker-0', 'worker', {'task': '', 'stopped': True})
-  assert monitor.stuck(made) == 'nobody works as worker: start one'
+  assert monitor.stuck(made) == 'no process has the role worker: start one'
 
 
 def test_a_monitor_that_ends_says_so(made):

@@ -97,8 +97,8 @@ def test_a_registry_that_is_lost_is_that_of_the_backup_again(how, begun, url, pl
     running = running._replace(fence=running.fence + 1)
   again.add_tasks(train(('new', 1)))  # gets an id of its own
   again.close()
-  assert command.check(url, place).startswith('the registry is whole; newest backup: registry_backups/00000001-')
-  with pytest.raises(InputError, match='the registry is whole: nothing has to be rebuilt'):
+  assert command.check(url, place).startswith('the registry is intact; newest backup: registry_backups/00000001-')
+  with pytest.raises(InputError, match='the registry is intact: nothing has to be rebuilt'):
     command.rebuild(url, place)
 
 

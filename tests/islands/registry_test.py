@@ -314,7 +314,9 @@ def test_a_call_raises_when_its_patience_is_over(tmp_path):
 
 
 def test_a_database_that_is_not_there_is_not_waited_for(server):
-  with pytest.raises(ValueError, match=r'refuses us .*does not exist.*: check its user, password and database'):
+  with pytest.raises(
+    ValueError, match=r'rejects the connection .*does not exist.*: check its user, password and database'
+  ):
     Registry(server.url('nobodys'))
 
 

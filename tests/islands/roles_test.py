@@ -27,7 +27,7 @@ def test_another_config_is_refused(config, tmp_path):
   other = Machine(changed(config, train=dict(phases=3)), {})
   with pytest.raises(ValueError, match=r'config.train.phases was 2, is 3\): use another database'):
     other.island(tmp_path)
-  with pytest.raises(ValueError, match='has a run that another --registry knows'):
+  with pytest.raises(ValueError, match='has a run with another --registry'):
     other.island(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
 
 
@@ -35,13 +35,13 @@ def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
   machine = Machine(config, {})
   close(machine.island(tmp_path))
   other = f'sqlite:///{tmp_path}/new.db'
-  with pytest.raises(ValueError, match='another --registry knows: name that one, or set DIPACO_REGISTRY'):
+  with pytest.raises(ValueError, match='another --registry: name that one, or set DIPACO_REGISTRY'):
     machine.island(tmp_path, url=other)
   facts = Registry(other)
   assert not facts.facts('config'), 'it knows no run either'
   facts.put([Fact('config', '', 0, '', settings_lib.digest(config), {'config': {}, 'id': 'b2', 'versions': {}})])
   facts.close()
-  with pytest.raises(ValueError, match='another --registry knows: name that one'):
+  with pytest.raises(ValueError, match='another --registry: name that one'):
     machine.island(tmp_path, url=other)
   close(machine.island(tmp_path))
 
@@ -75,7 +75,7 @@ def test_a_place_without_the_run_that_the_registry_knows_is_refused(config, tmp_
   made.registry.put([Fact('prepared', '', 0, '', '', {})])
   close(made)
   url = f'sqlite:///{place}/registry.db'
-  with pytest.raises(ValueError, match=r'elsewhere has nothing of the run .*: check --workdir, or whether it is'):
+  with pytest.raises(ValueError, match=r'elsewhere has no data of the run .*: check --workdir, or whether it is'):
     machine.island(tmp_path / 'elsewhere', url=url)
   assert not [*(tmp_path / 'elsewhere').iterdir()]
   close(machine.island(place, url=url))
@@ -87,7 +87,7 @@ def test_a_process_with_other_libraries_is_warned(config, tmp_path, monkeypatch,
   assert 'begun with' not in caplog.text
   monkeypatch.setattr(run_report, 'versions', lambda: {'python': '3.99'})
   close(machine.island(tmp_path))
-  assert f'python {platform.python_version()}, unlike here' in caplog.text
+  assert f'python {platform.python_version()}, which differs here' in caplog.text
 
 
 def test_a_process_with_other_source_is_warned_or_rejected_as_the_config_says(config, tmp_path, monkeypatch, caplog):
@@ -100,9 +100,9 @@ def test_a_process_with_other_source_is_warned_or_rejected_as_the_config_says(co
   begun = run_report.source_digest()[:16]
   monkeypatch.setattr(run_report, 'source_digest', lambda: 'other')
   close(mild.island(tmp_path / 'mild'))
-  assert f'this run was begun with dipaco_jax source {begun}, unlike here' in caplog.text
+  assert f'this run was begun with dipaco_jax source {begun}, which differs here' in caplog.text
   with pytest.raises(
-    ValueError, match=rf"dipaco_jax source {begun}, unlike here, and its config.other_code is 'reject'"
+    ValueError, match=rf"dipaco_jax source {begun}, which differs here, and its config.other_code is 'reject'"
   ):
     strict.island(tmp_path / 'strict')
 

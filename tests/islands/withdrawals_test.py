@@ -71,7 +71,7 @@ def test_what_was_published_first_stands_while_it_can_be_read(made, caplog):
   first, other = contribution(made, 1.0), contribution(made, 1.5)
   assert withdrawals.complete(made, done(made, first), [other]) == [first]
   assert made.registry.facts('checkpoint') == [first] and not withdrawn(made)
-  assert made.registry.is_done('train', '0', 0) and 'what was made again here is dropped' in caplog.text
+  assert made.registry.is_done('train', '0', 0) and 'the repeated result is dropped' in caplog.text
 
 
 def test_a_fact_that_nobody_can_read_is_replaced_with_what_depends_on_it(made, caplog):
@@ -82,7 +82,7 @@ def test_a_fact_that_nobody_can_read_is_replaced_with_what_depends_on_it(made, c
   assert withdrawals.complete(made, task, [other]) == [other]
   assert made.registry.facts('checkpoint') == [other] and not made.registry.facts('state')
   assert ('checkpoint 0 1', first.sha256) in withdrawn(made) and len(withdrawn(made)) == 2
-  assert 'is replaced by what was made again here: ' in caplog.text
+  assert 'is replaced by the repeated result: ' in caplog.text
   lose(made, other)
   withdrawals.complete(made, done_again(made, other), [first])
   assert ('checkpoint 0 2', other.sha256) in withdrawn(made), 'each withdrawal is a fact of its own'

@@ -97,7 +97,7 @@ def test_a_replay_that_differs_is_held_and_told_with_both_machines(made, caplog)
   assert not does.hold_replayed(made, 3, Part(2, 0), sent(made, replayed, 2), [], replayed)[0] and not caplog.messages
   replayed.params['final_norm/scale'][3] += 1
   assert does.hold_replayed(made, 3, Part(2, 0), sent(made, replayed, 2), [], replayed)[0]
-  assert 'phase 3, trained again: all has made ends of path 3 otherwise than worker-7 did' in caplog.text
+  assert 'phase 3, trained again: all computed other values of ends of path 3 than worker-7' in caplog.text
   assert does.held.get(3, 2, old.sha256) == replayed.inner
 
 

@@ -94,7 +94,7 @@ def test_a_role_that_stalls_is_started_again(db, tmp_path, monkeypatch, capfd):
     db.put([registry_lib.Fact('finished', '', 0, '', '', {'perplexity': 1.0})])
     thread.join()
     local.stop([role])
-  assert 'local.py: worker-0 gave no sign of life for 1' in capfd.readouterr().err
+  assert 'local.py: worker-0 did not respond for 1' in capfd.readouterr().err
 
 
 def test_nobody_is_silent_while_the_registry_is_away(db):
@@ -169,7 +169,7 @@ def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
       assert 'the registry does not answer' in process.stderr.readline()
       process.send_signal(number)
       assert process.wait(10) == 128 + number
-      assert process.stderr.read().endswith('local.py: stopped; the same command goes on from here\n')
+      assert process.stderr.read().endswith('local.py: stopped; run the same command to resume\n')
       assert not any(os.path.exists(f'/proc/{pid}') for pid in pids)
     finally:
       process.kill()

@@ -112,8 +112,8 @@ def test_scanned_is_as_unrolled(write):
   ('return x + (x @ w).cumsum(1), ()', 'a token sees other segments'),
   ('return x, jnp.zeros((x.shape[1], 2))', r'should have B texts in front.*: with B=3, L=8 one is \[8, 2\]'),
   ('return x, jnp.zeros((len(x), 2 if cache is None else 3))', r'the latter float32\[6, 2\] as it was given'),
-  ('return x + (x @ w if cache is None else x), ()', 'goes on with its cache is another than without'),
-  ("self.variable('stats', 'mean', lambda: x[0, 0]); return x @ w, ()", 'variables beside its parameters, stats'),
+  ('return x + (x @ w if cache is None else x), ()', 'is continued with its cache differs from one without'),
+  ("self.variable('stats', 'mean', lambda: x[0, 0]); return x @ w, ()", 'variables other than parameters, stats'),
   ("self.param('half', lambda key: jnp.ones(3, jnp.bfloat16)); return x @ w, ()", 'block_0/half is bfloat16'),
 ])  # fmt: skip
 def test_what_is_wrong_is_one_line(write, change, words):

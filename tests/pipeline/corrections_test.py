@@ -58,8 +58,8 @@ def test_a_grid_that_proves_too_large(command, config, given, tmp_path, monkeypa
   assert 'use a smaller grid or batch, or more text' in said
   lines = status.status(workdir).splitlines()
   assert lines[0].endswith('stopped while reading and tokenizing text (stage 1 of 5)')
-  assert lines[1] == f'refused: {said.removeprefix("dipaco_jax: ")}' and 'goes on from here' not in ''.join(lines)
-  assert lines[2] == 'mend that, and run the command again: what fits is kept'
+  assert lines[1] == f'refused: {said.removeprefix("dipaco_jax: ")}' and 'resumes it' not in ''.join(lines)
+  assert lines[2] == 'correct that, and run the command again: what still fits is kept'
   kept = {file: os.stat(file).st_mtime_ns for file in workdir.rglob('*.array_record')}
   assert kept and (workdir / 'tokenizer.model').exists()
 

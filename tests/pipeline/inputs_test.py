@@ -111,7 +111,7 @@ def test_an_unfinished_tokenization_begins_again_with_other_text(run, tmp_path, 
   inputs.note_inputs(run, 'tokenize')
   assert not any(path.exists() for path in made)
   assert [record.getMessage() for record in caplog.records] == [
-    'config.data.train: it has changed since stage tokenize began, which begins again'
+    'config.data.train: it has changed since stage tokenize began, which is started again'
   ]
 
 
@@ -132,7 +132,7 @@ def test_files_that_change_while_they_are_read(run, tmp_path):
   inputs.note_inputs(run, 'tokenize')
   inputs.check_unchanged(run, 'tokenize')
   bits.rewrite_in_place(tmp_path / 'text' / 'a.jsonl')
-  with pytest.raises(InputError, match='came, went or changed while they were read: run it again'):
+  with pytest.raises(InputError, match='added, removed or changed while they were read: run the'):
     inputs.check_unchanged(run, 'tokenize')
 
 
@@ -149,7 +149,7 @@ def test_a_damaged_or_missing_record_of_inputs_stops_nothing(run, tmp_path, capl
   file = run.workdir / input_records.FILE
   file.write_bytes(file.read_bytes()[:-20])
   check(run)
-  assert 'is damaged: whether text and models are those that the run began with is not known' in caplog.text
+  assert 'is damaged: it is unknown whether text and models have changed since the run began' in caplog.text
   file.unlink()
   check(run)
 

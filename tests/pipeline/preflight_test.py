@@ -83,7 +83,7 @@ def lasting(s: Settings, phases: int) -> Settings:
 def test_a_run_whose_levels_leave_within_phases_ends_as_it_was_begun(tmp_path, at, phases):
   s = begun(tmp_path, 'thin', 4, at)
   preflight.settle_config(tmp_path, s, '')
-  with pytest.raises(ValueError, match=f'config.train.phases={phases}: .* ends as it was begun, after 4'):
+  with pytest.raises(ValueError, match=f'config.train.phases={phases}: .* has to end as it was begun, after 4'):
     preflight.settle_config(tmp_path, lasting(s, phases), '')
 
 

@@ -115,7 +115,7 @@ def test_other_text_of_the_same_size_is_not(undisturbed, as_undisturbed, caplog)
   reuse.take_stages(run, undisturbed)
   assert not taken(run) and not (run.workdir / 'sequences').exists()
   assert [record.getMessage() for record in caplog.records] == [
-    f'--reuse={undisturbed}: from stage tokenize on this run makes its own: config.data.train has other contents'
+    f'--reuse={undisturbed}: stages from tokenize on are not reused: config.data.train has other contents'
   ]
 
 
@@ -146,4 +146,4 @@ def test_the_field_that_differs_is_named(undisturbed, tmp_path, caplog):
   run = run_lib.unattended(tmp_path, settings.from_dict(values))
   reuse.take_stages(run, undisturbed)
   run.metrics.close()
-  assert 'from stage tokenize on this run makes its own: config.seed was 0, is 1' in caplog.text
+  assert 'stages from tokenize on are not reused: config.seed was 0, is 1' in caplog.text

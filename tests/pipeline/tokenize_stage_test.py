@@ -55,7 +55,7 @@ def test_the_stage_makes_what_is_missing_and_leaves_nothing_else(undisturbed, ru
 def test_a_part_that_another_process_has_not_made_is_named(tmp_path):
   for name in '02':
     (tmp_path / name).mkdir()
-  with pytest.raises(ValueError, match=r'parts \[1\] of the text are of other files'):
+  with pytest.raises(ValueError, match=r'parts \[1\] of the text were read from other files'):
     tokenize_stage.check_parts([tmp_path / name for name in '012'])
 
 
@@ -71,7 +71,7 @@ def test_files_that_come_while_they_are_read(undisturbed, run, tmp_path, monkeyp
     shutil.copy(tmp_path / 'b.jsonl', tmp_path / 'a.jsonl')
 
   monkeypatch.setattr(tokenize_stage, 'write_parts', write_and_more)
-  with pytest.raises(ValueError, match='changed while they were read: run it again'):
+  with pytest.raises(ValueError, match='changed while they were read: run the'):
     tokenize_stage.tokenize(made)
   monkeypatch.undo()
   assert tokenize_stage.tokenize(made)['documents'] > 300

@@ -75,7 +75,7 @@ def test_what_fits_is_said_and_what_cannot_fit_is_rejected_with_what_helps(caplo
   cost_check.check(s, lines.append, host(100 * GB, free=0.01 * GB))
   assert 'may need more memory than is free' in caplog.text
   step = sum(run_estimate.estimate_memory(s, jax.devices()[:1]).device.values())
-  with pytest.raises(InputError, match=r'which is more than there is: .*--config\.train\.microbatch=1') as e:
+  with pytest.raises(InputError, match=r'which is more than is available: .*--config\.train\.microbatch=1') as e:
     cost_check.check(s, lines.append, host(step / 2))
   assert '--config.model.remat=full --config.model.layers=scanned' in str(e.value)
 

@@ -130,7 +130,7 @@ def test_validation_text_that_is_too_little_is_named():
   )
   assert stage_records.too_little([455, 9918, 7391, 0], 1000) == (
     'validation text is short of config.data.min_validation_tokens=1,000 tokens for 2 of 4 paths (path 0 has 455, path '
-    '3 has 0): their figures may be chance; give more text, or fewer paths'
+    '3 has 0): their results may be noise; give more text, or fewer paths'
   )
   assert '(path 0 has 1, path 1 has 1, path 2 has 1, path 3 has 1, 60 more paths have fewer too)' in (
     stage_records.too_little([1] * 64, 10)

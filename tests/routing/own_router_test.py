@@ -116,13 +116,13 @@ def test_a_rehearsal_of_what_works_is_silent(module, name):
 
 
 @pytest.mark.parametrize('name, words', [
-  ('nothing', r'returns a NoneType without fit\(...\): an object with fit and scores is asked'),
+  ('nothing', r'returns a NoneType without fit\(...\): expected an object with fit and scores'),
   ('forgetful', 'raises ValueError: texts.features are made for routers with `uses_features = True` alone'),
-  ('listed', 'fit returns list: its state, a dict of arrays of numbers by name, is asked'),
+  ('listed', 'fit returns list: its state, a dict of arrays of numbers by name, is expected'),
   ('worded', r"fit returns {'words': '<U\d+'}: its state, a dict of arrays of numbers"),
   ('flat', r'scores returns int32 \[256\]: a number for each of 256 texts and 4 paths is asked, \[256, 4\]'),
   ('endless', 'scores are not finite: nan for text 0 and path 2'),
-  ('beside', 'the scores of a text are others where it is scored alone'),
+  ('beside', 'the scores of a text differ if it is scored alone'),
   ('forgotten', "raises AttributeError: 'Forgotten' object has no attribute 'kept'"),
   ('failing', r"raises AttributeError: 'Texts' object has no attribute 'colour' \(line \d+ of .*own_.*py\)"),
 ])  # fmt: skip
@@ -132,7 +132,7 @@ def test_what_goes_wrong_is_said_before_any_work(module, name, words):
 
 
 @pytest.mark.parametrize('changes, words', [
-  ({'capacity': 1.5, 'top_n': 2}, 'capacity is for one path per sequence'),
+  ({'capacity': 1.5, 'top_n': 2}, 'capacity requires config.routing.top_n=1'),
 ])  # fmt: skip
 def test_what_does_not_go_together(module, changes, words):
   with pytest.raises(InputError, match=words):

@@ -78,7 +78,7 @@ def test_seals_travel_with_what_is_reused(undisturbed, workdir, tmp_path_factory
 def test_what_is_damaged_is_not_reused(name, undisturbed, workdir, tmp_path_factory):
   run = run_lib.unattended(tmp_path_factory.mktemp('other'), stage_records.read_settings(undisturbed))
   bits.flip_in_middle(workdir / name)
-  with pytest.raises(seals.Damaged, match=f'{workdir}/{name}.* is not as it was written'):
+  with pytest.raises(seals.Damaged, match=f'{workdir}/{name}.* is damaged'):
     reuse.take_stages(run, workdir)
   run.metrics.close()
 
@@ -105,7 +105,7 @@ def test_what_serves_checks_what_it_reads(name, tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   trained_run.TrainedRun(workdir).router.path('The fox')
   bits.flip_in_middle(tmp_path / name)
-  with pytest.raises(seals.Damaged, match=f'{name}.* is not as it was written'):
+  with pytest.raises(seals.Damaged, match=f'{name}.* is damaged'):
     trained_run.TrainedRun(workdir).router.path('The fox')
   (tmp_path / name).unlink()
   with pytest.raises(ValueError, match=r'missing|no router'):

@@ -61,7 +61,7 @@ def test_a_flipped_bit_in_a_module_is_named(workdir, at):
   data = bytearray(file.read_bytes())
   data[at] ^= 1
   file.write_bytes(data)
-  with pytest.raises(OSError, match=r'low/0\.safetensors is not as it was written'):
+  with pytest.raises(OSError, match=r'low/0\.safetensors is damaged'):
     module_store.load_path(workdir, LAYOUT, 0)
   module_store.load_path(workdir, LAYOUT, 2)
 

@@ -135,7 +135,7 @@ def test_names_that_mean_something_else_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize('url', ['ftp://host/x', 's3://', 'gs:///', 'postgresql://host'])
 def test_a_url_of_another_kind_is_refused(url):
-  with pytest.raises(ValueError, match=r'no place for objects: give a folder, file:///FOLDER, s3://BUCKET'):
+  with pytest.raises(ValueError, match=r'cannot store objects: give a folder, file:///FOLDER, s3://BUCKET'):
     object_store.open_storage(url)
 
 

@@ -142,7 +142,7 @@ def test_what_the_hub_needs_is_named(monkeypatch):
 
 def test_what_is_missing_is_named(bucket):
   root = f's3://{object_server.BUCKET}'
-  with pytest.raises(ValueError, match=r'none/\*\.txt.* matches no object: mend config\.data\.train'):
+  with pytest.raises(ValueError, match=r'none/\*\.txt.* matches no object: correct config\.data\.train'):
     corpus.check_readable(settings.Data(source='files', train=(f'{root}/none/*.txt',)))
   with pytest.raises(ValueError, match=r"tokenizer 's3://bucket/no\.model': there is no such object"):
     tokenizer_files.open_file(f'{root}/no.model')

@@ -89,4 +89,4 @@ def test_an_action_that_fails_is_told_and_called_again(caplog):
 
   with retry.every(0.01, 'asking', action):
     assert again.wait(10)
-  assert caplog.messages == ['asking: ConnectionError: the database is away; it is tried again in 0.01 s']
+  assert caplog.messages == ['asking: ConnectionError: the database is away; retrying in 0.01 s']

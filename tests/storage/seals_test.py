@@ -29,7 +29,7 @@ OTHERS = b'', b'[]', b'null', b'{}', b'{"a": ', b'\xff\xfe', b'[' * 100_000, b'{
 def test_json_that_is_no_sealed_object_is_refused(data, tmp_path):
   (tmp_path / 'stages').mkdir()
   (tmp_path / 'stages' / 'train.json').write_bytes(data)
-  with pytest.raises(seals.Damaged, match=r'made by the stage train, is not as it was written: remove .*train\.json,'):
+  with pytest.raises(seals.Damaged, match=r'made by the stage train, is damaged: remove .*train\.json,'):
     seals.read_json(tmp_path / 'stages' / 'train.json', 'a')
 
 
@@ -41,7 +41,7 @@ def test_a_directory_s_seal_is_as_coreutils_have_it(tmp_path):
   assert said.stdout.splitlines() == ['inner: OK', 'params.safetensors: OK']
   assert seals.read(tmp_path / 'base' / 'params.safetensors') == b'abc'
   (tmp_path / 'base' / 'params.safetensors').write_bytes(b'abd')
-  with pytest.raises(seals.Damaged, match=r'base/params\.safetensors is not as it was written'):
+  with pytest.raises(seals.Damaged, match=r'base/params\.safetensors is damaged'):
     seals.read(tmp_path / 'base' / 'params.safetensors')
 
 
@@ -63,7 +63,7 @@ def test_what_is_made_again_at_once_goes(tmp_path, caplog):
   assert seals.keep_if_whole(file)
   bits.flip_in_middle(file)
   assert not seals.keep_if_whole(file) and not file.exists()
-  assert 'train.npy is not as it was written: it is made again' in caplog.text
+  assert 'train.npy is damaged: it is made again' in caplog.text
 
 
 def test_no_changed_byte_of_metrics_is_read(tmp_path, caplog):
@@ -75,7 +75,7 @@ def test_no_changed_byte_of_metrics_is_read(tmp_path, caplog):
     assert found is None or rows[1].items() <= found.items()
   (tmp_path / 'metrics.jsonl').write_bytes(lines[0] + bits.flipped(lines[1], 20) + lines[2] + b'{"kind": "st')
   assert list(metrics_log.read_rows(tmp_path)) == [rows[0], rows[2]]
-  assert 'metrics.jsonl: 1 lines are not as they were written' in caplog.text
+  assert 'metrics.jsonl: 1 lines are damaged' in caplog.text
   caplog.clear()
   assert list(metrics_log.read_rows(tmp_path, b'"loss": ')) == [rows[0], rows[2]] and not caplog.text  # once is enough
 

@@ -55,11 +55,11 @@ def test_it_ends_with_the_turn(tmp_path):
 def test_no_profile_waits_for_nothing_and_one_that_was_not_reached_is_told(tmp_path, caplog):
   assert train(profiling.Profiler(tmp_path, None), [(0, 4, True)]) == [] and not caplog.records
   assert train(profiling.Profiler(tmp_path, Steps(4, 2)), [(0, 4, True)]) == []
-  assert '--profile=4:2: no such step was made' in caplog.text and not (tmp_path / 'profile').exists()
+  assert '--profile=4:2: the run has not made these steps' in caplog.text and not (tmp_path / 'profile').exists()
 
 
 def test_what_cannot_be_traced_is_a_warning(tmp_path, caplog):
   caplog.set_level(logging.WARNING)
   (tmp_path / 'profile').write_text('a file in its place')
   assert train(profiling.Profiler(tmp_path, Steps(0, 4)), [(0, 4, True)])[0] == 'before 0'
-  assert 'training goes on without' in caplog.text
+  assert 'training continues without' in caplog.text

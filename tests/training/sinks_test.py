@@ -152,7 +152,7 @@ def test_an_error_is_one_warning_and_the_sink_goes_on_with_the_next_start(tmp_pa
       time.sleep(0.01)
     rows.write('step', 'train', 3)
   [said] = caplog.messages
-  assert said.startswith(f'config.metrics.sinks: {module}:Sink is left out from here on: ValueError: no space at')
+  assert said.startswith(f'config.metrics.sinks: {module}:Sink is disabled from now on: ValueError: no space at')
   assert f'(line 13 of {tmp_path / module}.py)' in said and 'secret' not in said
   assert not (tmp_path / 'my_run.jsonl').exists() and (tmp_path / 'closed').exists()
   (tmp_path / 'raise').unlink()
@@ -175,7 +175,7 @@ def test_nobody_waits_long_for_a_sink_that_hangs(tmp_path, fed, monkeypatch, cap
   except KeyboardInterrupt:
     assert raised
   assert time.monotonic() - began < 2
-  assert ['has not taken all rows in 0.2 s' in said for said in caplog.messages] == [True]
+  assert ['has not accepted all rows within 0.2 s' in said for said in caplog.messages] == [True]
   (tmp_path / 'hang').unlink()
 
 

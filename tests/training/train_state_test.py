@@ -55,7 +55,7 @@ def test_checkpoints_of_another_version_are_refused(tmp_path):
   meta = {'record': {}, 'turns': [], 'own': [], 'in_turn': False, 'shapes': ''}  # no word of positions
   checkpoints.save(2, {'x': np.zeros(2)}, meta)
   checkpoints.wait()
-  with pytest.raises(ValueError, match='are of another version: go on with that'):
+  with pytest.raises(ValueError, match='are of another version: resume it with that'):
     train_state.restore(checkpoints, made, made.fresh_state)
   checkpoints.close()
 

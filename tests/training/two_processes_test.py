@@ -208,7 +208,7 @@ def test_other_numbers_of_processes_go_on(joined, undisturbed, tmp_path):
       tiny_run.stop_when(processes[0], lambda at=at: tiny_run.updates(workdir, 'train') >= at, signal.SIGTERM)
   with ended(start(config, workdir)) as processes:
     for process in processes:
-      assert 'it goes on from the end of a phase' in tiny_run.finish(process)
+      assert 'it resumes from the end of a phase' in tiny_run.finish(process)
   assert_same_modules(workdir, undisturbed)
   assert_rows_are_there_once(workdir)
 

@@ -69,7 +69,7 @@ def test_other_positions_after_a_closed_phase(undisturbed, tmp_path, caplog):
   with pytest.raises(training_loop.Stopped):
     small.train(job, tmp_path / 'moved', stop=lambda: next(count) == 9)
   state = small.train(make_job(1), tmp_path / 'moved')
-  assert 'it goes on from the end of a phase' in caplog.text
+  assert 'it resumes from the end of a phase' in caplog.text
   for level, params in small.fetched(expected.modules).items():
     for name, x in params.items():
       errors = np.abs(small.fetched(state.modules)[level][name] - x)
