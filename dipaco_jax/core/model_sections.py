@@ -173,7 +173,6 @@ class Model:
     0.0, 'Number by whose square root attention logits are divided. 0 means model.head_dim.', zero=True
   )
   attention_cap: float = field(0.0, 'Soft cap of attention logits: cap * tanh(logits / cap). 0 disables it.', zero=True)
-  attention_cap: float = field(0.0, 'Soft cap of attention logits: cap * tanh(logits / cap). 0 disables it.', zero=True)
   window: int = field(
     0,
     'Size of the sliding attention window in tokens, including the token itself. 0 means no window.',
@@ -182,7 +181,6 @@ class Model:
   full_every: int = field(
     0, 'Every n-th block attends to all earlier tokens in spite of model.window. 0 means none.', zero=True
   )
-  full_every: int = field(0, 'Every n-th block attends to all tokens in spite of window. 0 means none.', zero=True)
   rope_scaling: str = field(
     'none',
     'Method that scales the rotary embedding (RoPE) to contexts longer than in pretraining.',
@@ -207,7 +205,6 @@ class Model:
     "Factor of rotated queries and keys in RoPE scaling 'yarn'. 0 means 0.1 ln(rope_factor) + 1.",
     zero=True,
   )
-  rope_attention: float = field(0.0, "YaRN's factor for queries and keys. 0 means 0.1 ln(rope_factor) + 1.", zero=True)
   rope_local_base: float = field(
     0.0,
     'RoPE base of blocks with a sliding window, not scaled. 0 means the RoPE of other blocks.',

@@ -181,7 +181,6 @@ class Outer:
     choices='auto on off',
   )
   closed_every: int = field(16, 'With streaming, all levels are exchanged together at the end of every n-th phase.')
-  closed_every: int = field(16, 'With streaming, all levels exchange together at the end of every n-th phase.')
   overlap_steps: int = field(
     -1,
     'With streaming, number of inner steps from sending a level to taking over its new module. -1 follows'
