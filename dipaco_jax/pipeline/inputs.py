@@ -1,6 +1,6 @@
 """What a run reads from outside its workdir: text, a tokenizer, a pretrained model. It is compared by content.
 
-A stage records the digests of its inputs when it begins. A run that is resumed, and a run that reuses stages of another,
+A stage records the digests of its inputs when it begins. A resumed run, and a run that reuses stages of another,
 compares these: files of the same name may differ, and files in another place may be the same.
 """
 

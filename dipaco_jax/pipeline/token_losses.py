@@ -9,8 +9,8 @@ A folder holds a set of N sequences, at most L tokens of each:
     *.sha256                            seals
 
 A file is published whole, and a turn is skipped if all its paths have their files, so that a killed run resumes with
-the next one. Files of paths whose parameters have changed since are removed first. A path's file is written by the process
-whose device holds the path; memory is that of a few batches of the paths in flight, whatever N.
+the next one. Files of paths whose parameters have changed since are removed first. A path's file is written by the
+process whose device holds the path; memory is that of a few batches of the paths in flight, whatever N.
 """
 
 import contextlib
