@@ -2,8 +2,8 @@
 
 The first process of a job notes what its main thread spends time on, at every stage and every few seconds. A process
 that goes on adds to what is noted. If the one before was killed, the time since its last note is lost, and so is all
-that its stage did since the checkpoint from which training resumes. After an end that the user requested, no time counts
-until the next start.
+that its stage did since the checkpoint from which training resumes. After an end that the user requested, no time
+counts until the next start.
 """
 
 import contextlib
