@@ -146,7 +146,7 @@ ONE, ALL = 'the size of one, as --config.grid.a=4', "\"{'a': 4, 'b': 4}\""
     ('--config.train.phases=nan', 'should be a whole number'),
     ('--config.train.phases=', '--config.train.phases= should be a whole number'),
     ('--config.train.phases', '--config.train.phases: give a value, such as --config.train.phases=427'),
-    ('--noconfig.train.phases', '--config.train.phases: give it a value'),
+    ('--noconfig.train.phases', '--config.train.phases: give a value'),
     ('--config.inner.learning_rate=0,001', '--config.inner.learning_rate=0,001 should be a number'),
     ('--config.train.offload=maybe', '--config.train.offload=maybe should be True or False'),
     ('--config.train=4', '--config.train is a section: name a field of it, as --config.train.phases=427'),
@@ -201,7 +201,7 @@ def test_files_that_cannot_be(write, lines, words):
   [
     ('c.py:big', 'get_config(): it has no variants: leave out :big'),
     ('tiny.py', '--config=tiny.py: there is no such file; --config=tiny is included in dipaco_jax'),
-    ('configs/tiny.py', '--config=configs/tiny.py: there is no such file; --config=tiny comes with'),
+    ('configs/tiny.py', '--config=configs/tiny.py: there is no such file; --config=tiny is included'),
     ('.', '--config=. is a folder; name a file, or one of c4_1300m_dense, '),
     ('tiny:big', ": variant 'big': there are 'grid' and 'dense'"),
     ('c.yaml', '--config=c.yaml: a config is a Python file with a function get_config()'),

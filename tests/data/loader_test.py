@@ -104,5 +104,5 @@ def test_empty_missing_and_damaged_shards_are_named(tmp_path):
   with pytest.raises(ValueError, match='missing'):
     loader.Shard([f'{tmp_path}/none'], 2, SEQ_LEN, 0, 1)
   (tmp_path / 'bad').write_bytes(b'x' * 100_000)
-  with pytest.raises(ValueError, match='not as it was written'):
+  with pytest.raises(ValueError, match='is damaged'):
     loader.Shard([f'{tmp_path}/bad'], 2, SEQ_LEN, 0, 1)

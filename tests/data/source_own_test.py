@@ -85,7 +85,7 @@ def test_mixtures_may_have_it_too(module):
 
 
 @pytest.mark.parametrize('name, words', [
-  ('shuffled', "document 0 is 'id 0' at first, and 'id 1' when they are listed again"),
+  ('shuffled', "document 0 is 'id 0' at first, but 'id 1' when documents are listed again"),
   ('failing', r'raises ZeroDivisionError: division by zero \(line \d+ of .*own_.*py\)'),
   ('unnamed', r'document 0 of train is a str: expected a tuple \(id, text\) or \(id, text, domain\)'),
   ('numbered', 'document 0 of train has the id 0: expected a str, different for each document'),

@@ -325,7 +325,7 @@ def test_files_that_are_not_what_they_should_be_are_named(tmp_path, name, data, 
     model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
   if name == 'model.safetensors':
     file.write_bytes(whole[:-1])
-    with pytest.raises(ValueError, match='not whole'):
+    with pytest.raises(ValueError, match='incomplete'):
       model_folder.load_params(str(tmp_path), model_lib.make_model(MODEL, V))
 
 

@@ -45,7 +45,7 @@ def one(engine) -> dict:
     ({'paths': {'00': [URL]}}, 'paths.00 should be the number'),
     ({'paths': {'0': URL}}, 'paths.0 should be a list of engines'),
     ({'paths': {'0': []}}, 'paths.0 should be a list of engines'),
-    ({'paths': {'0': [URL, URL + '/']}}, 'paths.0[1] is there twice'),
+    ({'paths': {'0': [URL, URL + '/']}}, 'paths.0[1] is listed twice'),
     (one(3), 'paths.0[0] should be a URL, or an object of url, model, api_key_env'),
     (one({'model': 'm'}), 'paths.0[0]: url is missing'),
     (one({'url': URL, 'model': ''}), 'which are strings'),

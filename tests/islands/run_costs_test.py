@@ -50,18 +50,6 @@ def test_bytes_are_those_of_the_phase_that_they_belong_to(made):
   assert found['diloco_bytes_per_phase'] == 8 * parameters * streams.layout.grid.num_paths
 
 
-def test_registries_of_before_tell_no_time(made):
-  made.registry.put(
-    [
-      fact('checkpoint', '0', 0, 'worker', 1, seconds={'inner': 2.0}, until=2.0),
-      fact('checkpoint', '1', 0, 'worker', 1),
-    ]
-  )
-  found = run_costs.figures(made)
-  assert found['seconds'] is found['seconds_by_path'] is found['goodput_over_time'] is None
-  assert found['island_bytes']['worker'] == {'in': 2, 'out': 0} and found['island_mbits'] == {}
-
-
 def test_goodput_is_of_the_workers_time_beside_shared_stages():
   spells = [
     Spell(100.0, {'stages': 60.0, 'start': 20.0, 'inner': 15.0, 'storage': 5.0}),  # from 0

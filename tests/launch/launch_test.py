@@ -279,7 +279,7 @@ def test_local_ends_where_the_run_has_diverged_since_it_was_resumed(tmp_path, ca
   facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   facts.put([registry.Fact('diverged', '', 0, '', '', {'why': 'train diverged in phase 3: all'})])
   assert local.supervise([], facts) == 65
-  assert 'local.py: train diverged in phase 3: all; the same command goes on' in capsys.readouterr().err
+  assert 'local.py: train diverged in phase 3: all; the same command resumes' in capsys.readouterr().err
   facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': 9.0})])
   assert local.supervise([], facts, resumed=1) == 0
   facts.close()

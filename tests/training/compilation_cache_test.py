@@ -63,7 +63,7 @@ def test_a_folder_that_others_can_write_into_is_not_used(change, monkeypatch, ca
   compilation_cache.keep()
   assert not getattr(jax.config, compilation_cache.FOLDER)
   [record] = caplog.records
-  assert 'compiled programs are not kept' in record.message and str(folder.parent) in record.message
+  assert 'compiled programs are not cached' in record.message and str(folder.parent) in record.message
 
 
 def test_a_folder_with_the_sticky_bit_may_be_above(cache_home):

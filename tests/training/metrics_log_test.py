@@ -54,7 +54,7 @@ def test_damaged_lines_are_told_once_though_rows_with_marks_are_read_too(tmp_pat
   row = {'kind': 'phase', 'stage': 'train', 'updates': 1, 'time': 0.0, 'excluded': {'0': 'far'}}
   (tmp_path / 'metrics.jsonl').write_bytes(metrics_log.to_line(row).replace(b'far', b'fat') + metrics_log.to_line(row))
   assert list(metrics_log.read_rows(tmp_path, b'"excluded": {')) == [row] == list(metrics_log.read_rows(tmp_path))
-  assert [record.getMessage().endswith('passed over') for record in caplog.records] == [True]
+  assert [record.getMessage().endswith('skipped') for record in caplog.records] == [True]
 
 
 def test_rewind_drops_later_rows_of_the_stage(tmp_path, opened):

@@ -113,7 +113,7 @@ def test_what_these_devices_cannot_use_is_moved_aside_and_can_be_taken_back(save
   state.wait()
   state.close()
   (aside,) = tmp_path.glob('state-6-elsewhere-*')
-  assert f'checkpoint {directory / "6"} is in {aside} now' in caplog.text
+  assert f'checkpoint {directory / "6"} was moved to {aside}' in caplog.text
   small.assert_close(restored(directory)[0], arrays(5), 0)
   shutil.rmtree(directory / '6')
   shutil.rmtree(tmp_path / 'state.sha256' / '6')
