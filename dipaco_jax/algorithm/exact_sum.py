@@ -106,10 +106,12 @@ class ExactSum:
   @classmethod
   def from_state(cls, state: Arrays) -> 'ExactSum':
     """Restores a sum from its `state`, without copying arrays that are writable."""
-    made, sums = cls(), dict(state)
-    made.contributions, made.weight_quanta = int(sums.pop('#contributions')), int(sums.pop('#weight_quanta'))
-    made.sums = {name: np.require(x, np.uint64, ['C', 'W']) for name, x in sums.items()}
-    return made
+    sums = dict(state)
+    restored = cls()
+    restored.contributions = int(sums.pop('#contributions'))
+    restored.weight_quanta = int(sums.pop('#weight_quanta'))
+    restored.sums = {name: np.require(x, np.uint64, ['C', 'W']) for name, x in sums.items()}
+    return restored
 
 
 def quantize(weight: float) -> tuple[np.float32, int]:
@@ -123,20 +125,21 @@ def quantize(weight: float) -> tuple[np.float32, int]:
 def check_arrays(sums: Arrays, arrays: Arrays) -> None:
   """Raises ValueError if an array is missing on one side, has another shape, or is not float32."""
   for name in sorted({*sums, *arrays}):
-    one, other = sums.get(name), arrays.get(name)
-    if one is None or other is None or one.shape != other.shape or other.dtype != np.float32:
-      told, known = ('nothing' if x is None else f'{x.dtype}{list(x.shape)}' for x in (other, one))
-      raise ValueError(f'{name}: {told} does not belong into a sum of {known}')
+    total, added = sums.get(name), arrays.get(name)
+    if total is None or added is None or total.shape != added.shape or added.dtype != np.float32:
+      descriptions = ['nothing' if x is None else f'{x.dtype}{list(x.shape)}' for x in (added, total)]
+      raise ValueError(f'{name}: {descriptions[0]} cannot be added to a sum of {descriptions[1]}')
 
 
 def zeros_like(like: Arrays, dtype: type) -> dict[str, np.ndarray]:
   """Makes arrays in one piece of memory, which returns to the system as a whole; many small pieces may not."""
   flat: np.ndarray = np.zeros(sum(x.size for x in like.values()), dtype)
-  made, stop = {}, 0
+  arrays = {}
+  start = 0
   for name, x in like.items():
-    start, stop = stop, stop + x.size
-    made[name] = flat[start:stop].reshape(x.shape)
-  return made
+    arrays[name] = flat[start : start + x.size].reshape(x.shape)
+    start += x.size
+  return arrays
 
 
 def strips_of(arrays: Arrays) -> Iterator[tuple[str, slice]]:

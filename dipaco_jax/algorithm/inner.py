@@ -145,8 +145,8 @@ def in_parts(function: Callable, rows: int, *arrays: jax.Array) -> Any:
   part = rows_at_once(size, rows)
   if part == size:
     return function(*arrays)
-  found = jax.lax.map(lambda xs: function(*xs), tuple(x.reshape(-1, part, *x.shape[1:]) for x in arrays))
-  return jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), found)
+  results = jax.lax.map(lambda xs: function(*xs), tuple(x.reshape(-1, part, *x.shape[1:]) for x in arrays))
+  return jax.tree.map(lambda x: x.reshape(size, *x.shape[2:]), results)
 
 
 def summed_gradient(loss: Loss, rows: int, params: Any, *batch: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Any]:

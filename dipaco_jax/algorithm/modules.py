@@ -31,10 +31,10 @@ class Layout:
   def models(self) -> list[list[int]]:
     """Groups paths into models: replicas, which differ only along axes that no level varies over, are one model."""
     varied = [i for i, axis in enumerate(self.grid.names) if any(axis in level.axes for level in self.levels)]
-    found: dict[grid_lib.Coordinates, list[int]] = {}
+    models: dict[grid_lib.Coordinates, list[int]] = {}
     for path, point in enumerate(self.grid.points()):
-      found.setdefault(tuple(point[i] for i in varied), []).append(path)
-    return list(found.values())
+      models.setdefault(tuple(point[i] for i in varied), []).append(path)
+    return list(models.values())
 
   def num_parameters(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> int:
     """Returns the number of parameters of all modules together, from the shapes of one path's."""
@@ -42,10 +42,10 @@ class Layout:
 
   def shared_sizes(self, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, int]:
     """Returns how many parameters a path shares with others by level, from the shapes of one path's; 0: its own."""
-    found = dict.fromkeys((level.name for level in self.levels), 0)
+    sizes = dict.fromkeys((level.name for level in self.levels), 0)
     for name, level in self.owner.items():
-      found[level.name] += shapes[name].size * (self.grid.paths_through(level) > 1)
-    return found
+      sizes[level.name] += shapes[name].size * (self.grid.paths_through(level) > 1)
+    return sizes
 
 
 def make_layout(

@@ -219,7 +219,9 @@ def update(
   Returns:
     The new modules, masters and states, and {level name: norm of Delta of each module}.
   """
-  new_modules, new_masters, new_state, norms = dict(modules), dict(masters or {}), dict(state), {}
+  new_modules, new_masters = dict(modules), dict(masters or {})
+  new_state = dict(state)
+  norms: dict[str, jax.Array] = {}
   for level in layout.levels:
     if (name := level.name) not in sums.deltas:
       continue
@@ -266,15 +268,15 @@ def update_usual(
   layout: Layout, modules: Modules, state: States, weights: jax.Array, moved: Mapping[str, jax.Array], optimizer: str
 ) -> States:
   """Returns the outer states with new h, from r_{i,l}, shaped like the grid, of some levels [screening.py]."""
-  found = dict(state)
+  new_states = dict(state)
   for level in (level for level in layout.levels if level.name in moved):
     total = per_module(layout, level, jnp.where(weights > 0, moved[level.name], 0))
     size = sum(math.prod(x.shape[len(level.axes) :]) for x in modules[level.name].values())
     first, old = screening.first_usual(size, optimizer), state[level.name]
-    told = jnp.where(moved[level.name] > 0, weights, 0)  # not those that had a rate of 0
-    usual = screening.next_usual(old.usual, total, num_active(layout, level, told), first)
-    found[level.name] = old._replace(usual=usual)
-  return found
+    weights_of_moved = jnp.where(moved[level.name] > 0, weights, 0)  # without paths that had a rate of 0
+    usual = screening.next_usual(old.usual, total, num_active(layout, level, weights_of_moved), first)
+    new_states[level.name] = old._replace(usual=usual)
+  return new_states
 
 
 def cosine(paths: Any, square_of_sum: Any, sum_of_squares: Any, xp: Any = jnp) -> Any:

@@ -181,7 +181,9 @@ def outer_opt(theta: np.ndarray, momentum: Any, delta: np.ndarray, outer: Any) -
     return theta - rate * delta, None
   if outer.optimizer == 'adam':
     m, v, t = momentum or (0, 0, 0)
-    m, v, t = mu * m + (1 - mu) * delta, outer.b2 * v + (1 - outer.b2) * delta**2, t + 1
+    m = mu * m + (1 - mu) * delta
+    v = outer.b2 * v + (1 - outer.b2) * delta**2
+    t = t + 1
     return theta - rate * (m / (1 - mu**t)) / (np.sqrt(v / (1 - outer.b2**t)) + outer.epsilon), (m, v, t)
   if outer.optimizer not in ('nesterov', 'momentum'):
     raise ValueError(f'the reference does not know {outer.optimizer}: add its equation here')
@@ -207,7 +209,8 @@ def outer_step(
   Returns:
     The new modules and momenta; a module without such a path stays as it is.
   """
-  new_modules, new_momenta, grid = dict(modules), dict(momenta), layout.grid
+  new_modules, new_momenta = dict(modules), dict(momenta)
+  grid = layout.grid
   for level in layout.levels:
     for module in {module_of(grid, level, path) for path in range(grid.num_paths)}:
       through = [i for i in new_params if module_of(grid, level, i) == module]

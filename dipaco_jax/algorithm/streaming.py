@@ -153,13 +153,15 @@ def spread(sizes: Mapping[str, int], tau: int, unit: int) -> dict[str, int]:
     {'low': 10, 'high': 20, 'own': 20}
   """
   shared = {level: size for level, size in sizes.items() if size}
-  total, before, found = sum(shared.values()), 0, dict.fromkeys(sizes, tau)
+  total = sum(shared.values())
+  places = dict.fromkeys(sizes, tau)
+  size_before = 0
   last = [*shared.values()][-1] if shared else 0
   for level, size in shared.items():
-    exact = tau * (before + last) / total
-    found[level] = min(tau, max(unit, round(exact / unit) * unit))
-    before += size
-  return found
+    exact = tau * (size_before + last) / total
+    places[level] = min(tau, max(unit, round(exact / unit) * unit))
+    size_before += size
+  return places
 
 
 def _at(places: Mapping[str, int], step: int) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import itertools
 import math
 
 import pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dipaco_jax.algorithm import grid as grids
 from dipaco_jax.algorithm.grid import Grid, Level
@@ -44,6 +44,7 @@ def test_order_of_axes_does_not_matter(axes):
   assert repr(Grid(axes)) == repr(backwards) and Grid(axes).sizes == backwards.sizes
 
 
+@settings(deadline=None)  # a large grid takes long on a busy machine
 @given(grids_with_level())
 def test_modules_are_what_paths_share(axes_and_level):
   axes, level = axes_and_level
@@ -58,6 +59,7 @@ def test_modules_are_what_paths_share(axes_and_level):
     assert shared == (grid.module(level, grid.coordinates(one)) == grid.module(level, grid.coordinates(two)))
 
 
+@settings(deadline=None)  # a large grid takes long on a busy machine
 @given(grids_with_level())
 def test_modules_are_listed_once_and_row_major(axes_and_level):
   axes, level = axes_and_level

@@ -60,8 +60,8 @@ def test_a_row_without_weight_stays():
 @pytest.mark.parametrize(
   ('rows', 'error', 'message'),
   [
-    (np.ones(3, 'f'), ValueError, 'does not belong'),
-    (np.ones(4, 'd'), ValueError, 'does not belong'),
+    (np.ones(3, 'f'), ValueError, 'cannot be added'),
+    (np.ones(4, 'd'), ValueError, 'cannot be added'),
     (np.array([1, 1, -1, 1], 'f'), ValueError, 'a row weight is negative'),
     (np.array([1, 1, np.nan, 1], 'f'), FloatingPointError, 'w'),
     (np.array([1, 1, np.inf, 1], 'f'), FloatingPointError, 'w'),
