@@ -1,22 +1,22 @@
-"""The environment of chat templates: as transformers has it, and with limits, for a template comes with a model.
-
-A template can do nothing but write. A render that takes too many steps (turns of loops and calls), or makes too long a
-text, ends with an error.
-"""
+"""The environment of chat templates: as transformers has it, and with the limits of `template_limits`."""
 
 import datetime
+import functools
 import json
-import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.filters
 import jinja2.nodes
 import jinja2.sandbox
+import jinja2.utils
 
-MAX_STEPS = 1_000_000
-MAX_CHARS = 1 << 24  # of a text, and of any part that a template puts together
+from dipaco_jax.inference import template_limits
+
+MAX_WIDTH = 100  # that a filter may indent by, or round to
+ANY_SIZE = frozenset(['attr', 'count', 'd', 'default', 'first', 'last', 'length'])  # filters that make nothing
 
 
 class Generation(jinja2.ext.Extension):
@@ -35,59 +35,97 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
   def __init__(self):
     # Without the optimizer, which would compute constants before a render, and so without limits.
     extensions = [Generation, 'jinja2.ext.loopcontrols']
-    super().__init__(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=extensions)
-    self._counts = threading.local()
-    self.filters |= {'tojson': _tojson, 'count_turns': self._count_turns, 'check_size': _check_size}
+    self.spent = template_limits.Spent()
+    super().__init__(
+      trim_blocks=True, lstrip_blocks=True, optimized=False, finalize=self.spent.check, extensions=extensions
+    )
+    self.filters |= {'tojson': _tojson, 'join': _join, 'replace': _replace, 'indent': _indent}
+    self.filters |= {'round': _round, 'sum': _sum}
+    self.filters = {
+      name: function if name in ANY_SIZE else self._limited(function)
+      for name, function in self.filters.items()
+      if name not in template_limits.FILTERS
+    }
+    self.filters |= {'count_turns': self._count_turns, 'check_size': self.spent.check}
     self.globals |= {'raise_exception': _raise_exception, 'strftime_now': _strftime_now}
+    del self.globals['lipsum']
 
   def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
     """Renders a template; raises whatever the template or its values lead to."""
-    self._counts.steps = 0
+    self.spent.restart()
     parts: list[str] = []
     size = 0
     for part in template.generate(values):
       parts.append(part)
       size += len(part)
-      if size > MAX_CHARS:
-        raise _too_long()
+      template_limits.check_length(size)
     return ''.join(parts)
 
   def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-    """Parses a template; loops count their turns, and `~` checks the size of what it joins."""
+    """Parses a template; loops count their turns, and what is put together is checked."""
     parsed = super()._parse(source, name, filename)
     for loop in [*parsed.find_all(jinja2.nodes.For)]:
       loop.iter = _filtered(loop.iter, 'count_turns')
     for concatenation in [*parsed.find_all(jinja2.nodes.Concat)]:
       concatenation.nodes = [_filtered(node, 'check_size') for node in concatenation.nodes]
+    values: Any
+    for values in [*parsed.find_all((jinja2.nodes.List, jinja2.nodes.Tuple))]:
+      values.items = [_filtered(node, 'check_size') if _is_computed(node) else node for node in values.items]
+    for pair in [*parsed.find_all(jinja2.nodes.Pair)]:
+      pair.value = _filtered(pair.value, 'check_size')
     return parsed
 
+  def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+    return attr not in template_limits.METHODS and super().is_safe_attribute(obj, attr, value)
+
   def call(self, context: Any, obj: Any, /, *args, **kwargs) -> Any:
-    self._count()
-    return _check_size(super().call(context, obj, *args, **kwargs))
+    self.spent.step()
+    method = getattr(obj, '__wrapped__', obj)  # Jinja wraps str.format
+    text, name = getattr(method, '__self__', None), getattr(method, '__name__', '')
+    if isinstance(text, str) or obj in (dict, jinja2.utils.Namespace):
+      for value in [*args, *kwargs.values()]:
+        self.spent.check(value)
+    if isinstance(text, str) and name == 'join':
+      args = tuple(template_limits.check_join(text, parts) for parts in args)
+    elif isinstance(text, str) and name == 'replace':
+      template_limits.check_replace(text, *args[:2])
+    elif isinstance(text, str) and name == 'format':
+      template_limits.check_format(text, [*args, *kwargs.values()])
+    return self.spent.check(super().call(context, obj, *args, **kwargs))
 
   def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-    self._count()
-    sizes = [len(x) for x in (left, right) if isinstance(x, str | list | tuple)]
+    self.spent.step()
+    texts = [len(x) for x in (left, right) if isinstance(x, str)]
+    lists = [len(x) for x in (left, right) if isinstance(x, list | tuple)]
     numbers = [abs(x) for x in (left, right) if isinstance(x, int)]
+    times = max(numbers, default=1)
     too_large = {
-      '*': sizes and numbers and sizes[0] * numbers[0] > MAX_CHARS,
-      '+': sum(sizes) > MAX_CHARS,
-      '**': max(numbers, default=0) > 1000,
+      '*': sum(texts) * times > template_limits.MAX_CHARS or sum(lists) * times > template_limits.MAX_ITEMS,
+      '+': sum(texts) > template_limits.MAX_CHARS or sum(lists) > template_limits.MAX_ITEMS,
+      '**': times > 1000,
       '%': isinstance(left, str),  # whose format may ask for any width
     }
     if too_large[operator]:
       raise jinja2.TemplateError(f'{operator} would make something too large')
-    return super().call_binop(context, operator, left, right)
+    result = super().call_binop(context, operator, left, right)
+    return result if lists else self.spent.check(result)  # what is in lists was counted as they were made
+
+  def _limited(self, function: Callable) -> Callable:
+    """Returns a filter that counts as a step, and whose arguments and result have limits."""
+
+    @functools.wraps(function)
+    def filtered(*args, **kwargs) -> Any:
+      self.spent.step()
+      for value in [*args, *kwargs.values()]:
+        self.spent.check(value)
+      return self.spent.check(function(*args, **kwargs))
+
+    return filtered
 
   def _count_turns(self, values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
-      self._count()
+      self.spent.step()
       yield value
-
-  def _count(self):
-    self._counts.steps += 1
-    if self._counts.steps > MAX_STEPS:
-      raise jinja2.TemplateError(f'it takes more than {MAX_STEPS:,} steps')
 
 
 def _filtered(node: Any, name: str) -> Any:
@@ -95,14 +133,9 @@ def _filtered(node: Any, name: str) -> Any:
   return jinja2.nodes.Filter(node, name, [], [], None, None).set_lineno(node.lineno).set_environment(node.environment)
 
 
-def _check_size(value: Any) -> Any:
-  if isinstance(value, str) and len(value) > MAX_CHARS:
-    raise _too_long()
-  return value
-
-
-def _too_long() -> jinja2.TemplateError:
-  return jinja2.TemplateError(f'it makes more than {MAX_CHARS:,} characters')
+def _is_computed(node: Any) -> bool:
+  """Returns whether a part of a list is neither a constant nor, as in `for a, b in pairs`, a name to assign to."""
+  return not isinstance(node, jinja2.nodes.Const) and getattr(node, 'ctx', 'load') == 'load'
 
 
 def _raise_exception(message: str):
@@ -114,4 +147,42 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent=None, separators=None, sort_keys: bool = False) -> str:
+  _check_width(indent)
   return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@jinja2.pass_environment
+def _join(environment: jinja2.Environment, value: Iterable[Any], d: str = '', attribute: Any = None) -> str:
+  if attribute is not None:
+    value = map(jinja2.filters.make_attrgetter(environment, attribute), value)
+  return str(d).join(template_limits.check_join(str(d), [str(part) for part in value]))
+
+
+def _replace(text: Any, old: str, new: str, count: int | None = None) -> str:
+  template_limits.check_replace(str(text), str(old), str(new))
+  return str(text).replace(str(old), str(new), -1 if count is None else count)
+
+
+def _indent(text: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
+  _check_width(width)
+  template_limits.check_length(len(text) + (text.count('\n') + 1) * MAX_WIDTH)
+  return jinja2.filters.do_indent(text, width, first, blank)
+
+
+def _round(value: Any, precision: int = 0, method: Any = 'common') -> Any:
+  _check_width(precision)
+  return jinja2.filters.do_round(value, precision, method)
+
+
+@jinja2.pass_environment
+def _sum(environment: jinja2.Environment, values: Iterable[Any], attribute: Any = None, start: Any = 0) -> Any:
+  if not isinstance(start, int | float):
+    raise jinja2.TemplateError('sum adds numbers; use join for texts')
+  if attribute is not None:
+    values = map(jinja2.filters.make_attrgetter(environment, attribute), values)
+  return sum(values, start)
+
+
+def _check_width(width: Any):
+  if (len(width) if isinstance(width, str) else width or 0) > MAX_WIDTH:
+    raise jinja2.TemplateError(f'a width is more than {MAX_WIDTH}')

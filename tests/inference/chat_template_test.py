@@ -98,6 +98,13 @@ def test_names_that_a_template_may_use():
   assert written('{% for m in messages %}{{ loop.index }}{{ loop.last }}{{ loop.length }}{% endfor %}') == '1True1'
 
 
+def test_filters_and_methods_that_a_template_may_use():
+  assert written("{{ 'a{:02d}{}'.format(1, 'b') }}{{ 'a,b'.split(',') | join('-') }}") == 'a01ba-b'
+  assert written("{{ ' A ' | trim | lower | replace('a', 'é') }}{{ 'a\nb' | indent(2) }}") == 'éa\n  b'
+  assert written("{% for a, b in {'k': [1, (2, 3)]}.items() %}{{ a }}{{ b }}{% endfor %}") == 'k[1, (2, 3)]'
+  assert written("{{ [1, 2] | sum }}{{ 1.25 | round(1) }}{{ messages | map(attribute='role') | join }}") == '31.2user'
+
+
 def test_the_file_of_its_own_counts_then_the_default_of_several():
   several = [{'name': 'tool_use', 'template': 'x'}, {'name': 'default', 'template': 'y'}]
   assert chat_template.load(tokenizer(config={'chat_template': several}))._template.render() == 'y'
@@ -120,6 +127,23 @@ def test_the_file_of_its_own_counts_then_the_default_of_several():
     ("{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = n.s ~ n.s %}{% endfor %}", 'characters'),
     ("{% set n = namespace(s='xy') %}{% for i in range(99) %}{% set n.s = n.s + n.s %}{% endfor %}", 'too large'),
     ("{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}", 'more than 16,777,216 characters'),
+    ("{{ 'x'.ljust(10 ** 11) }}", 'access to attribute'),
+    ('{{ (1).to_bytes(10 ** 11) }}', 'access to attribute'),
+    ("{{ '{:{}}'.format(1, 10 ** 11) }}", 'the format would make'),
+    ("{{ ('{0}' * 1000000).format('x' * 1000000) }}", 'characters'),
+    ("{{ 'x' | indent(10 ** 11) }}", 'a width is more than 100'),
+    ('{{ [1] | tojson(indent=10 ** 11) }}', 'a width is more than 100'),
+    ("{{ 1.5 | round(10 ** 11, 'ceil') }}", 'a width is more than 100'),
+    ("{{ ('x' * 1000000).replace('x', 'x' * 1000000) }}", 'characters'),
+    ("{{ ('x' * 1000000) | replace('x', 'x' * 1000000) }}", 'characters'),
+    ("{{ ('x' * 1000000).join(['1'] * 1000000) }}", 'too large'),
+    ("{{ ('x' * 1000000).join(['1'] * 100000) }}", 'characters'),
+    ("{{ (['1'] * 100000) | join('x' * 1000000) }}", 'characters'),
+    ("{{ ['x'] | sum(start='') }}", 'sum adds numbers'),
+    ('{% set n = namespace(x=2) %}{% for i in range(99) %}{% set n.x = n.x * n.x %}{% endfor %}', 'a number'),
+    ('{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = [n.x, n.x] %}{% endfor %}', 'a list of more'),
+    ('{% set n = namespace(x=1) %}{% for i in range(99) %}{% set n.x = dict(a=n.x, b=n.x) %}{% endfor %}', 'a list of'),
+    ("{% for i in range(99999) %}{% set x = 'x' * 10000000 %}{% endfor %}", 'characters in all'),
   ],
 )
 def test_what_a_template_may_not_do_ends_with_an_error(template, words):
@@ -131,6 +155,7 @@ def test_what_a_template_may_not_do_ends_with_an_error(template, words):
   'source, words',
   [
     ('{% for %}', 'the chat template: .*correct it, or remove it'),
+    ("{{ 'x' | center(10 ** 11) }}", "No filter named 'center'"),
     ('x' * 300_000, 'has 300,000 characters, more than 262,144'),
     ('{{ ' + '(' * 5000, 'the chat template: '),
   ],
