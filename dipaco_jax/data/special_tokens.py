@@ -37,7 +37,7 @@ def listed_ends(files: Mapping[str, bytes | None]) -> list[int]:
   try:
     return end_ids(json_text.parse(files.get(GENERATION) or b'{}'))
   except InputError as e:
-    raise InputError(f'{GENERATION} beside it: {e}') from e
+    raise InputError(f'{GENERATION} next to it: {e}') from e
   except (ValueError, AttributeError) as e:
     raise InputError(f'{GENERATION} next to it is not a JSON object') from e
 

@@ -68,9 +68,9 @@ def test_texts_end_with_the_end_of_a_turn_too():
 @pytest.mark.parametrize(
   ('name', 'content', 'words'),
   [
-    ('generation_config.json', '{"eos_token_id": "</s>"}', r"generation_config\.json beside it: eos_token_id='</s>'"),
+    ('generation_config.json', '{"eos_token_id": "</s>"}', r"generation_config\.json next to it: eos_token_id='</s>'"),
     ('generation_config.json', '[1]', 'generation_config.json next to it is not a JSON object'),
-    ('config.json', '{"eos_token_id": [-1]}', r'config\.json beside it: eos_token_id=\[-1\]'),
+    ('config.json', '{"eos_token_id": [-1]}', r'config\.json next to it: eos_token_id=\[-1\]'),
   ],
 )
 def test_ends_that_are_none_are_named(name, content, words, tmp_path):
