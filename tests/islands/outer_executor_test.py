@@ -44,7 +44,7 @@ BAD = {
   'so large that its square is infinite': ({'w': np.full(10_000, 1e30, 'f')}, 'out of range'),
   'moved by 1000': ({'w': np.full(10_000, 1000, 'f')}, 'out of range'),
   'noise': (moved(501.0), '10 times as long as is usual'),
-  'another shape': ({'w': np.zeros(3, 'f')}, 'does not belong'),
+  'another shape': ({'w': np.zeros(3, 'f')}, 'cannot be added'),
 }
 
 
@@ -353,4 +353,4 @@ def test_row_weights_give_the_outer_step_of_one_job(kind, made):
 def test_a_message_without_row_weights_is_left_out_where_they_are_expected():
   partial = outer_executor.Partial(None, OLD, {}, BOUNDS, 'none', by_row=True)
   partial.add('0', 1.0, moved(10.0))
-  assert 'does not belong' in partial.left_out['0'] and not partial.sum.contributions
+  assert 'cannot be added' in partial.left_out['0'] and not partial.sum.contributions
