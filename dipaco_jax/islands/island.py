@@ -21,7 +21,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import messages
 from dipaco_jax.islands.guard import Gone, Later, guarding, objects_of, raising_gone
-from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeights
+from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeights, check_name
 from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs, run as run_lib
@@ -237,6 +237,7 @@ class Island:
     weights, state = self.read_weights(fact), dict[str, np.ndarray]()
     if OUTER in fact.meta:
       with guarding(fact.uri):
+        check_name(fact, fact.meta[OUTER][0])
         state = self.weights.read_state(self, *fact.meta[OUTER])
         messages.check_shapes(state, self.outer_shapes(self.parse_module(fact.key)[0]))
     return weights, state

@@ -19,8 +19,17 @@ from dipaco_jax.islands.messages import Arrays
 from dipaco_jax.islands.registry import Fact, Registry
 
 BEFORE, SINCE, WHOLE = 'before', 'since', 'whole'
-NAMES = re.compile(r'objects/(modules|differences)/\d+/')
+NAME = re.compile(r'objects/(?:modules|differences|outer)/(\d{1,15})/(.+)-[0-9a-f]+\.safetensors')
 MASTER = 'master/'  # before the names of M's arrays in the object of the outer state
+
+
+def check_name(module: Fact, name: str):
+  """Raises Malformed where an object, by its name, is of another module, or of a later version than the fact."""
+  named = NAME.fullmatch(name)
+  keys = module.key, module.key.partition('/')[0]  # of version 0, all modules of a level have one object
+  if not named or int(named[1]) > module.number or named[2] not in keys[: 1 if int(named[1]) else 2]:
+    words = f'{name} cannot be of {module.key} in version {module.number}'
+    raise Malformed(f'objects/modules/{module.number}/{module.key}-', words)
 
 
 def chain(registry: Registry, fact: Fact) -> list[Fact]:
@@ -55,10 +64,9 @@ class ModuleWeights:
 
   def read(self, island: Any, fact: Fact) -> Arrays:
     """Returns the weights of a module's version. Raises island.Gone."""
+    check_name(fact, fact.uri)
     if (found := self.kept.get(fact.uri)) is not None:
       return found
-    if not NAMES.match(fact.uri):
-      raise Malformed(f'objects/modules/{fact.number}/{fact.key}-', f'{fact.uri} cannot be a version of {fact.key}')
     with self.reading, guarding(fact.uri):
       return self._read(island, fact)
 

@@ -271,12 +271,22 @@ def test_a_malformed_module_counts_as_lost(made):
   for fact in (
     good._replace(uri=bad[0], sha256=bad[1]),
     good._replace(uri='elsewhere', sha256=bad[1]),
+    good._replace(uri='objects/modules/1/low/0-0123456789abcdef.safetensors'),
+    good._replace(uri=good.uri.replace('/1/', '/7/')),
     good._replace(meta={'outer': made.write_object('outer/1/high/0', {'x': np.ones(3, 'f')})}),
     good._replace(meta={'outer': 'no name'}),
+    good._replace(meta={'outer': ['objects/outer/1/low/0-0123456789abcdef.safetensors', bad[1]]}),
   ):
     with pytest.raises(Malformed) as told:
       dataclasses.replace(made, weights=ModuleWeights()).read_module(fact)
     assert island.maker(told.value.name, made) == ('outer', 'high/0', 1)
+
+
+def test_no_module_takes_the_weights_of_another_from_memory(made):
+  other = module(made, 1, 1.0)
+  made.read_module(other)
+  with pytest.raises(Malformed, match='cannot be of low/0 in version 1'):
+    made.read_module(other._replace(key='low/0'))
 
 
 def test_a_state_that_cannot_be_read_is_withdrawn_and_may_be_published_again(made, caplog):
