@@ -185,7 +185,8 @@ class Collector:
     """Deletes the states of a path that were published for earlier phases."""
     folder = f'{OBJECTS}/{STATES}/{path}'
     for name in self.island.storage.names(folder):
-      if int(name.removeprefix(f'{folder}/').partition('-')[0]) < phase:
+      number = name.removeprefix(f'{folder}/').partition('-')[0]
+      if number.isdecimal() and int(number) < phase:  # else it is none of ours, as what file managers leave in folders
         self.island.storage.delete(name)
 
   def _chosen(self) -> list[Fact]:

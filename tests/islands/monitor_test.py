@@ -235,10 +235,11 @@ def test_a_state_that_is_published_late_ends_what_is_kept_for_it(made):
   of = one_process.with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=3))
   objects, collector = Objects(of, phases=9, best=9, published=(0,)), monitor.Collector(of)
   left = of.write_object('states/2/1-0', {'x': np.array(1)})[0]
+  of.storage.write('objects/states/2/.DS_Store', b'of a file manager')
   collector.collect(6)
   assert objects.inner[0] | {left} | objects.modules[1] <= objects.left()
   for key in '0123':
     state_facts.publish(of, of.registry.facts('checkpoint', [key], 3)[0], {'x': np.array(3)})
   collector.collect(7)
   assert not objects.left() & (objects.inner[0] | {left} | objects.modules[1] | objects.modules[3])
-  assert objects.modules[4] <= objects.left() and len(of.storage.names('objects/states')) == 4
+  assert objects.modules[4] <= objects.left() and len(of.storage.names('objects/states')) == 4 + 1
