@@ -8,7 +8,7 @@ import itertools
 import os
 import tarfile
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from dipaco_jax.core import json_text, settings
 from dipaco_jax.core.errors import InputError
@@ -16,6 +16,14 @@ from dipaco_jax.data import compressed_files, json_files, source
 
 BLOCK = 512  # bytes; a tar file ends with blocks of zeros
 BUFFER_BYTES = 1 << 16  # which tarfile copies at each read
+MAX_NAME_BYTES = 1 << 20  # of a header that is longer than a block; tarfile keeps all of it
+LONG_HEADERS = (
+  tarfile.XHDTYPE,
+  tarfile.XGLTYPE,
+  tarfile.SOLARIS_XHDTYPE,
+  tarfile.GNUTYPE_LONGNAME,
+  tarfile.GNUTYPE_LONGLINK,
+)
 
 
 def documents(path: str, data: settings.Data, name: str) -> source.Documents:
@@ -39,7 +47,8 @@ def _members(path: str) -> Iterator[tuple[str, str, bytes]]:
   """Yields (key, ending, bytes) of all files; of those that are no text without their bytes."""
   with compressed_files.reading(path), compressed_files.open_file(path) as f:
     stream = _Tail(f)
-    with tarfile.open(fileobj=stream, mode='r|', bufsize=BUFFER_BYTES) as tar:  # type: ignore[call-overload]
+    how = {'mode': 'r|', 'bufsize': BUFFER_BYTES, 'tarinfo': _Member}
+    with tarfile.open(fileobj=stream, **how) as tar:  # type: ignore[call-overload]
       for member in tar:
         folder, file = os.path.split(member.name)
         stem, _, ending = file.partition('.')
@@ -51,6 +60,23 @@ def _members(path: str) -> Iterator[tuple[str, str, bytes]]:
       pass
     if stream.tail.strip(b'\0') or len(stream.tail) < BLOCK:
       raise tarfile.ReadError('no end of archive')
+
+
+class _Member(tarfile.TarInfo):
+  """A file of an archive, whose headers take little memory: a small compressed archive may have very long ones."""
+
+  def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+    if self.type in LONG_HEADERS and self.size > MAX_NAME_BYTES:
+      raise tarfile.ReadError(f'a name of {self.size:,} bytes')
+    try:
+      return super()._proc_member(tar)  # type: ignore[misc]
+    except (ValueError, RecursionError) as e:  # a number that is none; headers behind headers
+      raise tarfile.ReadError(f'a header cannot be read: {e}') from e
+
+  def _refuse_sparse(self, *_: Any):
+    raise tarfile.ReadError(f'{self.name} is a sparse file')
+
+  _proc_sparse = _proc_gnusparse_10 = _refuse_sparse  # whose lists of holes have any length
 
 
 class _Tail:

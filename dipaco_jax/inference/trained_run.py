@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.core import printable, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
@@ -192,8 +192,20 @@ class TrainedRun:
   def _path(self, number: int, version: int) -> Path:
     coordinates = self.layout.grid.coordinates(number)
     modules = {level: self._module(*place) for level, place in self.module_files(number, version).items()}
-    vocab_size = next(m['embed/tokens'].shape[0] for m in modules.values() if 'embed/tokens' in m)
+    params = {name: x for module in modules.values() for name, x in module.items()}
+    vocab_size = self.check_parameters(params, f'modules of path {number}, version {version}')
     return Path(number, coordinates, version, transformer.make_model(self.settings.model, vocab_size), modules, self)
+
+  def check_parameters(self, params: Mapping[str, np.ndarray | jax.Array], where: str) -> int:
+    """Returns the rows of the embedding; raises InputError where the parameters are not those of the run's model."""
+    rows = next(iter(np.shape(params.get('embed/tokens', 0))), 0)
+    found = {name: np.shape(x) for name, x in params.items()}
+    expected = _shapes(self.settings.model, max(1, rows))
+    wrong = (name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name))
+    if (name := next(wrong, None)) is not None:
+      words = f'{name} is {found.get(name, "missing")} and should be {expected.get(name, "no parameter")}'
+      raise InputError(f'{where}: {printable.name(words)}, by config.model: these are not the files of this run')
+    return rows
 
   def number(self, path: int | Sequence[int]) -> int:
     """Returns the number of a path given by number or coordinates; raises InputError where there is no such path."""
@@ -249,7 +261,7 @@ class TrainedRun:
   def _text_router(self, arrays: Mapping[str, np.ndarray]) -> TextRouter:
     s, base = self.settings, self.base
     fitted = own_router.of_arrays(s, arrays)
-    model = transformer.make_model(s.model, len(base['embed/tokens']))
+    model = transformer.make_model(s.model, self.check_parameters(base, 'base/params.safetensors'))
     return TextRouter(fitted, model, _on_device(base, model), s.routing.prefix_tokens, self.tokenizer)
 
   @property
@@ -311,6 +323,11 @@ def _read_settings(files: RunFiles) -> settings_lib.Settings:
     raise InputError(f'--workdir={files.workdir}: {e.strerror or e}; check its name and your credentials') from e
   except InputError as e:
     raise InputError(f'--workdir={files.workdir}: {e}') from e
+
+
+@functools.lru_cache(4)
+def _shapes(model: settings_lib.Model, rows: int) -> dict[str, tuple[int, ...]]:
+  return {name: x.shape for name, x in transformer.shapes(transformer.make_model(model, rows)).items()}
 
 
 def _on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) -> dict[str, Any]:

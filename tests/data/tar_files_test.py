@@ -69,6 +69,38 @@ def test_a_tar_file_that_was_cut_is_damaged(cut, tmp_path):
     list(tar_files.samples(f'{tmp_path}/cut.tar'))
 
 
+def header(kind, size=0, name='h'):
+  member = tarfile.TarInfo(name)
+  member.type, member.size = kind, size
+  return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def pax(words):
+  record = next(b'%d %s' % (n, words) for n in range(999) if len(b'%d %s' % (n, words)) == n)
+  return header(tarfile.XHDTYPE, len(record)) + record.ljust(512, b'\0')
+
+
+@pytest.mark.parametrize(
+  'content',
+  [
+    header(tarfile.XHDTYPE, 2 << 20) + bytes(2 << 20),
+    header(tarfile.GNUTYPE_LONGNAME, 2 << 20) + bytes(2 << 20),
+    (header(tarfile.GNUTYPE_LONGNAME, 1) + b'a'.ljust(512, b'\0')) * 2000,
+    header(tarfile.GNUTYPE_SPARSE),
+    pax(b'GNU.sparse.map=x\n'),
+    pax(b'GNU.sparse.size=x\n'),
+  ],
+  ids=['long', 'long name', 'many', 'sparse', 'holes', 'no number'],
+)
+def test_headers_of_a_tar_file_that_take_much_memory_are_damaged(content, tmp_path):
+  """A small compressed file may have gigabytes of them."""
+  (tmp_path / 'a.tar').write_bytes(
+    content + header(tarfile.REGTYPE, 5, 'a.txt') + b'hello'.ljust(512, b'\0') + bytes(1024)
+  )
+  with pytest.raises(ValueError, match=r'a\.tar: damaged or cut short'):
+    list(tar_files.samples(f'{tmp_path}/a.tar'))
+
+
 def test_folders_and_files_of_macos_are_no_samples(tmp_path):
   with tarfile.open(tmp_path / 'a.tar', 'w') as tar:
     folder = tarfile.TarInfo('x')

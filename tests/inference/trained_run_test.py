@@ -1,5 +1,6 @@
 """One path of a run: its bytes and no others, from a folder and from a bucket."""
 
+import hashlib
 import json
 import pathlib
 import shutil
@@ -8,8 +9,11 @@ import made_run
 import numpy as np
 import object_server
 import pytest
+import safetensors.numpy
 
 import dipaco_jax
+from dipaco_jax import export
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.inference import run_files, trained_run
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import object_store, publishing
@@ -142,6 +146,36 @@ def test_damaged_modules_are_noticed(workdir, tmp_path):
   with pytest.raises(OSError, match=r'low/0.safetensors, made by the stage train, is damaged'):
     dipaco_jax.load(str(tmp_path / 'copy'), 0)
   assert json.loads((tmp_path / 'copy' / 'paths' / 'best.json').read_text())['version'] == [2, 2, 2, 1]
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    lambda arrays: arrays.pop('embed/tokens'),
+    lambda arrays: arrays.update({'embed/tokens': np.zeros((), np.float32)}),
+    lambda arrays: arrays.update({'embed/tokens': arrays['embed/tokens'][:, :-1].copy()}),
+    lambda arrays: arrays.update({'embed/tokens': arrays['embed/tokens'][:0].copy()}),
+    lambda arrays: arrays.update({'block_x/y': np.zeros(3, np.float32)}),
+  ],
+)
+def test_modules_that_are_not_of_the_model_are_rejected(change, workdir, tmp_path):
+  """Also where whoever made the workdir has written their digests."""
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  for file in copy.glob('modules/2/**/*.safetensors'):
+    arrays = safetensors.numpy.load_file(file)
+    if 'embed/tokens' in arrays:
+      change(arrays)
+      safetensors.numpy.save_file(arrays, file)
+      digest = hashlib.sha256(file.read_bytes()).hexdigest()
+      name = str(file.relative_to(copy / 'modules' / '2'))
+  index = copy / 'modules' / '2' / 'index-0.json'
+  index.write_text(json.dumps(json.loads(index.read_text()) | {name: digest}))
+  (index.parent / 'SHA256SUMS').unlink(missing_ok=True)
+  words = 'modules of path 0, version 2: .* by config.model: these are not the files of this run'
+  with pytest.raises(InputError, match=words):
+    dipaco_jax.load(str(copy), 0)
+  with pytest.raises(InputError, match=words):
+    export.export(trained_run.TrainedRun(str(copy)), 0, 2, tmp_path / 'out', 'float32')
 
 
 def test_a_version_that_is_removed_while_it_is_read_gives_way_to_the_next(workdir, tmp_path, monkeypatch):

@@ -121,3 +121,24 @@ def test_what_is_not_as_it_was_written_is_not_known(tmp_path):
   assert time_account.read(tmp_path) == {}
   file.write_text('[]')
   assert time_account.read(tmp_path) == time_account.read(tmp_path / 'nothing') == {}
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'seconds': []},
+    {'seconds': {'train': 1}},
+    {'seconds': {'train': {'inner': '1'}}},
+    {'seconds': {'train': {'inner': float('nan')}}},
+    {'until': None},
+    {'stage': []},
+  ],
+)
+def test_an_account_that_is_none_is_not_known(fields, tmp_path):
+  with time_account.kept(tmp_path, signals()):
+    time_use.enter('tokenize', time_use.STAGES)
+  assert time_account.read(tmp_path)
+  change(tmp_path, **fields)
+  assert time_account.read(tmp_path) == {}
+  with time_account.kept(tmp_path, signals()):
+    time_use.enter('train', time_use.STAGES)
