@@ -91,7 +91,7 @@ class Inner:
   schedule: str = field(
     'cosine',
     "Learning rate schedule; 'wsd' (warmup-stable-decay) is constant until a linear decay at the end.",
-    'cosine wsd',
+    choices='cosine wsd',
     extensible=True,
   )
   decay_fraction: float = field(0.2, "Fraction of the learning rate schedule 'wsd' in which the rate decays.", most=1)
@@ -164,7 +164,7 @@ class Outer:
     "Preset for the network between machines, which determines the following fields where they are 'auto'"
     " or -1: 'lan' sends full precision at the end of a phase; 'wan' sends int8 and streams; 'thin' sends"
     ' int4, streams and overlaps (see docs/slow_networks.md).',
-    'lan wan thin',
+    choices='lan wan thin',
   )
   compress: str = field(
     'auto',

@@ -1,4 +1,4 @@
-"""Files as bytes, decompressed by what their names end in; every error names the file and what to do."""
+"""Files as bytes, decompressed according to their suffix; every error names the file and the fix."""
 
 import bz2
 import contextlib
@@ -21,7 +21,7 @@ DAMAGED = (EOFError, zlib.error, lzma.LZMAError, tarfile.TarError)
 
 
 def inner_name(path: str) -> str:
-  """Returns a file's name without the ending that tells how it is compressed."""
+  """Returns a file's name without the suffix of its compression."""
   ending = next((ending for ending in ENDINGS if path.lower().endswith(ending)), '')
   return path[: len(path) - len(ending)]
 
@@ -32,7 +32,7 @@ def is_compressed(path: str) -> bool:
 
 
 def open_file(path: str) -> IO[bytes]:
-  """Opens a file, in a bucket or on this machine, as what it holds decompressed."""
+  """Opens a file in a bucket or on this machine, and decompresses it."""
   if not is_compressed(path):
     return remote_files.open_file(path)
   file: Any = remote_files.open_file(path) if remote_files.is_remote(path) else path

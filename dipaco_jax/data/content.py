@@ -1,4 +1,4 @@
-"""What the text of a config holds, by digests: texts are the same where these are, wherever their files lie.
+"""Digests of the text of a config: equal digests mean equal text, wherever the files are.
 
 The sha256 of a file on this machine is computed once: as long as its size, times and inode stay, it has not changed. An
 object in a bucket and a file of the Hub have an identity of their own there.
@@ -33,7 +33,7 @@ class File(NamedTuple):
 
 
 class Content(NamedTuple):
-  """What a field of the config names: files, or a digest of what is in no files that can be listed."""
+  """Content that a field of the config names: files, or a digest if they cannot be listed."""
 
   files: tuple[File, ...] = ()
   other: str = ''

@@ -1,4 +1,4 @@
-"""Documents of whatever source: deterministic, streaming, splittable.
+"""Documents of any source, as a deterministic stream that can be split into parts.
 
 A source lists its documents as items in a fixed order; an item is cheap until it is read, so that a part of a stream
 costs little more than its share. Where a source has no validation split of its own, a document is training or
@@ -30,7 +30,7 @@ HOW = {'stdlib': 'files'}  # what is held back whole; of datasets documents
 
 
 class HeldBack(NamedTuple):
-  """How much text is held back for validation, where the source has no text of its own for that."""
+  """Amount of text held back for validation if the source has no validation split."""
 
   fraction: float  # of the text
   sequences: int  # that a piece of a long text gives; any other document gives its first
@@ -77,7 +77,7 @@ def _at_least_one(fraction: float, draws: set[float]) -> float:
 
 
 def how_held_back(data: settings.Data) -> str:
-  """Says what validation text consists of; see `HeldBack`. Of several sources it says what records do not."""
+  """Returns what validation text consists of, see `HeldBack`; for several sources, that of those without records."""
   sources = _all_sources(data)
   if any(one_source.find(data.source)(one, 'validation') for one in sources):
     return 'given'

@@ -1,4 +1,4 @@
-"""The content of documents, by which they are equal, whatever their files, sources and formats are.
+"""The content of documents, which identifies equal documents in different files, sources and formats.
 
 Texts are equal if they differ only in white space, Unicode composition (NFC) and a byte order mark; documents that are
 token ids are equal if all ids are. A long text is also compared piece by piece, as plain text is cut into pieces, and

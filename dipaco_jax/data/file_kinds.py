@@ -1,4 +1,4 @@
-"""What a file of text holds, by its name: plain text, or documents in one of the formats that people have.
+"""Kinds of text files by their names: plain text, or documents in one of several formats.
 
 A file of a kind that is not here is rejected by name, before any work: its syntax would be trained on.
 """
@@ -48,7 +48,7 @@ CHECK_DOCUMENTS = 10_000  # or so many documents, if they are short
 
 
 def suffix(path: str) -> str:
-  """Returns what a file's name ends in, without that of its compression, in lower case: '.jsonl' of 'a.JSONL.gz'."""
+  """Returns the suffix of a file's name in lower case, without that of its compression: '.jsonl' of 'a.JSONL.gz'."""
   return os.path.splitext(compressed_files.inner_name(path))[1].lower()
 
 

@@ -1,4 +1,4 @@
-"""Files of text, models and tokenizers in formats that are not read here, and what to do with each."""
+"""Files of text, models and tokenizers in unsupported formats, with advice on each."""
 
 import os
 
@@ -29,7 +29,7 @@ TEXT = {  # the first bytes of files whose names say that they are text, and wha
 
 
 def explain_text(beginning: bytes) -> str:
-  """Returns what a file of plain text or JSON lines is instead, by its first bytes; '' if it may be text."""
+  """Returns which format a file named as text has instead, by its first bytes; '' if it may be text."""
   return next((advice for first, advice in TEXT.items() if beginning.startswith(first)), '')
 
 

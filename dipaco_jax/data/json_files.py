@@ -1,4 +1,4 @@
-"""Documents as lines of JSON; and the fields of a record, which other formats of records share."""
+"""Documents as lines of JSON, and the fields of a record, which are also used for other formats."""
 
 import functools
 import itertools

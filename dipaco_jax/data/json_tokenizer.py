@@ -1,4 +1,4 @@
-"""Hugging Face's tokenizer.json, by their library `tokenizers`: any one used; byte-level BPE trained on a sample."""
+"""Tokenizers as tokenizer.json, by Hugging Face's `tokenizers`: existing ones, or trained byte-level BPE."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""What tokenizing leaves out: short sequences, bad records, copies of validation text; counted and described.
+"""Counts and descriptions of what tokenizing leaves out: short sequences, bad records, copies of validation text.
 
 The router reads the first `routing.prefix_tokens` tokens of a sequence, and no loss counts them [2.4]. So a shorter
 sequence would train nothing.

@@ -1,4 +1,4 @@
-"""Megatron's index of a file of tokens, the .idx beside its .bin: where sequences are, and which are a document.
+"""Megatron's index (.idx) of a file of tokens (.bin): the places of sequences, and which of them form a document.
 
 The borders of documents begin with 0 and end with the number of sequences. Some writers leave out the last border, or
 write none: `all_borders` completes them, so that every sequence belongs to a document.
@@ -25,7 +25,7 @@ Places = list[tuple[int, int]]  # (first byte, number of tokens) of each sequenc
 
 
 def of(path: str) -> str:
-  """Returns the path of a .bin file's index, whether it is there or not."""
+  """Returns the path of a .bin file's index, which may not exist."""
   return os.path.splitext(path)[0] + '.idx'
 
 
@@ -88,7 +88,7 @@ def all_borders(index: Index) -> np.ndarray:
 
 
 def describe_gaps(path: str) -> list[str]:
-  """Describes what the index of a .bin file leaves out, a sentence each; [] if it is complete."""
+  """Returns sentences that describe what the index of a .bin file leaves out; [] if it is complete."""
   index, sentences = read_index(path), []
   if num_added := len(all_borders(index)) - len(index.borders):
     documents = 'document' if num_added == 1 else 'documents'

@@ -1,4 +1,4 @@
-"""The documents of one source, on the side of the split that is wanted."""
+"""The training or validation documents of one source."""
 
 import collections
 import dataclasses
@@ -33,7 +33,7 @@ SOURCES = {  # (data, split, part, side) -> items, None if there is no such spli
 
 
 def find(name: str) -> Callable[..., source.Items | None]:
-  """Returns the function of a source by its name: one of SOURCES, or that of the user's own."""
+  """Returns the function of a source by its name: one of SOURCES, or a function of the user."""
   return source_own.items if extension.is_reference(name) else SOURCES[name]
 
 
@@ -55,7 +55,7 @@ class Document(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-  """Which documents are wanted, and the counts of those that are left out."""
+  """A selection of documents, and counts of those that are left out."""
 
   split: str
   part: source.Part = source.WHOLE
@@ -149,7 +149,7 @@ def _count_skipped(
 
 
 def _distinct(documents: Iterable[Document], side: Wanted) -> Iterator[Document]:
-  """Yields validation documents without those whose content one before them has; counts these."""
+  """Yields validation documents with different contents; counts the repeated ones."""
   seen: set[int] = set()
   for document in documents:
     if document.content in seen:

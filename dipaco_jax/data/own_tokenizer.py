@@ -1,4 +1,4 @@
-"""Tokenizers of the user, 'package.module:name' in config.tokenizer.kind.
+"""User-defined tokenizers, 'package.module:name' in config.tokenizer.kind.
 
 make(config.tokenizer) returns an object with
 
@@ -26,7 +26,7 @@ TRIED = 'The quick brown fox jumps over 13 lazy dogs.\n\tZwölf Boxkämpfer: \U0
 
 class OwnTokenizer(Tokenizer):
   def __init__(self, config: settings.Tokenizer):
-    """Makes the user's tokenizer, and tries it on a text; raises InputError if it is not what is asked."""
+    """Makes the user's tokenizer, and tries it on a text; raises InputError if it does not follow the protocol."""
     self._reference = config.kind
     self._made = tokenizer = extension.make(FIELD, config.kind, config)
     for name in ('encode', 'decode'):
@@ -62,7 +62,7 @@ class OwnTokenizer(Tokenizer):
     return text
 
   def piece_bytes(self) -> np.ndarray:
-    """Returns what the user's tokenizer says; else the bytes that each token is decoded to by itself."""
+    """Returns the user's `piece_bytes`, or else the number of bytes to which each token is decoded by itself."""
     if callable(count := getattr(self._made, 'piece_bytes', None)):
       with extension.blaming(FIELD, self._reference):
         counts = np.asarray(count(), np.int32)

@@ -1,4 +1,4 @@
-"""Passages of long texts, which are recognized wherever the texts are cut.
+"""Passages of long texts, which are recognized regardless of where the texts are cut.
 
 A passage is known by hashes of windows of its characters, in which any white space is one space. Which windows count
 depends on their hashes alone, so that copies have the same ones whatever stands before them.

@@ -1,4 +1,4 @@
-"""SentencePiece: models trained on a sample of text, and used."""
+"""SentencePiece tokenizers: existing ones, or models trained on a sample of text."""
 
 import io
 import re

@@ -1,4 +1,4 @@
-"""Tokenized sequences before routing, in ArrayRecord, in parts that are made and kept one by one.
+"""Tokenized sequences before routing, in ArrayRecord files, written in parts.
 
 A training document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed, by its own first
 tokens [2.4]. A validation document gives its first `eval_len` tokens, or, if it is a piece of a longer text, some
@@ -97,7 +97,7 @@ def _dtype(tokenizer) -> np.dtype:
 
 
 class _Counts:
-  """What a part of the text consists of, counted while its documents are written."""
+  """Counts of a part of the text, taken while its documents are written."""
 
   def __init__(self):
     self.by_split = {'train': no_counts(), 'validation': no_counts()}
@@ -291,11 +291,11 @@ class Sequences:
     return documents, domains
 
   def contents(self) -> np.ndarray:
-    """Reads the digests of all sequences' documents, uint64 [N]; raises InputError if nobody kept them."""
+    """Reads the digests of all sequences' documents, uint64 [N]; raises InputError if they were not kept."""
     return self._all_of('contents', '<u8')
 
   def lengths(self) -> np.ndarray:
-    """Reads the tokens of all sequences' whole documents, uint32 [N]; raises InputError if nobody counted them."""
+    """Reads the tokens of all sequences' whole documents, uint32 [N]; raises InputError if they were not counted."""
     return self._all_of('lengths', '<u4')
 
   def _all_of(self, name: str, dtype: str) -> np.ndarray:

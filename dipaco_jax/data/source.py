@@ -33,12 +33,12 @@ def settings_of(s: settings.Settings) -> TextSettings:
 
 
 def num_bytes(text: Text) -> int:
-  """Returns the bytes of a text; of tokens about as many."""
+  """Returns the number of bytes of a text, or an estimate for tokens."""
   return len(text.encode()) if isinstance(text, str) else BYTES_PER_TOKEN * len(text)
 
 
 def most_tokens(text: Text) -> int:
-  """Returns how many tokens a text has at most: one has a byte at least, but for those at a document's ends."""
+  """Returns an upper bound of the number of tokens of a text: each has a byte or more, except at a document's ends."""
   return len(text.encode()) + 2 if isinstance(text, str) else len(text)
 
 
@@ -73,7 +73,7 @@ class BadRecord(InputError):
   """A record that has no text or cannot be parsed; `data.skip_bad_records` leaves it out."""
 
   def __init__(self, reason: str):
-    """`reason` names the file and the record, and says what is wrong with it."""
+    """`reason` names the file and the record, and describes the fault."""
     super().__init__(f'{reason}; config.data.skip_bad_records=True leaves out such records')
     self.reason = reason
 

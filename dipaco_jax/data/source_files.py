@@ -68,7 +68,7 @@ def listing(data: settings.Data) -> list[tuple[str, int]]:
 
 
 def list_with_domains(data: settings.Data, split: str) -> list[tuple[str, str, str]]:
-  """Lists (name, path, domain) of the files of a split, with indices of files of tokens; [] if it names none."""
+  """Lists (name, path, domain) of the files of a split, including indices of token files; [] if it names no files."""
   globs = data.validation if split == 'validation' else data.train
   files = _find(globs, data) if globs else []
   domains = domains_of([path for _, path in files])
@@ -171,7 +171,7 @@ def _names_below_all(roots: Mapping[str, str]) -> dict[str, str]:
 
 
 def _why_none(pattern: str) -> str:
-  """Says why a pattern matches no file, and what may be meant."""
+  """Returns why a pattern matches no file, and what may be meant."""
   folder = pattern.rstrip('/')
   if os.path.isfile(f'{folder}/dataset_dict.json'):
     splits = sorted(os.path.basename(os.path.dirname(state)) for state in glob.glob(f'{folder}/*/{table_files.SAVED}'))

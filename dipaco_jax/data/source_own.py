@@ -1,4 +1,4 @@
-"""Documents of a source of the user, 'package.module:name' in config.data.source.
+"""Documents of a user-defined source, 'package.module:name' in config.data.source.
 
 make(config.data, split) returns the documents of a split, (id, text) or (id, text, domain), always the same in the same
 order; None, or none of them, for 'validation' if there is no such split. A text may be a function that returns it,
@@ -30,7 +30,7 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
 
 
 def check(data: settings.Data) -> None:
-  """Raises InputError if the documents are others when they are listed again, in what comes first."""
+  """Raises InputError if the first documents differ when they are listed again."""
 
   def ids() -> list[str]:
     listed = _as_items(data, 'train', _documents(data, 'train'))

@@ -1,4 +1,4 @@
-"""Special tokens: which of them end a document or a turn of a chat, and which are spelled in a text.
+"""Special tokens: those that end a document or a turn of a chat, and those whose spelling occurs in a text.
 
 A model that was tuned for chats often names the end of a turn as its `eos_token`. Its pretraining ended documents with
 another token, and so do documents here.

@@ -1,4 +1,4 @@
-"""Documents in files of token ids that others made: nanoGPT's .bin, llm.c's with a header, Megatron's with an .idx.
+"""Documents in files of token ids: nanoGPT's .bin, llm.c's with a header, Megatron's with an .idx.
 
 Such files do not tell their tokenizer: it is the one of config.tokenizer.model_file. A document ends behind its
 end-of-text token, or before a begin-of-text token, or where Megatron's index says. The ids stay as they are; around
@@ -26,7 +26,7 @@ PIECE_IDS = 4096  # of a text that has no documents: whole rows of most lengths
 
 
 class Layout(NamedTuple):
-  """Where in a file its ids are."""
+  """The position of the ids in a file."""
 
   dtype: np.dtype
   start: int  # bytes

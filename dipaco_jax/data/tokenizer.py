@@ -1,4 +1,4 @@
-"""What a tokenizer is; the sample of text that one is trained on; the text of tokens as they come."""
+"""The protocol of tokenizers, the sample of text for training one, and incremental decoding."""
 
 import abc
 import functools
@@ -139,7 +139,7 @@ class Tokenizer(abc.ABC):
     return ends
 
   def _byte_ends_of_pieces(self, text: str) -> list[int] | None:
-    """Returns where in the UTF-8 of a text each of its tokens ends, special ones aside; None if nobody can say."""
+    """Returns where in the UTF-8 of a text each token but special ones ends; None if that is unknown."""
     return None
 
   @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Tokenizers as files: which kind one is, by what it holds; what is kept of it in a run.
+"""Tokenizers as files: their kinds, recognized by content, and the files that a run keeps.
 
 A run has `tokenizer.model` (SentencePiece) or `tokenizer.json`, and beside either what was given or made of
 `tokenizer_config.json`, `chat_template.jinja` and `generation_config.json`. Of a tokenizer of the user's own it has no
@@ -96,7 +96,7 @@ def _read_if_there(path: str) -> bytes | None:
 
 
 def load(files: Mapping[str, bytes]) -> Tokenizer:
-  """Makes a tokenizer of its files, by name; raises InputError if they are none."""
+  """Makes a tokenizer from {name: content} of its files; raises InputError if they are not a tokenizer."""
   tokenizer = JsonTokenizer(files) if JSON in files else _load_pieces(files)
   tokenizer.end_ids  # noqa: B018  # raises where the files name none that can be
   return tokenizer

@@ -1,4 +1,4 @@
-"""A block of a path: attention, then an MLP; and the door by which one of the user's comes in (`config.model.block`).
+"""A block of a path: attention, then an MLP; or a user-defined block (`config.model.block`).
 
 A block is a Flax module that is called in two ways, and returns the hidden state and its cache, any pytree of arrays:
 
@@ -148,7 +148,7 @@ def call(
 
 
 def blaming(config: settings.Model) -> contextlib.AbstractContextManager[None]:
-  """Names the field where the user's block raises."""
+  """Names the config field in errors that the user's block raises."""
   return extension.blaming(NAME, config.block) if config.block else contextlib.nullcontext()
 
 
@@ -163,6 +163,6 @@ def _check(config: settings.Model, found: Any, x_BLD: jax.Array, cache: Any) -> 
 
 
 def _described(tree: Any) -> str:
-  """Says the structure, shapes and dtypes of arrays."""
+  """Returns a description of the structure, shapes and dtypes of arrays."""
   found = jax.tree.map(lambda x: f'{jnp.result_type(x)}{[*jnp.shape(x)]}', tree)
   return str(found).replace("'", '')

@@ -1,4 +1,4 @@
-"""A check of the user's block before it is trained: small rows, of which is known what must not change what.
+"""A check of a user-defined block before training, on small rows with known dependencies.
 
 Perplexity would be wrong without a word where a token sees later ones or another segment, and so would generated text
 where a cache gives something else than the whole text.

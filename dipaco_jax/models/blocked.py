@@ -94,6 +94,6 @@ def _by_group(x_BLHK: Array, groups: int) -> Array:
 
 
 def _by_token(x_BGRLK: Array) -> Array:
-  """Returns what `_by_group` was given."""
+  """Inverts `_by_group`."""
   B, G, R, L, K = x_BGRLK.shape
   return x_BGRLK.transpose(0, 3, 1, 2, 4).reshape(B, L, G * R, K)

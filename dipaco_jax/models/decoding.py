@@ -23,7 +23,7 @@ from dipaco_jax.models.transformer import Params, Transformer, variables
 
 
 class Cache(NamedTuple):
-  """What is kept of earlier tokens, for B texts."""
+  """Caches of the blocks for the earlier tokens of B texts."""
 
   blocks: tuple[Any, ...]  # by block, its own cache, see `block`
   entering: Mapping[int, jax.Array]  # {block: hidden state that enters it, [B, S, D]}
@@ -178,7 +178,7 @@ def _axes_of(model: Transformer, made: nn.Module) -> Any:
 
 
 def _of_going(model: Transformer, old: Cache, new: Cache, going_B: jax.Array) -> Cache:
-  """Returns the new cache; of texts that have ended, states are the old ones: their last token is read again."""
+  """Returns the new cache; texts that have ended keep their states, as their last token is read again."""
 
   def one(axis: int, before: jax.Array, after: jax.Array) -> jax.Array:
     return after if axis else jnp.where(going_B.reshape(-1, *[1] * (after.ndim - 1)), after, before)

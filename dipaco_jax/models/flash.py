@@ -48,13 +48,13 @@ LENGTHS = 128  # lengths are multiples of it, and it is one of every block
 
 
 def takes(q_BLHK: Array) -> bool:
-  """Says whether the kernels take queries of this shape and type."""
+  """Returns whether the kernels support queries of this shape and type."""
   _, length, _, size = q_BLHK.shape
   return length % LENGTHS == 0 and size in (16, 32, 64, 128) and q_BLHK.dtype in (jnp.bfloat16, jnp.float16)
 
 
 def runs_here() -> bool:
-  """Says whether this JAX and the GPU at hand can run the kernels.
+  """Returns whether this version of JAX and the GPU at hand can run the kernels.
 
   XLA compiles Triton for compute capability 8.0 (Ampere) and newer; JAX 0.11 announces the end of Pallas for Triton.
   """
@@ -71,7 +71,7 @@ class Spans(NamedTuple):
 
 
 class Run(NamedTuple):
-  """How kernels are run."""
+  """Options with which kernels are run."""
 
   scale: float  # s
   interpret: bool  # with plain operations, without a GPU

@@ -1,4 +1,4 @@
-"""Parts that blocks are made of: RMSNorm, a gated MLP, fresh weights; and what differs from block to block."""
+"""Parts of blocks: RMSNorm, a gated MLP, initializers, and the differences between blocks."""
 
 import functools
 import math
@@ -22,7 +22,7 @@ class Layer(NamedTuple):
 
 
 def layer(c: settings.Model, n: int) -> Layer:
-  """Returns what block n is."""
+  """Returns the properties of block n."""
   window = 0 if c.full_every and (n + 1) % c.full_every == 0 else c.window
   turns = not c.no_rope_every or (n + 1) % c.no_rope_every != 0
   return Layer(window, bool(window and c.rope_local_base), turns)
@@ -49,7 +49,7 @@ class RMSNorm(nn.Module):
 
 
 def make_norm(c: settings.Model) -> RMSNorm:
-  """Returns a norm of the kind that a model has everywhere."""
+  """Returns a norm with the options of the model."""
   return RMSNorm(c.norm_epsilon, c.norm_from_one)
 
 
@@ -66,7 +66,7 @@ def is_wide(c: settings.Model) -> bool:
 
 @jax.custom_vjp
 def together(tree: Any) -> Any:
-  """Returns what it gets; of its gradients, all are computed before anything that needs one of them.
+  """Returns its arguments; all their gradients are computed before any of them is used.
 
   In a scanned block, XLA for TPUs puts products that are the gradients of matrices last, whatever else comes before;
   their operands leave vector memory until then.

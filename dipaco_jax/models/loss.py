@@ -110,7 +110,7 @@ def _dlogits(logits_CM: jax.Array, log_z_C: jax.Array, targets_C: jax.Array, wei
 def _of_chunk_by_parts(
   part: int, x_CD: jax.Array, head_DV: jax.Array, targets_C: jax.Array, weights_C: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns what `_of_chunk` does, from logits of `part` tokens at one time: P parts of M tokens.
+  """Returns the results of `_of_chunk`, computed from logits of `part` tokens at one time: P parts of M tokens.
 
   A first pass computes the logits and sums their exponentials, a second one computes the gradients. For that the logits
   are kept in the dtype of x, less the largest of their part: what has to be exact is near 0.

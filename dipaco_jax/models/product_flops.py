@@ -1,4 +1,4 @@
-"""FLOPs of matrix products in a program, counted as it is traced: what is known of a block of the user."""
+"""FLOPs of matrix products in a program, counted from its trace, for user-defined blocks."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Matrix products of 16 bits, computed into float32 and rounded: on CPUs that multiply them, twice as fast or more."""
+"""16-bit matrix products with float32 results that are then rounded, which is at least twice as fast on CPUs."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Rotary embedding (arXiv 2104.09864) in Llama's layout, and how it is scaled for texts longer than it was trained on.
+"""Rotary embedding (arXiv 2104.09864) in Llama's layout, and its scaling for longer contexts than in pretraining.
 
 Dimensions i and i + K/2 of a head turn together, by position * f_i with f_i = base^(-2i/K). In a text of the original
 length L a pair turns r_i = L f_i / 2 pi times. For texts that are s times as long
@@ -25,7 +25,7 @@ from dipaco_jax.core import settings
 
 
 class Angles(NamedTuple):
-  """What tokens' pairs are turned by, as `rotate` takes it; `local` is of blocks that have a base of their own."""
+  """Angles by which `rotate` turns pairs of dimensions; `local` is for blocks with their own base."""
 
   common: Any
   local: Any
@@ -89,7 +89,7 @@ def _kept(c: settings.Model, f_K2: np.ndarray) -> np.ndarray:
 
 
 def gain(c: settings.Model) -> float:
-  """Returns what turned queries and keys are multiplied by."""
+  """Returns the factor of rotated queries and keys."""
   if c.rope_scaling != 'yarn':
     return 1.0
   return c.rope_attention or (0.1 * math.log(c.rope_factor) + 1 if c.rope_factor > 1 else 1.0)

@@ -11,7 +11,7 @@ class Scores(NamedTuple):
   cap: float = 0.0  # c, of c tanh(x / c); 0: none
 
   def factor(self, size: int) -> float:
-    """Returns what products of queries and keys are multiplied by."""
+    """Returns the factor of products of queries and keys."""
     return (self.query_scale or size) ** -0.5
 
 

@@ -1,4 +1,4 @@
-"""The transformer of a path: decoder-only, in the shapes of the families that engines know (`huggingface/families`).
+"""The decoder-only transformer of a path, in the shapes of common model families (`huggingface/families`).
 
 Its blocks are those of `block`, or of the user's own. Parameters are float32, computation is in `dtype`. The patterns
 of levels match the parameters' names, which are stable:
@@ -171,7 +171,7 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
 
 
 def init(model: Transformer, key: jax.Array) -> Params:
-  """Returns fresh parameters, flat and in the order of their names; raises InputError if a block is not made so."""
+  """Returns fresh parameters, flat and sorted by name; raises InputError if a block cannot be initialized so."""
   blank = jnp.zeros((1, 8), jnp.int32)
   made = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))(key, blank, blank)
   if more := {*made} - {'params'}:

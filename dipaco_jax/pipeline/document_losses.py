@@ -27,7 +27,7 @@ BEGINNING = 96  # bytes
 
 
 class Documents(NamedTuple):
-  """What a run knows of its validation documents, [N] each."""
+  """Columns of a run's validation documents, [N] each."""
 
   nats: dict[str, np.ndarray]  # by model
   tokens: np.ndarray

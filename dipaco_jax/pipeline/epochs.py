@@ -18,7 +18,7 @@ def of_base(run: run_lib.Run) -> dict[str, Any]:
 
 
 def of_paths(run: run_lib.Run) -> list[float]:
-  """Returns the epochs of each path after all phases; those on the shards of all rounds are added."""
+  """Returns the epochs of each path after all phases, summed over the shards of all rounds."""
   rows = [run.shards_meta(number)['shard_rows'] for number in range(run.settings.rounds + 1)]
   return _of_paths(run.settings, rows)
 
@@ -26,7 +26,7 @@ def of_paths(run: run_lib.Run) -> list[float]:
 def read(
   workdir: pathlib.Path, s: settings_lib.Settings, results: Mapping[str, Mapping[str, Any]], control_steps: int | None
 ) -> dict[str, Any]:
-  """Returns the epochs of base, paths and dense control: as the stages noted them, else by the shards that are here."""
+  """Returns the epochs of base, paths and dense control, as recorded by the stages, or else from the shards."""
   pretrain, train = results.get('pretrain', {}), results.get('train', {})
   base, of_rounds = _shards(workdir, 'base'), [_shards(workdir, str(number)) for number in range(s.rounds + 1)]
   epochs = {

@@ -1,4 +1,4 @@
-"""Excerpts of a run's validation text for its report, chunk by chunk: which path reads what, and what that gains.
+"""Excerpts of a run's validation text for its report: the path of each chunk, and its loss next to the base's.
 
 They are the beginnings of a few validation documents, of as many domains and paths as can be.
 """
@@ -31,7 +31,7 @@ Known = Callable[[int], np.ndarray] | None
 
 
 class Text(NamedTuple):
-  """What is read as one sequence."""
+  """A text that is read as one sequence."""
 
   name: str
   tokens: np.ndarray
@@ -46,7 +46,7 @@ def chunk_tokens(s: settings.Settings) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Reader:
-  """A run's models, router and tokenizer, as far as reading texts needs them."""
+  """The models, router and tokenizer of a run that are needed to read texts."""
 
   model: model_lib.Transformer
   base: Any  # parameters

@@ -1,4 +1,4 @@
-"""What routers see of sequences: features z, kept in `features/` where that is not too large [2.4.1], and texts."""
+"""Inputs of routers: features z of sequences, kept in `features/` unless they are too large [2.4.1], and texts."""
 
 import functools
 import pathlib
@@ -35,7 +35,7 @@ def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> 
 
 
 def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
-  """Makes `features/<split>.npy` if it is missing; returns it, or None if nobody keeps it: it would be too large."""
+  """Makes `features/<split>.npy` if it is missing; returns it, or None if it would be too large to keep."""
   file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
   if not seals.keep_if_whole(file):
     if run.disk.is_apart and not processes.is_first():  # nobody else would read them, and it needs its share only
@@ -61,7 +61,7 @@ def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.
 
 
 def texts(run: run_lib.Run, split: str, chunks: Iterable[np.ndarray]) -> Iterator[own_router.Texts]:
-  """Yields what a router of the user's sees of a split's sequences, for each of the `chunks` of their indices."""
+  """Yields the inputs of a user-defined router for a split's sequences, for each of the `chunks` of their indices."""
   split_sequences, routing = run.sequences(split), run.settings.routing
   lengths_N, sees = split_sequences.lengths(), own_router.uses_features(routing)
 

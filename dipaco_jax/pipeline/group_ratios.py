@@ -9,7 +9,7 @@ from dipaco_jax.core import bootstrap
 
 
 class Groups(NamedTuple):
-  """What each validation document belongs to."""
+  """The kind of text and the path of each validation document."""
 
   domain: np.ndarray  # [N] index into `domain_names`
   domain_names: Sequence[str]

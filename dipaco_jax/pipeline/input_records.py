@@ -1,4 +1,4 @@
-"""`inputs.json` of a workdir: what its stages have read from outside it, by content. Loads no JAX."""
+"""`inputs.json` of a workdir: digests of what its stages have read from outside it. Loads no JAX."""
 
 import logging
 import pathlib
@@ -10,7 +10,7 @@ FILE = 'inputs.json'
 
 
 class Inputs(NamedTuple):
-  """What is known of a run's inputs."""
+  """Recorded inputs of a run."""
 
   files: dict[str, list[Any]]  # of files on this machine, see `content.Digests`
   stages: dict[str, dict[str, dict[str, Any]]]  # {stage: {field: {'digest', 'files': {path: digest}}}}
@@ -21,7 +21,7 @@ class Inputs(NamedTuple):
 
 
 def read_inputs(workdir: pathlib.Path) -> Inputs:
-  """Returns what is known of a run's inputs: nothing of a run that has read none."""
+  """Returns the recorded inputs of a run; they are empty if it has read none."""
   file = workdir / FILE
   if not file.exists():
     return Inputs({}, {})
@@ -34,5 +34,5 @@ def read_inputs(workdir: pathlib.Path) -> Inputs:
 
 
 def write_inputs(workdir: pathlib.Path, inputs: Inputs) -> None:
-  """Writes what is known of a run's inputs."""
+  """Writes the inputs of a run."""
   publishing.write_json(workdir / FILE, inputs._asdict())

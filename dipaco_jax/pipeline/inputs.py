@@ -1,7 +1,7 @@
 """What a run reads from outside its workdir: text, a tokenizer, a pretrained model. It is compared by content.
 
-A stage records the digests of its inputs when it begins. A resumed run, and a run that reuses stages of another,
-compares these: files of the same name may differ, and files in another place may be the same.
+A stage records the digests of its inputs when it begins. A run that is resumed or reuses stages of another compares
+these digests: files of the same name may differ, and files in another place may be equal.
 """
 
 import collections
@@ -66,7 +66,7 @@ def _describe(s: settings_lib.Settings, stage: str, digests: content.Digests) ->
 
 
 def note_inputs(run: run_lib.Run, stage: str) -> None:
-  """Notes what a stage is about to read. What an unfinished tokenization has made of other inputs is removed."""
+  """Records the inputs of a stage before it reads them; removes an unfinished tokenization of other inputs."""
   has_changed = processes.is_first() and _note(run.workdir, run.settings, stage)
   if processes.any_process(has_changed, f'other inputs of {stage}') and run.disk.is_ours:
     stage_records.remove_leftovers(run.workdir, [stage_lib.find(stage)])
@@ -74,7 +74,7 @@ def note_inputs(run: run_lib.Run, stage: str) -> None:
 
 
 def _note(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) -> bool:
-  """Notes the inputs of a stage; returns whether something was made of others."""
+  """Records the inputs of a stage; returns whether results of other inputs exist."""
   known = input_records.read_inputs(workdir)
   described = _describe(s, stage, digests := content.Digests(known.files))
   before, now = known.digests(stage), {field: about['digest'] for field, about in described.items()}
@@ -86,7 +86,7 @@ def _note(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) -> bool:
 
 
 def note_as_read(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) -> None:
-  """Notes that a stage of this run is of what its config names now."""
+  """Records that a stage of this run was made from the inputs that the config names now."""
   _note(workdir, s, stage)
 
 
@@ -100,7 +100,7 @@ def check_unchanged(run: run_lib.Run, stage: str) -> None:
 
 
 def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = True) -> None:
-  """Raises InputError, with the fix, where what a stage was made of is another by now. What has gone is not missed.
+  """Raises InputError, with the fix, if inputs of a finished stage have changed. Inputs that are gone are ignored.
 
   `keeps`: whether digests of files are kept for the next time, as where no other process is at work in the workdir.
   """
@@ -117,7 +117,7 @@ def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = 
 
 
 def _is_used(workdir: pathlib.Path, stage: str) -> bool:
-  """Returns whether a stage is finished, or has trained: an unfinished tokenization begins again by itself."""
+  """Returns whether a stage is finished or has trained; an unfinished tokenization starts again by itself."""
   begun = stage == 'pretrain' and any((workdir / name).exists() for name in ('base', 'checkpoints/pretrain'))
   return begun or stage_records.record_file(workdir, stage).exists()
 
@@ -125,7 +125,7 @@ def _is_used(workdir: pathlib.Path, stage: str) -> bool:
 def _find_changed(
   s: settings_lib.Settings, field: str, before: dict[str, str], digests: content.Digests
 ) -> Iterator[tuple[str, str]]:
-  """Yields (path, what it is) of files of a field that are not as they were `before`, {path: digest}."""
+  """Yields (path, description) of files of a field that differ from those `before`, {path: digest}."""
   if not before:
     return
   present: list[str] = []

@@ -1,4 +1,4 @@
-"""What is trained: the base model, the grid of paths from it, and a dense control for the comparison."""
+"""Training jobs: the base model, the grid of paths that starts from it, and a dense control for comparison."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from dipaco_jax.training.programs import Programs
 
 
 def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> job_lib.Job:
-  """Returns the pretraining of one path on all text: plain AdamW, as one phase whose outer step only takes over."""
+  """Returns the pretraining of one path on all text: plain AdamW, as one phase whose outer step adopts the result."""
   s, programs = run.settings, run.base_programs
   once = job_lib.Schedule(phases=1, steps_per_phase=s.pretrain.steps, steps_per_dispatch=s.train.steps_per_dispatch)
   data = job_lib.Data(s.pretrain.batch_size, streams(run, 'base', s.pretrain.batch_size))
@@ -30,7 +30,7 @@ def base_job(run: run_lib.Run, params: dict[str, np.ndarray]) -> job_lib.Job:
 
 
 def _alone(phase: int) -> np.ndarray:
-  """Returns w of the only path."""
+  """Returns the weight w of a single path."""
   return np.ones((), np.float32)
 
 

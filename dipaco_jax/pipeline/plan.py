@@ -1,4 +1,4 @@
-"""What a run will train, stage by stage, from its settings: for the first lines of a run, and for its ETA.
+"""The amount of training in each stage of a run, from its settings, for its first log lines and its ETA.
 
 Nothing here imports JAX.
 """

@@ -1,4 +1,4 @@
-"""What is checked and settled before a run begins: its place, config, model and devices, and stages of another run."""
+"""Checks and preparations before a run begins: workdir, config, model, devices, and stages of another run."""
 
 import contextlib
 import dataclasses
@@ -29,9 +29,9 @@ OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 
 @contextlib.contextmanager
 def kept(workdir: pathlib.Path):
-  """Makes the workdir; removes it again where the input proves wrong before the first text is tokenized.
+  """Makes the workdir; removes it again if the input proves wrong before the first text is tokenized.
 
-  Raises InputError if it cannot be made or holds other things, Unavailable where it is gone later.
+  Raises InputError if it cannot be made or contains other files, Unavailable if it is gone later.
   """
   try:
     new = not (workdir.exists() and any(workdir.iterdir()))
@@ -54,10 +54,12 @@ def kept(workdir: pathlib.Path):
 
 
 def check_place(workdir: pathlib.Path):
-  """Raises InputError if the directory holds other things than a run; those of a disk do not count."""
+  """Raises InputError if the directory contains files that are not of a run; lost+found and the like are ignored."""
   names = {file.name for file in workdir.iterdir() if file.name[0] != '.'} if workdir.exists() else set()
   if not names & {'lock', 'config.json'} and (others := names - {'lost+found'}):
-    raise InputError(f'--workdir={workdir} holds other things ({min(others)}) and no run: name a directory of its own')
+    raise InputError(
+      f'--workdir={workdir} contains other files ({min(others)}) but no run: name a directory of its own'
+    )
 
 
 def finished_tokenizing(workdir: pathlib.Path) -> bool:
@@ -66,7 +68,7 @@ def finished_tokenizing(workdir: pathlib.Path) -> bool:
 
 
 def check_text(workdir: pathlib.Path, settings: settings_lib.Settings):
-  """Looks at the text, unless it is tokenized already. Raises InputError if it cannot be read or is too little."""
+  """Checks the text, unless it is tokenized already. Raises InputError if it cannot be read or is too short."""
   if not finished_tokenizing(workdir):
     with display.doing('looking at the text'):
       corpus.check_readable(source.settings_of(settings), lambda: corpus.plan_held_back(settings).fraction)
@@ -97,7 +99,7 @@ def check_model(settings: settings_lib.Settings):
 
 
 def check_costs(workdir: pathlib.Path, settings: settings_lib.Settings):
-  """Says what memory and time a run takes, unless it is done; raises InputError if it cannot fit."""
+  """Logs the estimated memory and time of a run, unless it is done; raises InputError if it cannot fit."""
   if stage_records.record_file(workdir, stage_lib.NAMES[-1]).exists():
     return
   record = stage_records.read_record(workdir, 'tokenize')
@@ -106,7 +108,7 @@ def check_costs(workdir: pathlib.Path, settings: settings_lib.Settings):
 
 
 def check_worker_costs(settings: settings_lib.Settings):
-  """Says what memory a worker takes, which trains one path at a time; raises InputError if it cannot fit."""
+  """Logs the estimated memory of a worker, which trains one path at a time; raises InputError if it cannot fit."""
   try:
     size = model_folder.vocab_size(settings)
   except InputError:  # another process has the tokenizer
@@ -121,7 +123,7 @@ def _check_costs(settings: settings_lib.Settings, vocab_size: int, is_whole_run:
 
 
 def _check_optimizers(s: settings_lib.Settings, shapes: dict[str, jax.ShapeDtypeStruct]):
-  """Raises InputError if an optimizer or a schedule of the user's does not return what is asked of it."""
+  """Raises InputError if a user-defined optimizer or schedule returns unexpected results."""
   named = extension.references(s)
   for name, make in {
     'inner.optimizer': lambda: choices.make_transformation(s.inner),
@@ -170,7 +172,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
 
 
 def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.Settings):
-  """Raises InputError if a phase that is trained or at work would be of another kind, as the last of a run is."""
+  """Raises InputError if the new number of phases would change whether a phase that has begun is closed."""
   before, now = (choices.make_timetable(s, {}) for s in (old, new))
   steps = (row for row in metrics_log.read_rows(workdir) if (row['stage'], row['kind']) == ('train', 'step'))
   begun = max((row['phase'] + 2 for row in steps), default=0)  # the one at work, and the next: rows come a little late
@@ -182,7 +184,7 @@ def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_
 
 
 def note_environment(run: run_lib.Run):
-  """Records what the digest of the modules depends on beside the config, and warns where a resumed run differs."""
+  """Records the environment on which the modules' digest depends, and warns if it differs in a resumed run."""
   now = {'device': jax.devices()[0].device_kind, 'devices': jax.device_count(), 'processes': jax.process_count()}
   now |= {'cpus': len(os.sched_getaffinity(0)), 'jax': jax.__version__}
   file = run.workdir / 'environment.json'

@@ -1,4 +1,4 @@
-"""Whether the learning rate of a run becomes as high as its config says, checked before any work."""
+"""Checks before any work that the learning rate of a run becomes as high as its config says."""
 
 import dataclasses
 import logging
@@ -67,7 +67,7 @@ def _check_rewarm(s: settings_lib.Settings) -> None:
 
 
 def _check_end(s: settings_lib.Settings) -> None:
-  """Looks at steps behind the schedule's end, of which the rate is the last one's."""
+  """Checks the steps after the schedule's end, which have its final rate."""
   if (behind := s.num_steps - s.decay_steps) <= 0:
     return
   if not s.inner.final_fraction:

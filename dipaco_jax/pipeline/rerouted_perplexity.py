@@ -85,7 +85,7 @@ def sums(scored: token_losses.TokenLosses) -> np.ndarray:
 
 
 def sources(run: run_lib.Run) -> list[str]:
-  """Returns the digests of what the paths' versions are made of."""
+  """Returns the digests of the modules of the paths' versions."""
   return token_losses.published(run.workdir, run.layout, module_store.best_versions(run.workdir))
 
 

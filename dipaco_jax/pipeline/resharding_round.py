@@ -29,7 +29,7 @@ ATTEMPTS = 3  # at giving every path text
 
 @time_use.doing(time_use.STAGES)
 def reshard(run: run_lib.Run, number: int, version: int):
-  """Routes and shards of a round, by what the paths know at a version of their modules."""
+  """Makes the routes and shards of a round with the paths at a version of their modules."""
   if not (run.workdir / 'routing' / str(number)).exists():
     indices = np.flatnonzero(features.router_data(run))
     score = functools.partial(log_likelihoods, run, version, indices)
@@ -79,7 +79,7 @@ def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documen
 
 
 def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.ndarray:
-  """Returns S [N, P]; the scores of each turn of paths are kept, so that a run that was stopped goes on after them."""
+  """Returns S [N, P]; the scores of each turn of paths are kept, so that a stopped run resumes after them."""
   placement, num_paths = run.programs.placement, run.layout.grid.num_paths
   folder, everything = run.workdir / 'routing' / f'{number}-scores', np.arange(len(indices))
   files = [folder / f'{path}.npy' for path in range(num_paths)]
@@ -100,7 +100,7 @@ def all_scores(run: run_lib.Run, number: int, indices: np.ndarray, score) -> np.
 
 
 def fill(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths_NT: np.ndarray) -> dict[str, Any]:
-  """Gives each path that no training text was routed to what suits it best by the router, so that it can continue.
+  """Gives each path without training text the sequences that the router prefers for it.
 
   Changes the training sequences' `paths_NT` in place; returns how many each path was given, for the record.
   """

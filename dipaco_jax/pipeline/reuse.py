@@ -1,4 +1,4 @@
-"""Stages of another run: runs that are compared share a tokenizer, a base and shards, and make them once.
+"""Reuse of stages of another run, so that compared runs share a tokenizer, a base and shards.
 
 A stage is taken where its settings are the same, apart from where inputs lie, and its inputs have the same content.
 """
@@ -21,7 +21,7 @@ OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 
 
 def take_stages(run: run_lib.Run, other: pathlib.Path):
-  """Takes the stages that `other` has finished with the same settings and inputs, up to the first that differs.
+  """Reuses the stages that `other` has finished with the same settings and inputs, up to the first that differs.
 
   Files are linked where they are on one disk: they are never written again. Raises InputError if there is no run in
   `other`, seals.Damaged where what would be taken is not as it was written.
@@ -41,7 +41,7 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
 def _find_difference(
   run: run_lib.Run, theirs: settings_lib.Settings, record: dict[str, Any] | None, one: stage_lib.Stage
 ) -> str:
-  """Says in what a stage of another run differs from that of this run, '' if they are the same."""
+  """Returns how a stage of another run differs from that of this run, '' if they are the same."""
   if not record:
     return 'that run has not finished it'
   if record['digest'] != stage_lib.digest(theirs, one.name):
@@ -57,7 +57,7 @@ def _find_difference(
 
 
 def _find_other_input(run: run_lib.Run, record: dict[str, Any], name: str) -> str:
-  """Says which input of a stage has another content, '' if none has."""
+  """Returns which input of a stage has another content, '' if none has."""
   own = run.record(name)
   now = own['inputs'] if own else inputs.compute_digests(run.workdir, run.settings, name)
   other = sorted(field for field in now | record['inputs'] if now.get(field) != record['inputs'].get(field))
@@ -65,7 +65,7 @@ def _find_other_input(run: run_lib.Run, record: dict[str, Any], name: str) -> st
 
 
 def _find_missing(run: run_lib.Run, other: pathlib.Path, one: stage_lib.Stage) -> str:
-  """Says what a stage of another run lacks, '' if nothing, or where this run has its own."""
+  """Returns what a stage of another run lacks, '' if nothing, or if this run has its own."""
   needed = [path for path in one.artefacts if path not in OPTIONAL]
   if one.name == 'tokenize':
     needed += tokenizer_files.names(run.settings.tokenizer, lambda name: (other / name).exists())
@@ -87,7 +87,7 @@ def _take(run: run_lib.Run, other: pathlib.Path, one: stage_lib.Stage, record: d
 
 
 def _check(source: pathlib.Path):
-  """Checks a file, or all files of a directory, JSON records included: damage copied here could not be mended here."""
+  """Checks a file, or all files of a directory, JSON records included: copied damage could not be repaired here."""
   for file in [source] if source.is_file() else files.complete_files(source):
     (seals.read_json if file.suffix == '.json' else seals.check)(file)
 

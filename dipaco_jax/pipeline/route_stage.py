@@ -65,7 +65,7 @@ def _fit(run: run_lib.Run, method: str) -> Fitted:
 
 
 def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
-  """Returns paths by a hash of each sequence's number, [N, top_n]: the control without a router."""
+  """Returns paths by a hash of each sequence's number, [N, top_n], as a control without a router."""
   ids = (f'{split}/{i}' for i in range(len(run.sequences(split))))
   return router.random_assignment(run.settings.seed, ids, run.layout.grid.num_paths, top_n)
 
@@ -101,7 +101,7 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], men
 
 
 def _keep_router(run: run_lib.Run, folder: pathlib.Path, fit: Callable[[], Fitted]):
-  """Fits and keeps the router, unless a run that was stopped has; also keeps the features, for all processes."""
+  """Fits and saves the router, unless an interrupted run has; also saves the features for all processes."""
   # A list: both are checked, so that both damaged files are removed.
   if not all([seals.keep_if_whole(folder / name) for name in ('router.safetensors', 'meta.json')]):  # noqa: C419
     with display.doing('fitting the router'):
@@ -145,7 +145,7 @@ def _assign_within(run: run_lib.Run, fitted: own_router.AnyRouter, capacity: flo
 
 
 def within(scores_NP: np.ndarray, room: int) -> np.ndarray:
-  """Returns the paths [N] with the highest scores if that gives each `room` at most; else some text gets another.
+  """Returns the paths [N] with the highest scores, with at most `room` sequences for each path.
 
   Where a path would get none, all get equal shares.
   """
@@ -219,7 +219,7 @@ def _write_shards(run: run_lib.Run, name: str, num_shards: int, assign: Callable
 
 
 def deal(run: run_lib.Run, assignment: np.ndarray, num_shards: int) -> shards.Dealt:
-  """Deals the training sequences to the paths and hold-outs; marks router data in `assignment` as nobody's."""
+  """Divides the training sequences among paths and hold-outs; marks router data in `assignment` as unassigned."""
   s = run.settings
   assignment[features.router_data(run)] = -1
   fraction, train = s.data.holdout_fraction if s.train.early_stopping else 0.0, run.sequences('train', open_parts=1)

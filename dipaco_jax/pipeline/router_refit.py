@@ -1,4 +1,4 @@
-"""A router for the paths as they have become: what each loses on router data decides, not which cluster it was given.
+"""A router for the trained paths, fitted to their losses on router data instead of clusters.
 
 While paths train, k-means or a classifier of an earlier round says which text is whose. Afterwards every path scores
 the router data, and a linear classifier of z minimizes the loss that text has under the path it is sent to
@@ -29,7 +29,7 @@ FIRST_SHARE = 0.5  # of all weight, of the first sequences of documents
 
 
 def refit(run: run_lib.Run, scored: token_losses.TokenLosses | None) -> dict[str, Any]:
-  """Fits and keeps the router and what it chooses; returns figures for the record. All processes call it together.
+  """Fits and saves the router and its choices; returns figures for the record. All processes call it together.
 
   `scored` are token losses of router data, on the first process.
   """
@@ -49,7 +49,7 @@ def refit(run: run_lib.Run, scored: token_losses.TokenLosses | None) -> dict[str
 
 
 def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dict[str, Any]]:
-  """Fits a router to what paths lose on router data, nats a sequence; returns it, or the last round's, and figures."""
+  """Fits a router to the paths' losses on router data, nats a sequence; returns it, or the last router, and figures."""
   s = run.settings
   indices = np.flatnonzero(features.router_data(run))
   last = run.router(run.settings.rounds)

@@ -34,7 +34,7 @@ REFITTED, REFITTED_ROUTES = 'evaluation/router.safetensors', 'evaluation/routes.
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-  """A run in a workdir, and how it is asked to stop."""
+  """A run in a workdir, and the function that asks whether it should stop."""
 
   workdir: pathlib.Path
   settings: settings_lib.Settings
@@ -149,7 +149,7 @@ class Run:
 
 
 def read_metrics(run: Run, clock: time_use.Clock) -> metrics_server.Reading:
-  """Returns what a run in this process tells of itself now."""
+  """Returns the current metrics of a run in this process."""
   row = run.metrics.last_step
   losses = [loss for loss in row.get('loss', ()) if loss is not None]
   numbers = {name: row.get(name) for name in ('step', 'tokens_per_s')}

@@ -36,7 +36,7 @@ Tokens = Sequence[int] | np.ndarray
 
 
 def choose(run: run_lib.Run) -> list[int]:
-  """Returns indices of validation documents, one by one of the kind that has the fewest so far, in a drawn order."""
+  """Returns indices of validation documents in random order, each of the kind with the fewest so far."""
   if not run.settings.evaluate.samples:
     return []
   split, least = run.sequences('validation'), run.settings.routing.prefix_tokens + 1
@@ -147,7 +147,7 @@ def _on_device(params: Params) -> Params:
 
 
 def _begun(run: run_lib.Run, sampler: Sampler) -> dict[str, Any]:
-  """Returns what the file holds so far; a new one if it is damaged, or has other prompts or other random numbers."""
+  """Returns the content of the file so far; a new one if it is damaged or has other prompts or random numbers."""
   new = sampler.to_dict()
   with contextlib.suppress(seals.Damaged):
     known = read(run.workdir) or {}
@@ -164,7 +164,7 @@ def is_due(phase: int) -> bool:
 def while_training(
   run: run_lib.Run, programs: Programs, number: int
 ) -> Callable[[int, Callable[[Coordinates], Any]], None]:
-  """Returns (phase, params_of_turn) -> None, which samples the paths of a round now and then; nothing in it raises."""
+  """Returns (phase, params_of_turn) -> None, which samples the paths of a round from time to time and never raises."""
   sampler = functools.cache(lambda: Sampler(run))
   size = 4 * sum(x.size for x in programs.shapes.values())
   failed: list[str] = []

@@ -1,4 +1,4 @@
-"""The stages of a run: what each depends on, what it publishes, and what one that is unfinished may leave."""
+"""The stages of a run: their dependencies, their files, and leftovers of unfinished stages."""
 
 import dataclasses
 from typing import NamedTuple
@@ -86,7 +86,7 @@ def digest(settings: settings_lib.Settings, name: str) -> str:
 
 
 def same_base(one: settings_lib.Settings, other: settings_lib.Settings) -> bool:
-  """Returns whether bases of equal digests are equal in what those leave out: their schedule, and what they may read.
+  """Returns whether base models with equal digests are equal, including schedules and permitted text.
 
   Their learning rate follows the whole run's cosine, and hold-outs are kept from them too.
   """

@@ -51,7 +51,7 @@ def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def read_environment(workdir: pathlib.Path) -> dict[str, Any]:
-  """Reads the machine that the run was made on; {} if it is not known."""
+  """Reads the machine of the run; {} if it is not known."""
   try:
     return seals.read_json(workdir / 'environment.json')
   except seals.Damaged:
@@ -86,7 +86,7 @@ def record_file(workdir: pathlib.Path, name: str) -> pathlib.Path:
 
 
 def is_done(workdir: pathlib.Path, s: settings.Settings, name: str) -> bool:
-  """Returns whether a stage is done with these settings; training and evaluation may have to do more.
+  """Returns whether a stage is done with these settings; training and evaluation may need more work.
 
   Raises InputError if an artefact that others were made from is of another config.
   """
@@ -99,7 +99,7 @@ def is_done(workdir: pathlib.Path, s: settings.Settings, name: str) -> bool:
 
 
 def write_record(workdir: pathlib.Path, s: settings.Settings, name: str, wall_s: float, result: dict[str, Any]):
-  """Marks a stage as done; its artefacts are there already."""
+  """Marks a stage as done, after its artefacts have been written."""
   about: dict[str, Any] = {'digest': stage.digest(s, name), 'inputs': input_records.read_inputs(workdir).digests(name)}
   about |= {'wall_s': wall_s, 'ended': time.time()}
   publishing.write_json(record_file(workdir, name), about | {'result': metrics_log.plain(result)})
@@ -160,20 +160,20 @@ def read_refusal(workdir: pathlib.Path) -> str:
 
 
 def write_refusal(workdir: pathlib.Path, why: str):
-  """Keeps why a run was rejected; does nothing once it trains, as its config may then no longer change."""
+  """Records why a run was rejected; does nothing once it trains, as its config may then no longer change."""
   begun = any((workdir / name).exists() for name in ('stages/train.json', 'checkpoints/train', 'modules'))
   if (workdir / 'config.json').exists() and not begun:
     files.write_file(workdir / REFUSED, f'{why}\n')
 
 
 def remove_leftovers(workdir: pathlib.Path, stages: Iterable[stage.Stage]):
-  """Removes what unfinished stages have left."""
+  """Removes the leftovers of unfinished stages."""
   for path in (path for one in stages for pattern in one.leftovers for path in workdir.glob(pattern)):
     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def check_changes(workdir: pathlib.Path, old: settings.Settings, new: settings.Settings):
-  """Refuses another config than the run began with; where that was rejected, removes what it has left unfinished.
+  """Raises InputError if the config differs from the run's; after a rejected config, removes its unfinished results.
 
   Raises InputError that names fields that differ and may not, or that a finished stage was made by.
   """

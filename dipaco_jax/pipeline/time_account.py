@@ -1,9 +1,9 @@
-"""The account of a run's wall time, by stage and cause, over all its processes: `stages/seconds.json`.
+"""Wall time of a run by stage and cause, over all its processes: `stages/seconds.json`.
 
-The first process of a job notes what its main thread spends time on, at every stage and every few seconds. A process
-that goes on adds to what is noted. If the one before was killed, the time since its last note is lost, and so is all
-that its stage did since the checkpoint from which training resumes. After an end that the user requested, no time
-counts until the next start.
+The first process of a job records the time of its main thread by cause, at every stage and every few seconds. A process
+that resumes the run adds to it. If the previous process was killed, the time since its last record is lost, as is the
+work of its stage since the checkpoint from which training resumes. After an end that the user asked for, no time counts
+until the next start.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def _is_account(found: dict[str, Any]) -> bool:
 
 
 class Account:
-  """What is noted of a run in this process, by a clock that continues from the processes before."""
+  """The recorded time of a run in this process, which continues that of earlier processes."""
 
   def __init__(self, workdir: pathlib.Path, clock: time_use.Clock):
     self._file = workdir / FILE
@@ -55,7 +55,7 @@ class Account:
     clock.has_places, clock.entered = True, self.note
 
   def note(self, is_pause: bool = False):
-    """Notes the seconds up to now; `is_pause`: no time counts until the next start. An unwritable disk is no error."""
+    """Records the seconds up to now; with `is_pause`, no time counts until the next start. Write errors are ignored."""
     seconds = _rounded(self._clock.read_all())
     if self._is_over or not self._clock.place:  # a finished run that is only reported again takes no more time
       return
@@ -87,7 +87,7 @@ def kept(workdir: pathlib.Path, signals: stopping.Signals) -> Iterator[Account]:
 
 
 def _go_on(before: dict[str, Any], clock: time_use.Clock):
-  """Takes over the account of processes before; the time without one is lost where nobody asked for it."""
+  """Continues the account of earlier processes; the time between is lost unless the user stopped the run."""
   if not before:
     return
   began = time.time() - sum(clock.read().values())

@@ -1,4 +1,4 @@
-"""Every path's nats at every target of every sequence of a set: what re-routing and mixtures are computed from [2.4.3].
+"""Every path's nats at every target of every sequence of a set, from which re-routing is computed [2.4.3].
 
 A folder holds a set of N sequences, at most L tokens of each:
 
@@ -68,7 +68,7 @@ def write(
   programs: Programs, params_of_path: Callable[[int], Any], sources: Sequence[str], rows: Rows, folder: pathlib.Path,
   disk: disks.Disk = disks.SHARED,
 ) -> TokenLosses | None:  # fmt: skip
-  """Scores every sequence under every path, or what of it is missing; every process of a job calls it, once a folder.
+  """Computes the missing scores of all sequences under all paths; every process of a job calls it once per folder.
 
   Returns the losses on the first process.
 

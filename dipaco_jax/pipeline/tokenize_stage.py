@@ -1,4 +1,4 @@
-"""Documents to a tokenizer and to sequences: the stage `tokenize`.
+"""The stage `tokenize`: trains a tokenizer and makes sequences of all documents.
 
 Text is dealt out in parts, and parts to the processes of the job. Each is kept as soon as it is whole, so that a run
 that was stopped makes only those that are missing. They are in `tokenize-<digest>/`, where the digest is of
@@ -33,7 +33,7 @@ LIMITED = 0.95  # of a limit of documents: fewer are all there are; draws of val
 
 
 def tokenize(run: run_lib.Run) -> dict[str, Any]:
-  """Trains or takes a tokenizer, and makes sequences of at most seq_len tokens of all documents; returns figures."""
+  """Trains or opens a tokenizer, and makes sequences of at most seq_len tokens of all documents; returns figures."""
   s = run.settings
   check_init(s)
   inputs.note_inputs(run, 'tokenize')
@@ -57,7 +57,7 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
 
 
 def _keep(run: run_lib.Run, contents: Mapping[str, bytes]):
-  """Writes a tokenizer's files; the one that makes it a tokenizer comes last."""
+  """Writes a tokenizer's files; the one that identifies it as a tokenizer comes last."""
   for name in reversed(tokenizer_files.FILES):
     if name in contents:
       publishing.write_sealed(run.workdir / name, contents[name])
@@ -68,7 +68,7 @@ def _is_kept(run: run_lib.Run) -> bool:
 
 
 def find_folder(workdir: Path) -> Path:
-  """Returns the folder of parts that are made of the inputs that the stage has noted."""
+  """Returns the folder of parts made from the recorded inputs of the stage."""
   digests = input_records.read_inputs(workdir).digests('tokenize')
   return workdir / f'tokenize-{hashlib.sha256(json.dumps(digests).encode()).hexdigest()[:12]}'
 
@@ -175,7 +175,7 @@ def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
 
 
 def _warn_of_limit(data: settings.Data, meta: Mapping[str, Any]):
-  """Logs that the text of the user is limited, where documents are about as many as the limit."""
+  """Logs that config.data.max_documents has limited the user's text, if it has."""
   fraction = 0.0 if data.validation else meta['validation_fraction']
   if data.source != 'stdlib' and 0 < LIMITED * data.max_documents * (1 - fraction) <= meta['documents']:
     message = 'config.data.max_documents=%d: no more documents of the text are read; 0 reads all of them'
@@ -215,7 +215,7 @@ def _warn_of_export(file: str, given: tokenizer.Tokenizer):
 
 
 def _log_document_end(file: str, given: tokenizer.Tokenizer):
-  """Logs the token that ends documents, where it is not the tokenizer's own `eos_token`."""
+  """Logs the token that ends documents if it is not the tokenizer's own `eos_token`."""
   if given.special.get(given.turn_end or '', given.eos_id) != given.eos_id:
     end = next((spelling for spelling, i in given.special.items() if i == given.eos_id), given.eos_id)
     logging.warning('%s: documents end with %s; %s, its eos_token, ends turns of a chat', file, end, given.turn_end)

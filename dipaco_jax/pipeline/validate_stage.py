@@ -1,4 +1,4 @@
-"""Routed perplexity on validation documents, losses on hold-outs: the stage `evaluate`, and what training asks for."""
+"""Routed perplexity on validation documents and losses on hold-outs, for the stage `evaluate` and during training."""
 
 import functools
 from collections.abc import Callable

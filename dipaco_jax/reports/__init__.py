@@ -1,4 +1,4 @@
-"""What a run shows: report.json, its page with pictures and captions, and the same in a terminal.
+"""Reports of a run: report.json, its page with pictures and captions, and summaries for a terminal.
 
 Read `run_report` first. `run_data`, `history`, `module_drift` and `failures` read what a page is made from, and
 `headline` and `time_table` word the result and its time. `figures` lists the pictures; `path_figures`,

@@ -1,4 +1,4 @@
-"""Every picture of a report, in the page's sections, with a caption that says what can be seen in it."""
+"""All pictures of a report with their captions, by section of the page."""
 
 import itertools
 from collections.abc import Callable
@@ -47,7 +47,7 @@ SECTIONS: dict[str, dict[str, Callable[[Run], Picture | None]]] = {  # None: the
 
 
 def draw_all(run: Run) -> dict[str, Picture]:
-  """Returns the pictures by name, in the page's order, without those whose data is not there yet."""
+  """Returns the pictures by name, in the page's order, without those whose data is not yet available."""
   drawn = {}
   for name, draw in itertools.chain.from_iterable(section.items() for section in SECTIONS.values()):
     with plot_style.left_out(name):

@@ -1,4 +1,4 @@
-"""The lead of a report: what came out, what it cost, and where the paths lose.
+"""The lead of a report: results, costs, and kinds of text on which the dense control is better.
 
 Perplexities are compared on the same documents (`bootstrap`): with the base that the paths started from, and with one
 dense model that was trained on from it (`evaluate.control`), since paths that train longer than their base are better
@@ -29,13 +29,13 @@ AS_TRAINED = 'the same paths with the router of training'
 
 
 def held_back(tokenized: Mapping[str, Any]) -> str:
-  """Says how validation text was chosen, by the record of tokenizing."""
+  """Describes how validation text was chosen, from the record of tokenizing."""
   share = f'{100 * tokenized.get("validation_fraction", 0):.2g}%'
   return HELD_BACK.get(tokenized.get('held_back', ''), '').format(share=share)
 
 
 def validation_size(report: Mapping[str, Any], tokenized: Mapping[str, Any]) -> str:
-  """Says how much of the held-out text was scored; '' if that is not known."""
+  """Describes how much of the held-out text was scored; '' if that is not known."""
   tokens, training = report.get('validation_tokens'), report.get('text_tokens')
   sequences, of_documents = tokenized.get('validation_documents'), ''
   if not tokens or not sequences:
@@ -47,7 +47,7 @@ def validation_size(report: Mapping[str, Any], tokenized: Mapping[str, Any]) -> 
 
 
 def early_stopping(report: Mapping[str, Any]) -> str:
-  """Says why the result differs from that after the last phase; '' if it does not."""
+  """Explains why the result differs from that after the last phase; '' if it does not."""
   stopped, final = report.get('perplexity'), report.get('perplexity_final')
   if not stopped or not final or stopped == final:
     return ''
@@ -60,14 +60,14 @@ def early_stopping(report: Mapping[str, Any]) -> str:
 
 
 def text_left_out(tokenized: Mapping[str, Any]) -> list[str]:
-  """Says which text was left out, by the record of tokenizing, a sentence each."""
+  """Returns sentences about text that was left out, from the record of tokenizing."""
   copies = left_out.describe_copies(tokenized), left_out.describe_equal_validation(tokenized)
   sentences = [left_out.describe_dropped(tokenized), *copies, left_out.describe_skipped(tokenized)]
   return [f'{sentence[0].upper()}{sentence[1:]}.' for sentence in sentences if sentence]
 
 
 def why_no_interval(report: Mapping[str, Any]) -> str:
-  """Says why a perplexity has no interval; '' if it has one, or is not measured yet."""
+  """Explains why a perplexity has no interval; '' if it has one, or is not measured yet."""
   documents = report.get('validation_documents')
   if not report.get('perplexity') or report.get('perplexity_interval') or documents is None:
     return ''
@@ -78,7 +78,7 @@ def why_no_interval(report: Mapping[str, Any]) -> str:
 
 
 def sources(tokenized: Mapping[str, Any], weights: Mapping[str, float]) -> str:
-  """Says what each source of a mixture gave to training, by the record of tokenizing; '' if it is no mixture."""
+  """Describes the training tokens of each source of a mixture, from the record of tokenizing; '' without a mixture."""
   by_domain = tokenized.get('by_domain', {})
   given = [(name, by_domain[name]) for name in weights if name in by_domain]
   total = sum(counts['tokens'] for _, counts in given) or 1
@@ -96,7 +96,7 @@ def with_interval(value: float, interval: Sequence[float] | None) -> str:
 
 
 def dense(report: Mapping[str, Any]) -> str:
-  """Names the dense control by how much it was trained."""
+  """Returns the name of the dense control, with its budget."""
   return BUDGETS[report.get('control_budget') or 'steps']
 
 
@@ -117,7 +117,7 @@ def change(ratio: float, interval: Sequence[float] | None, whom: str = '') -> st
 
 
 def epochs(report: Mapping[str, Any]) -> str:
-  """Says how often the base and the paths have read their text; '' if that is not known."""
+  """Describes how often the base and the paths have read their text; '' if that is not known."""
   parts = []
   if (of_base := report.get('pretrain_epochs')) and (tokens := report.get('pretrain_text_tokens')):
     parts.append(f'base {of_base:.2f} ({of_base * tokens:,.0f} of {tokens:,} tokens)')
@@ -155,7 +155,7 @@ def total_time(report: Mapping[str, Any], extent: str = '') -> str:
 
 
 def wall_time(report: Mapping[str, Any]) -> str:
-  """Says how long the run took, and each of its stages."""
+  """Describes how long the run and each of its stages took."""
   seconds = stage_seconds(report)
   return f'{total_time(report)}: {", ".join(f"{name} {duration(s)}" for name, s in seconds.items())}'
 
@@ -218,7 +218,7 @@ def dense_ahead(report: Mapping[str, Any], with_changes: bool = True) -> str:
 
 
 def budget(report: Mapping[str, Any]) -> str:
-  """Says what the dense control read and cost beside the paths; '' if that is not known."""
+  """Compares the tokens and FLOPs of the dense control with those of the paths; '' if they are not known."""
   control, paths = report.get('control_tokens'), report.get('paths_tokens')
   if not control or not paths:
     return ''
@@ -229,7 +229,7 @@ def budget(report: Mapping[str, Any]) -> str:
 
 
 def _in_sequence(report: Mapping[str, Any]) -> str:
-  """Says how many more steps the dense control makes one after another than a path; '' for as many, or unknown."""
+  """Compares the sequential steps of the dense control and a path; '' if they are equal or unknown."""
   steps, of_path = report.get('control_steps'), report.get('steps')
   if not steps or not of_path or steps <= of_path:
     return ''

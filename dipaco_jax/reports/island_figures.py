@@ -1,4 +1,4 @@
-"""Pictures of an islands run: who did what when, the bytes of roles, and goodput over time."""
+"""Pictures of an islands run: tasks of workers over time, bytes by role, and goodput over time."""
 
 import numpy as np
 

@@ -41,7 +41,7 @@ class LiveReport:
       self._warn(str(e))
 
   def _settle(self):
-    """Reads how the last child ended; pages that take long to draw are drawn less often."""
+    """Reads how the last child ended; pages that take long to draw are updated less often."""
     if not self._child:
       return
     if self._child.returncode:
@@ -79,7 +79,7 @@ def start_child(workdir: pathlib.Path) -> subprocess.Popen:
 
 
 def write_page(workdir: str, parent: str):
-  """Writes the page at a low priority, unless the process that trains is gone: the program of its child."""
+  """Writes the page at low priority, unless the training process has ended; this is the child's program."""
   os.nice(19)
   from dipaco_jax.reports import run_report
   from dipaco_jax.storage import files

@@ -118,7 +118,7 @@ def _public_name(pattern: str) -> str:
 
 
 def _evaluation(f: Facts) -> dict[str, str]:
-  """Returns perplexities by what they are of; {} if nothing was measured yet."""
+  """Returns {description: perplexity}; {} if nothing was measured yet."""
   report = f.report
   if report.get('perplexity') is None:
     return {}

@@ -1,4 +1,4 @@
-"""Pages and cards from the templates in the folder beside this file.
+"""Renders pages and cards from the templates in the folder next to this file.
 
 An HTML page stands alone: one file with its style and pictures inside, nothing fetched, for light and dark screens.
 Whatever it is given is escaped; only pictures, which matplotlib made, are marked as HTML.

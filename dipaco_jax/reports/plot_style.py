@@ -95,7 +95,7 @@ def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def left_out(name: str) -> Iterator[None]:
-  """Leaves out a picture that cannot be drawn, and logs why; not where a file is seals.Damaged: nothing is made up."""
+  """Leaves out a picture that cannot be drawn, and logs why; seals.Damaged is raised."""
   try:
     yield
   except seals.Damaged:
@@ -140,7 +140,7 @@ def to_svg(figure, name: str) -> str:
 
 
 def _save(figure, file, **options):
-  """Saves a figure; where its parts are is found once, which takes as long as to draw them twice."""
+  """Saves a figure with a layout that is computed only once, as that takes long."""
   import matplotlib
 
   figure.savefig(file, **options)

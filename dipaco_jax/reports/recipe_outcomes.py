@@ -1,4 +1,4 @@
-"""What the short runs of `recipe` came to, and which of two is better."""
+"""Outcomes of the short runs of `recipe`, and their comparisons."""
 
 import math
 import pathlib
@@ -10,7 +10,7 @@ from dipaco_jax.core import paired
 
 
 class Outcome(NamedTuple):
-  """What a candidate came to; where it has several seeds, means over them."""
+  """The outcome of a candidate, averaged over its seeds."""
 
   name: str
   changes: dict[str, Any]  # fields of the config
@@ -25,7 +25,7 @@ class Outcome(NamedTuple):
 
 
 class Comparison(NamedTuple):
-  """A candidate beside the one that it was to replace."""
+  """A candidate and the best one before it."""
 
   candidate: Outcome
   other: Outcome
@@ -82,7 +82,7 @@ def combine(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def table(compared: Sequence[Comparison], dense: Outcome) -> str:
-  """Returns a row for the dense path, the first candidate, and each candidate beside the one that it was to replace."""
+  """Returns a row for the dense path, the first candidate, and each candidate with the best one before it."""
   from dipaco_jax.reports import comparison  # not for --help
 
   lines = [['', 'loss', 'compared with', 'difference', '95% interval', 'averaging gap', 'seconds']]

@@ -1,4 +1,4 @@
-"""The page of one run: what came out, the pictures, what it was made with (templates/report.html)."""
+"""The page of one run: results, pictures and settings (templates/report.html)."""
 
 import json
 from typing import Any, NamedTuple

@@ -47,7 +47,7 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
 
 
 def _certainty(r: dict[str, Any]) -> str:
-  """Says what an interval covers, and what it does not."""
+  """Explains what an interval covers, and what it does not."""
   if not r['ratio_to_control_interval']:
     return 'This is one training run with one seed'
   known = r['validation_documents_by_domain'] or {}
@@ -121,7 +121,7 @@ def _cost(tokens: int | None, flops: float | None, how: str) -> str:
 
 
 def _serving(r: dict[str, Any], has_router: bool) -> str:
-  """Says what it costs to serve a token."""
+  """Describes the cost of serving a token."""
   if not r['serve_flops_per_token']:
     return ''
   more = '; to choose the path of a text, the base model also reads its first tokens once' if has_router else ''

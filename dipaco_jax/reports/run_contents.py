@@ -15,7 +15,7 @@ from dipaco_jax.storage import seals
 
 
 class Contents(NamedTuple):
-  """What a run was made of."""
+  """Digests of the text, tokenizer and validation set of a run."""
 
   tokenizer: str  # digest
   files: str  # digest of the files of training text; '' if that is not known
@@ -27,7 +27,7 @@ class Contents(NamedTuple):
 
 
 def read(workdir: pathlib.Path) -> Contents:
-  """Reads what a run was made of."""
+  """Reads the contents of a run."""
   s, tokenized = stage_records.read_settings(workdir), stage_records.read_results(workdir).get('tokenize', {})
   by_kind = {kind: counts['documents'] for kind, counts in (tokenized.get('by_domain') or {}).items()}
   return Contents(
@@ -62,7 +62,7 @@ def _sequences(workdir: pathlib.Path, s: settings.Settings) -> str:
 
 
 def differences(runs: Sequence[Contents]) -> list[str]:
-  """Names what is not the same in all runs: 'tokenizer', 'training text', 'validation set'."""
+  """Returns which contents differ between runs: 'tokenizer', 'training text', 'validation set'."""
   first, differing = runs[0], []
   if any(run.tokenizer != first.tokenizer for run in runs):
     differing.append('tokenizer')

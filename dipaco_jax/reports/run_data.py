@@ -1,4 +1,4 @@
-"""The data of a run's page, read from its workdir; the figures so far where the run is not finished."""
+"""The data of a run's page, read from its workdir; figures so far if the run is not finished."""
 
 import pathlib
 import time
@@ -82,7 +82,7 @@ def with_figures_so_far(workdir: pathlib.Path, report: dict[str, Any], s: settin
 
 
 def progress_notice(s: settings.Settings, results: dict[str, Any], curves: History, is_running: bool) -> str:
-  """Says how far a run is that is not finished, and when this was written."""
+  """Describes the progress of an unfinished run, and when this was written."""
   doing = next(name for name in stage.NAMES if name not in results)
   how = f'is still {DOING.get(doing, "at work")}' if is_running else 'is not finished, and no process works on it'
   done = int(max(curves.phases, default=0))

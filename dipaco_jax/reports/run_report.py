@@ -1,4 +1,4 @@
-"""The report of a run: report.json, report.html and plots/*.png, from what is in its workdir."""
+"""The report of a run: report.json, report.html and plots/*.png, from the files in its workdir."""
 
 import hashlib
 import importlib.metadata
@@ -84,7 +84,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
 
 
 def _failures(workdir: pathlib.Path) -> dict[str, Any]:
-  """Returns which paths were excluded and how many steps were skipped, and what averaging cost in each phase."""
+  """Returns excluded paths, numbers of skipped steps, and the averaging gap of each phase."""
   from dipaco_jax.reports import failures
   from dipaco_jax.training import metrics_log
 
@@ -117,7 +117,7 @@ def _clock_times(timed: list[dict[str, Any]]) -> dict[str, str | None]:
 
 
 def _costs(report: dict[str, Any], pretrain: dict[str, Any]) -> dict[str, Any]:
-  """Returns what the paths read and cost after the base, what the base cost, and what a token costs to serve."""
+  """Returns tokens and FLOPs of the paths and the base, and the FLOPs of serving a token."""
   tokens, base = report['train_tokens'], pretrain.get('tokens')
   per_token = report['train_flops'] / tokens if report['train_flops'] and tokens else None
   costs: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Routers of the user, 'package.module:name' in config.routing.method: fitted on texts, they score every path.
+"""User-defined routers, 'package.module:name' in config.routing.method, which are fitted on texts and score paths.
 
 make(config.routing) returns an object with
 
@@ -31,7 +31,7 @@ ALONE = 0.01  # of the largest score: more than numerics alone change where a te
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-  """What a router sees of N texts, in training, evaluation and serving alike."""
+  """Inputs of a router for N texts, the same in training, evaluation and serving."""
 
   tokens: np.ndarray  # int32 [N, T], the first `routing.prefix_tokens`; 0 behind the end of a shorter text
   lengths: np.ndarray  # int32 [N], tokens of the whole document; in serving of what there is, as a prompt
@@ -62,7 +62,7 @@ def make_texts(
   decode: Callable[[np.ndarray], str],
   features: np.ndarray | None = None,
 ) -> Texts:
-  """Makes what a router sees of token lists, each cut to its first `prefix` tokens."""
+  """Makes the inputs of a router from token lists, each cut to its first `prefix` tokens."""
   tokens_NT = np.zeros((len(lengths), prefix), np.int32)
   for row, mine in zip(tokens_NT, tokens, strict=True):
     row[: len(mine)] = mine[:prefix]
@@ -71,7 +71,7 @@ def make_texts(
 
 @dataclasses.dataclass(frozen=True)
 class OwnRouter:
-  """A fitted router of the user's."""
+  """A fitted user-defined router."""
 
   config: settings.Routing
   num_paths: int
@@ -86,7 +86,7 @@ class OwnRouter:
     return bool(getattr(self.made, 'uses_features', False))
 
   def scores(self, texts: Texts) -> np.ndarray:
-    """Returns the score of each path for each text, float32 [N, P]; raises InputError if they are not that."""
+    """Returns the score of each path for each text, float32 [N, P]; raises InputError for other results."""
     made, wanted = self.made, (len(texts), self.num_paths)
     with extension.blaming(FIELD, self.config.method):
       found = np.asarray(made.scores(self.state, texts))
@@ -108,7 +108,7 @@ AnyRouter = Router | OwnRouter
 
 
 def make(config: settings.Routing) -> Any:
-  """Makes the user's router, not yet fitted; raises InputError if it has not what a router has."""
+  """Makes the user's router, not yet fitted; raises InputError if it lacks a method of routers."""
   made = extension.make(FIELD, config.method, config)
   for name in ('fit', 'scores'):
     if not callable(getattr(made, name, None)):
@@ -118,7 +118,7 @@ def make(config: settings.Routing) -> Any:
 
 
 def uses_features(config: settings.Routing) -> bool:
-  """Returns whether the router of these settings looks at features; one of ours always does."""
+  """Returns whether the router of these settings uses features; built-in routers always do."""
   return not extension.is_reference(config.method) or OwnRouter(config, 0, {}).uses_features
 
 
@@ -160,7 +160,7 @@ def arrays(fitted: AnyRouter) -> dict[str, np.ndarray]:
 
 
 def of_arrays(s: settings.Settings, found: Mapping[str, np.ndarray]) -> AnyRouter:
-  """Makes the router of a run from the arrays of its file; ours is on the device."""
+  """Makes the router of a run from the arrays of its file; built-in routers are put on the device."""
   if extension.is_reference(s.routing.method):
     return OwnRouter(s.routing, s.num_paths, dict(found))
   return Router(**{name: jnp.asarray(x) for name, x in found.items()})

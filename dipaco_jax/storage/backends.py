@@ -1,4 +1,4 @@
-"""The two kinds of places where `object_store` keeps objects: a folder of a file system, or a bucket.
+"""The two backends of `object_store`: a folder of a file system, and a bucket.
 
 Both have the methods that `Storage` calls, which `Folder` describes; a folder also has `root`, a bucket `reader`.
 """
@@ -24,18 +24,18 @@ TRANSIENT = {getattr(errno, f'E{name}') for name in NAMES.split()}
 
 
 def is_transient_status(status: int) -> bool:
-  """Returns whether a request that HTTP answered so may succeed later."""
+  """Returns whether a request with this HTTP status may succeed later."""
   return status >= 500 or status in (408, 429)
 
 
 class Folder:
-  """Objects as files. A killed writer leaves a file aside, which `tidy` removes."""
+  """Objects as files. A killed writer leaves a temporary file, which `tidy` removes."""
 
   def __init__(self, root: Path):
     self.root = root
 
   def put(self, name: str, data: files.Data):
-    """Writes an object, whole or not at all, in place of one that is there."""
+    """Writes an object, whole or not at all, and replaces an existing one."""
     files.write_file(self.root / name, data)
 
   def put_file(self, name: str, file: Path):
@@ -43,7 +43,7 @@ class Folder:
     self.put(name, files.read_file(file))
 
   def create(self, name: str, data: files.Data):
-    """Writes an object unless there is one of this name, which stays as it is."""
+    """Writes an object unless one of this name exists, which stays unchanged."""
     files.write_file(self.root / name, data, publish=_link_unless_there)
 
   def get(self, name: str) -> memoryview:
@@ -146,7 +146,7 @@ class Bucket:
     return (entry['path'] for chunk in self.api.list(self.store, prefix or None) for entry in chunk)
 
   def identities(self, prefix: str) -> Iterator[tuple[str, str]]:
-    """Yields (name, what tells its content from another's) of all objects below a folder, '' for all."""
+    """Yields (name, identity of its content) of all objects below a folder, '' for all."""
     for chunk in self.api.list(self.store, prefix or None):
       yield from ((x['path'], f'{x["size"]} {x["e_tag"] or x["last_modified"].isoformat()}') for x in chunk)
 
@@ -154,9 +154,9 @@ class Bucket:
     """Does nothing: an unfinished upload is never seen."""
 
   def is_transient(self, error: Exception) -> bool:
-    """Tells timeouts, broken connections, 5xx, 408 and 429, for which obstore has no type; other errors have one.
+    """Returns whether an error is a timeout, a broken connection or HTTP status 5xx, 408 or 429.
 
-    A reader's errors have none either: they are OSErrors without a number.
+    obstore has no exception types for these, nor do readers, which raise OSErrors without a number.
     """
     status = re.search(r'status code: (\d+)', str(error))
     is_readers = type(error) is OSError and error.errno is None

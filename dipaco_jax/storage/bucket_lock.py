@@ -1,4 +1,4 @@
-"""The lock of a run in a bucket: an object that its holder writes again every few seconds.
+"""The lock of a run in a bucket: an object that its holder rewrites every few seconds.
 
 A bucket forgets no lock when a process is killed. So whoever comes waits whether the object changes: a holder that does
 not write for SILENCE_S is gone. Should it only have been stopped for so long, it sees that another has come, and ends.
@@ -57,7 +57,7 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
 
 
 def _changes(storage: Storage, record: dict[str, Any]) -> bool:
-  """Watches a lock until it is gone, and returns True, or is silent. Raises InputError if its holder is at work."""
+  """Watches a lock until it is released (returns True) or silent. Raises InputError if its holder is at work."""
   deadline = time.monotonic() + SILENCE_S
   while time.monotonic() < deadline:
     time.sleep(1)

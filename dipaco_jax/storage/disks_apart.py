@@ -1,4 +1,4 @@
-"""A run in a bucket whose processes have a disk each: the first publishes what all have made, and the others follow.
+"""A run in a bucket whose processes do not share a disk: the first publishes the files of all, the others follow.
 
 The first process alone decides what is in the bucket, as one of a single process does, by its mirror. Of what all write
 together, checkpoints and versions of modules, each process has a part; the first has the others upload theirs when it
@@ -28,7 +28,7 @@ Texts = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Peers:
-  """How a process tells the others: by keys, each of which serves once."""
+  """Messages between processes, by keys that are used once."""
 
   index: int  # of this process; the first is 0
   count: int
@@ -38,7 +38,7 @@ class Peers:
 
 
 class Others:
-  """What the first process asks of the others: their parts of what all write together. One thread calls `ask`."""
+  """Requests of the first process to the others for their parts of files that all write. One thread calls `ask`."""
 
   def __init__(self, peers: Peers):
     self.peers = peers
@@ -47,7 +47,7 @@ class Others:
     self._heeded_by_next: list[str] = []  # orders without an answer: who answers a later one has heard them
 
   def ask(self, name: str) -> Callable[[], Texts]:
-    """Has the others upload their parts of a tree; returns what waits for that, and returns {file: sha256}.
+    """Has the others upload their parts of a tree; returns a function that waits for this and returns {file: sha256}.
 
     It raises mirror.Gone if any has its part no longer, OSError if any cannot upload it.
     """
@@ -72,18 +72,18 @@ class Others:
     return wait
 
   def pass_over(self, names: Iterable[str]):
-    """Lets go of parts that are not needed: something newer has come."""
+    """Drops parts that a newer version has made unnecessary."""
     if names := list(names):
       with self._lock:
         self._heeded_by_next.append(self._order({'drop': names}))
 
   def close(self):
-    """Tells the others that they are asked for nothing any more."""
+    """Tells the others that no more requests follow."""
     with self._lock:
       self._order({})
 
   def _order(self, order: dict[str, Any]) -> str:
-    """Says the next order, with the lock: none is answered before an earlier one is said."""
+    """Sends the next request under the lock, so that requests are answered in order."""
     self.peers.say(key := f'order {next(self._numbers)}', json.dumps(order))
     return key
 
@@ -95,7 +95,7 @@ class First:
     self.mirror, self.peers = mirror, peers
 
   def gather(self, occasion: str, patterns: Sequence[str]):
-    """Fetches what the others have made of files and trees that match globs; what does not last leaves the bucket."""
+    """Fetches the others' files and trees that match globs; temporary ones are removed from the bucket."""
     for k in range(1, self.peers.count):
       digests: Texts = json.loads(self.peers.hear(key := f'{occasion}: made/{k}'))
       self.peers.forget(key)
@@ -115,7 +115,7 @@ class First:
       storage.delete(name)
 
   def follow(self, occasion: str, with_checkpoints: bool):
-    """Publishes all that there is between stages, has the others fetch it, and fetches what this disk has in part."""
+    """Publishes everything between stages, has the others fetch it, and completes trees on this disk."""
     self.mirror.publish_all()
     self.mirror.publish_parts(older_than_s=-1)
     self.mirror.wait()
@@ -125,7 +125,7 @@ class First:
     self.tell(occasion, with_checkpoints)
 
   def tell(self, occasion: str, with_checkpoints: bool = True):
-    """Tells the others what is published, for them to have no more and no less; see `follow`."""
+    """Tells the others which files are published, so that they have exactly these; see `follow`."""
     published, workdir = self.mirror.published(with_checkpoints), self.mirror.workdir
     for name in run_objects.followed(workdir, with_checkpoints):
       if run_objects.is_joint(name) and name not in published:  # passed over: nobody will ever have more than its part
@@ -149,7 +149,7 @@ def exchanging() -> Iterator[None]:
 
 
 def complete(storage: object_store.Storage, name: str, workdir: Path, sha256: str):
-  """Fetches a tree, also where it is here in part, or was whole before it was made again. Raises as `Storage.read`."""
+  """Fetches a tree, also if a part or an earlier version of it is here. Raises as `Storage.read`."""
   storage.verified_trees.discard((name, sha256))
   storage.download_tree(name, workdir / name, sha256)
 

@@ -1,4 +1,4 @@
-"""Files and directories that are published whole or not at all: written aside, synced, renamed."""
+"""Files and directories that are published atomically: written under a temporary name, synced, renamed."""
 
 import contextlib
 import hashlib
@@ -82,12 +82,12 @@ def written_as(file: Path) -> Path:
 
 
 def complete_files(folder: Path) -> list[Path]:
-  """Lists all files below a directory, sorted, but those that are being written aside."""
+  """Lists all files below a directory, sorted, without temporary ones that are being written."""
   return sorted(file for file in folder.rglob('*') if file.is_file() and written_as(file) == file)
 
 
 def tidy(folder: Path):
-  """Removes what killed processes left aside below a directory; `write_file` writes again what it was about to name."""
+  """Removes temporary files that killed processes left below a directory; concurrent `write_file` calls write again."""
   for file in list(folder.rglob('*')):
     if written_as(file) != file and file.is_file():
       file.unlink(missing_ok=True)
@@ -121,7 +121,7 @@ def link(source: Path, target: Path) -> bool:
 
 
 def state(file: Path) -> tuple[int, ...]:
-  """Returns what tells a file from another; () if it has gone."""
+  """Returns the identity of a file's content; () if it has gone."""
   try:
     stat = file.stat()
   except FileNotFoundError:

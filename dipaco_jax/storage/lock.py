@@ -1,4 +1,4 @@
-"""Locks of files: one run per workdir, and one process of a machine at a time in a directory, a slot or a database.
+"""File locks: one run per workdir, and one process of a machine at a time in a directory, a slot or a database.
 
 The system grants a lock in order and frees it when its holder dies. A holder that is stopped (SIGSTOP, a debugger)
 keeps it, so waits are limited, and errors name the holder.
@@ -50,7 +50,7 @@ def hold(workdir: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def held_as(copy: Path, holder: Mapping[str, Any]) -> Iterator[None]:
-  """Has the copy of a workdir look as held by who holds the original."""
+  """Makes the copy of a workdir appear to be held by the holder of the original."""
   with open(copy / 'lock', 'w') as f:
     fcntl.flock(f, fcntl.LOCK_EX)
     f.write(json.dumps(holder))
@@ -105,7 +105,7 @@ def locked(path: str | os.PathLike, flags: int, patience_s: float, say_s: float 
 
 
 def _wait(handle: int, granted: futures.Future):
-  """Waits for the lock, and grants it, or closes the file where nobody waits for it any more."""
+  """Waits for the lock, and grants it, or closes the file if no caller waits any more."""
   try:
     fcntl.flock(handle, fcntl.LOCK_EX)
     error = None

@@ -1,4 +1,4 @@
-"""A run whose workdir is a bucket: it works in a scratch folder of this machine, and a thread publishes what lasts.
+"""A run whose workdir is a bucket: it works in a scratch folder of this machine, and a thread uploads its files.
 
     SCRATCH/run/        the workdir, as on a disk
     SCRATCH/id          the name of this scratch; the bucket's object `scratch` has that of the last one that published
@@ -34,7 +34,7 @@ PART_AGE_S = 300.0  # of what an unfinished stage has made, before it is uploade
 
 
 class Gone(Exception):
-  """Another process has its part of a tree no longer."""
+  """Error: another process no longer has its part of a tree."""
 
 
 class Others(Protocol):
@@ -45,7 +45,7 @@ class Others(Protocol):
 
 
 class Mirror:
-  """Fetches what a run needs to continue, and publishes what it makes. What publishes takes a moment, not more."""
+  """Fetches the files that a run needs to resume, and publishes its results without blocking the caller."""
 
   def __init__(self, storage: object_store.Storage, scratch: Path, others: Others | None = None):
     """`others` have parts of checkpoints and modules; then no scratch is a whole, and what is in the bucket counts."""
@@ -130,7 +130,7 @@ class Mirror:
   # -- to the bucket
 
   def publish_version(self, modules: Path, pointers: Path):
-    """Publishes a version of modules and the pointers that may name it, after all that was published before."""
+    """Publishes a version of modules and the pointers that may name it, after everything published earlier."""
     self.check()
     name = str(pointers.relative_to(self.workdir))
     self._upload(tree := str(modules.relative_to(self.workdir)), [tree, name], pointers=name)
@@ -148,7 +148,7 @@ class Mirror:
     self._upload(name, [*files_before, name], self._gone() + older, checkpoints=folder)
 
   def publish_all(self):
-    """Publishes all that lasts and is not yet in the bucket, between stages, when nothing is being written."""
+    """Publishes all permanent files that are not yet in the bucket; called between stages, when nothing is written."""
     self.check()
     if not (self.workdir / 'config.json').exists():  # rejected before any text was tokenized
       if not any(list(self._published.values())) and not self._begun:
@@ -169,7 +169,7 @@ class Mirror:
     self._upload('', last, gone)
 
   def publish_parts(self, older_than_s: float = PART_AGE_S):
-    """Publishes what unfinished stages have kept, once it is worth it; called by a thread from time to time."""
+    """Publishes intermediate results of unfinished stages if worthwhile; called by a thread from time to time."""
     with contextlib.suppress(OSError):  # the stage ends at this moment
       trees = run_objects.trees(self.workdir, run_objects.PARTS)
       for name in trees + run_objects.found(self.workdir, run_objects.PART_FILES):
@@ -178,7 +178,7 @@ class Mirror:
           self._upload(name, [name])
 
   def published(self, with_checkpoints: bool) -> dict[str, str]:
-    """Returns what the bucket has of what the processes of a job share: {file: ''} and {tree: sha256 of its index}."""
+    """Returns the shared files and trees of a job in the bucket: {file: ''} and {tree: sha256 of its index}."""
     names = run_objects.followed(self.workdir, with_checkpoints)
     return {name: self._published[name] for name in names if name in self._published}
 
@@ -190,16 +190,16 @@ class Mirror:
       self._states[name] = files.state(self.workdir / name)
 
   def check(self):
-    """Raises what has gone wrong with an upload: nothing is published any more."""
+    """Raises the error of a failed upload, after which nothing is published."""
     if self._failed:
       raise self._failed
 
   def fail(self, error: Exception):
-    """Publishes nothing any more, as when another process has taken over the run."""
+    """Stops publishing, for example because another process has taken over the run."""
     self._failed = self._failed or error
 
   def wait(self):
-    """Waits until all is published; raises what has gone wrong."""
+    """Waits until everything is published; raises the error of a failed upload."""
     self.queue.wait()
     self.check()
 
@@ -207,7 +207,7 @@ class Mirror:
     self.queue.close()
 
   def _gone(self, expected: re.Pattern = run_objects.REMOVED) -> list[str]:
-    """Lists what was published, or will be before what is published next, and is no longer in the workdir.
+    """Lists published and queued files that are no longer in the workdir.
 
     Of what the run does not remove itself nothing counts: somebody else has, and the bucket keeps it.
     """
@@ -215,7 +215,7 @@ class Mirror:
     return [name for name in sorted(names) if expected.fullmatch(name) and not (self.workdir / name).exists()]
 
   def _changed(self, patterns: Sequence[str]) -> list[str]:
-    """Lists the files that match globs and are not as they were when they were last published."""
+    """Lists the files that match globs and have changed since they were last published."""
     names = run_objects.found(self.workdir, patterns)
     return [name for name in names if self._states.get(name) != files.state(self.workdir / name)]
 

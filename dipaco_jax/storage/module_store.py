@@ -1,4 +1,4 @@
-"""Reading of published modules; `training.module_publishing` writes them.
+"""Reads published modules; `training.module_publishing` writes them.
 
 Each is one self-contained safetensors file, `modules/<version>/<level>/<c0-c1>.safetensors`, where the version is the
 number of outer steps inside. A version is published whole, with {file: sha256} in `index-<process>.json`, one for every

@@ -1,4 +1,4 @@
-"""Objects in a folder, `s3://` or `gs://`, which islands exchange [3]: what is read is what was written.
+"""Objects in a folder, `s3://` or `gs://`, which islands exchange [3], with verified checksums.
 
 An object is seen whole or not at all, and its sha256 is compared on every read. Names of arrays end in its first
 digits, as 'objects/modules/4/low/1-06112716e50ca096.safetensors', so none is written again with other bytes.
@@ -26,15 +26,15 @@ EXTRAS = {'s3': 's3', 'gs': 'gcs'}
 
 
 class Missing(OSError):
-  """An object that should be there is not; the message names it."""
+  """Error: an expected object is missing; the message names it."""
 
 
 class Corrupt(OSError):
-  """An object's bytes are not those that were written; the message names it."""
+  """Error: an object's bytes differ from those that were written; the message names it."""
 
 
 class Away(OSError, errors.Away):
-  """Storage that has not answered for as long as was waited for it; the message names the object."""
+  """Error: the storage has not answered within the patience; the message names the object."""
 
 
 class Storage:
@@ -106,7 +106,7 @@ class Storage:
     return data
 
   def agree(self, name: str, data: bytes) -> bytes:
-    """Publishes an object unless it is there; returns what is there. Of many simultaneous calls one counts."""
+    """Publishes an object unless it exists; returns the existing one. Of simultaneous calls one wins."""
     self.retry(name, lambda: self.backend.create(checked_name(name), data))
     return bytes(self.fetch(name))
 
@@ -159,7 +159,7 @@ class Storage:
       return dict(zip(names, written, strict=True))
 
   def delete_tree(self, prefix: str):
-    """Removes a directory that `upload_tree` published; its index first: what is half removed is not there."""
+    """Removes a directory that `upload_tree` published, its index first, so that no partial tree is seen."""
     self.delete(f'{prefix}.index.json')
     for name in self.names(prefix):
       self.delete(name)
@@ -257,7 +257,7 @@ def checked_name(name: str) -> str:
 
 
 def tree_matches(folder: Path, sha256: str) -> bool:
-  """Returns whether a directory is there, and, unless '' is given, has the index of this sha256."""
+  """Returns whether a directory exists and, unless '' is given, has the index with this sha256."""
   return folder.exists() and sha256 in ('', hashlib.sha256(tree_index(folder)).hexdigest())
 
 

@@ -1,4 +1,4 @@
-"""The disk of a process that is not the first of its job, where each has its own; see `disks_apart`."""
+"""The disk of a process that is not the first of its job, if processes do not share one; see `disks_apart`."""
 
 import contextlib
 import itertools
@@ -52,7 +52,7 @@ class Other:
     self._keep(path, path.parent.with_name(f'{path.parent.name}.sha256') / path.name / f'{self.peers.index}.json')
 
   def publish_all(self):
-    """Keeps modules that were made and not published, as those that are made again."""
+    """Keeps modules that were made but not published, as a resumed run makes them again."""
     self.check()
     for name in run_objects.trees(self.workdir, run_objects.MODULES):
       if name not in self._begun and name not in self._known:
@@ -66,12 +66,12 @@ class Other:
           self._upload(name)
 
   def check(self):
-    """Raises what has gone wrong with an upload."""
+    """Raises the error of a failed upload."""
     if self._failed:
       raise self._failed
 
   def wait(self, seconds: float | None = None):
-    """Waits until the first process asks for nothing any more, so long at most; raises what has gone wrong."""
+    """Waits until the first process ends its requests, up to a limit; raises the error of a failed upload."""
     self._thread.join(seconds)
     self.check()
 
@@ -83,19 +83,19 @@ class Other:
   # -- exchanges between stages
 
   def gather(self, occasion: str, patterns: Sequence[str]):
-    """Uploads what this process has made of files and trees that match globs, for the first to fetch."""
+    """Uploads this process's files and trees that match globs, for the first process to fetch."""
     with disks_apart.exchanging():
       digests = {name: self._upload(name) for name in self._made(patterns)}
     self._known |= digests
     self.peers.say(f'{occasion}: made/{self.peers.index}', json.dumps(digests))
 
   def follow(self, occasion: str, with_checkpoints: bool):
-    """Has what the first process has published, no more and no less; without checkpoints these stay as they are."""
+    """Fetches and removes files to match those that the first process has published; checkpoints only if asked for."""
     self.publish_all()
     self._fetch(json.loads(self.peers.hear(f'{occasion}: published')), with_checkpoints)
 
   def begin(self, occasion: str):
-    """Has what the first process begins with, in place of all that was here."""
+    """Replaces all files here by those that the first process begins with."""
     published: disks_apart.Texts = json.loads(self.peers.hear(f'{occasion}: published'))
     run_objects.remove_others(self.workdir, published)
     self._fetch(published, with_checkpoints=True)
@@ -119,7 +119,7 @@ class Other:
     self._known |= published
 
   def _made(self, patterns: Sequence[str]) -> list[str]:
-    """Lists what matches globs and is not from the first process."""
+    """Lists files that match globs and do not come from the first process."""
     names = run_objects.trees(self.workdir, patterns) + run_objects.found(self.workdir, patterns)
     return [name for name in names if name not in self._known]
 
@@ -190,7 +190,7 @@ class Other:
       self._failed = self._failed or e
 
   def _answer(self, name: str) -> dict[str, Any]:
-    """Uploads this process's part of a tree as soon as it has it; returns what it tells the first process."""
+    """Uploads this process's part of a tree as soon as it exists; returns the reply to the first process."""
     with self._changed:
       self._changed.wait_for(lambda: name in self._kept or self._is_closed)
       if not (links := self._kept.pop(name, None)):

@@ -13,7 +13,7 @@ STAGES = {  # the stage that makes a file, by the first part of the file's name
 
 
 def explain(file: str | os.PathLike) -> str:
-  """Says what is wrong with a file, which stage made it, and what to remove."""
+  """Returns a message with the fault of a file, the stage that made it, and what to remove."""
   workdir, name = locate(Path(file))
   state = 'is damaged' if os.path.exists(file) else 'is missing'
   if not name:
@@ -29,7 +29,7 @@ def explain(file: str | os.PathLike) -> str:
 
 
 def explain_lost_checkpoints(workdir: Path) -> str:
-  """Says what to remove where no checkpoint of training can be read, but later shards were made from one."""
+  """Returns what to remove if no checkpoint of training can be read, but later shards were made from one."""
   problem = f'{workdir}/checkpoints/train has no checkpoint that can be read, and later shards were made from one'
   return f'{problem}: {_advice(workdir, _files_of_training(workdir))}them again'
 
@@ -62,7 +62,7 @@ def stage_of(name: str) -> str:
 
 
 def files_to_remove(workdir: Path, name: str) -> list[str]:
-  """Lists what has to go, of what is there, for the command of the run to make a file again."""
+  """Lists the existing files to remove so that the command of the run makes a file again."""
   first, _, rest = name.partition('/')
   second = rest.partition('/')[0]
   if first == 'modules' and not _is_last_version(workdir, second):
@@ -75,7 +75,7 @@ def files_to_remove(workdir: Path, name: str) -> list[str]:
 
 
 def _files_of_training(workdir: Path) -> list[str]:
-  """Lists what has to go for training to begin with the base."""
+  """Lists the files to remove so that training starts again from the base."""
   rounds = [f'{tree}/{p.name}' for tree in ('routing', 'shards') for p in (workdir / tree).glob('[1-9]*')]
   return _there(workdir, ['checkpoints/train', 'modules', *sorted(rounds), 'stages/train.json'])
 

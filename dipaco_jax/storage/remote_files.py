@@ -1,4 +1,4 @@
-"""Text and tokenizers elsewhere: in a bucket, as `gs://bucket/name` or `s3://bucket/name`, or on Hugging Face's Hub.
+"""Remote text and tokenizers: in a bucket, as `gs://bucket/name` or `s3://bucket/name`, or on the Hugging Face Hub.
 
 They are found by globs, and read as streams. Files of the Hub, as `hf://datasets/user/name/*.parquet`, are read
 through fsspec, by the file system that huggingface_hub has.
@@ -46,7 +46,7 @@ def find(pattern: str) -> list[str]:
 
 
 def identities(paths: Sequence[str]) -> dict[str, str]:
-  """Returns {path: what tells its content from another's} of objects and files of the Hub that are there.
+  """Returns {path: identity of its content} of existing objects and files of the Hub.
 
   It is the size and the entity tag, which a bucket lists, or the Hub's hash. Raises OSError, Unavailable.
   """
@@ -99,7 +99,7 @@ def open_file(path: str) -> BinaryIO:
 
 @contextlib.contextmanager
 def waiting_for(path: str) -> Iterator[None]:
-  """Raises Unavailable, which is no OSError, where the disk, bucket or Hub of a file is away in the block."""
+  """Raises Unavailable, which is not an OSError, if the disk, bucket or Hub of a file is unavailable in the block."""
   try:
     yield
   except OSError as e:
@@ -115,7 +115,7 @@ def read(path: str) -> bytes:
 
 
 def can_open(path: str) -> bool:
-  """Returns whether a file is there and can be read. Raises Unavailable if its disk, bucket or Hub is away."""
+  """Returns whether a file exists and can be read. Raises Unavailable if its disk, bucket or Hub is unavailable."""
   try:
     with waiting_for(path):
       open_file(path).close()
@@ -125,7 +125,7 @@ def can_open(path: str) -> bool:
 
 
 def is_away(path: str, error: OSError) -> bool:
-  """Returns whether the disk, bucket or Hub of a file may answer later, rather than refuse it."""
+  """Returns whether an error means that the disk, bucket or Hub of a file may answer later."""
   if path.startswith(HUB):
     status = getattr(getattr(error, 'response', None), 'status_code', None)
     return not isinstance(error, FileNotFoundError) and (status is None or backends.is_transient_status(status))

@@ -1,4 +1,4 @@
-"""What lasts of a run: files, and trees that are published whole; their names in a workdir are those of its objects.
+"""Permanent files of a run, and trees that are published whole; objects have the names that these have in a workdir.
 
 All else in a workdir is made again where it is missing: features, token losses, compiled programs.
 """
@@ -75,7 +75,7 @@ def half_trees(names: Collection[str]) -> list[str]:
 
 
 def matching(names: Iterable[str], patterns: Sequence[str]) -> list[str]:
-  """Lists those of the names of objects that match globs and are in no tree."""
+  """Lists the names of objects that match globs and are not part of a tree."""
   parts = ('[^/]*'.join(map(re.escape, pattern.split('*'))) for pattern in patterns)
   matches = re.compile('|'.join(parts)).fullmatch
   return [name for name in names if matches(name) and not TREE.fullmatch(name)]
@@ -87,7 +87,7 @@ def lasts(name: str) -> bool:
 
 
 def is_part(name: str) -> bool:
-  """Returns whether a file is what an unfinished stage has kept."""
+  """Returns whether a file is an intermediate result of an unfinished stage."""
   return bool(matching([name], PART_FILES))
 
 
@@ -108,7 +108,7 @@ def followed(workdir: Path, with_checkpoints: bool = True) -> list[str]:
 
 
 def remove_others(workdir: Path, kept: Collection[str]):
-  """Removes all from a workdir but these trees. Checkpoints go: they may be there in part."""
+  """Removes everything from a workdir except these trees. Checkpoints are removed, as they may be incomplete."""
   kept = {name for name in kept if not is_checkpoint(name)}
   for path in sorted(workdir.rglob('*'), reverse=True):  # what is in a folder before it
     name = str(path.relative_to(workdir))
@@ -135,7 +135,7 @@ def by_age(checkpoints: Iterable[str]) -> Iterator[list[str]]:
 
 
 def fetch_files(storage: object_store.Storage, names: Sequence[str], workdir: Path):
-  """Fetches objects into a workdir; one that goes at this moment is left out."""
+  """Fetches objects into a workdir, without those that are deleted meanwhile."""
 
   def fetch(name: str):
     with contextlib.suppress(object_store.Missing):

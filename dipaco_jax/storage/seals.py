@@ -30,7 +30,7 @@ _checked: dict[tuple[str, str], tuple[int, ...]] = {}  # files that this process
 
 
 class Damaged(OSError, InputError):
-  """A file of a run is missing, or is not as it was written; `file` is its name."""
+  """Error: a file of a run is missing or damaged; `file` is its name."""
 
   def __init__(self, file: str | os.PathLike, message: str = ''):
     super().__init__(message or remedies.explain(file))
@@ -74,7 +74,7 @@ def read_json(file: Path, *needed: str) -> dict[str, Any]:
 
 
 def loads(data: bytes, *needed: str) -> dict[str, Any] | None:
-  """Parses what `dumps` makes of an object; None if it is not as it was written, or lacks a name of `needed`."""
+  """Parses the output of `dumps`; None if it is damaged or lacks a name of `needed`."""
   try:
     content = json_text.parse(data)
   except ValueError:
@@ -96,7 +96,7 @@ def reading(file: Path) -> Iterator[Path]:
 
 
 def check(file: Path, sha256: str = ''):
-  """Raises Damaged if a file is not as it was written; `sha256` says how, or else the seal next to it, if any."""
+  """Raises Damaged if a file does not match `sha256` or, if that is not given, the seal next to it, if any."""
   try:
     stat = os.stat(file)
     state, key = (stat.st_ino, stat.st_size, stat.st_mtime_ns), (os.path.abspath(file), sha256)
@@ -111,7 +111,7 @@ def check(file: Path, sha256: str = ''):
 
 
 def keep_if_whole(file: Path) -> bool:
-  """Returns whether a file is there as it was written; removes a damaged one, as the caller makes it again at once."""
+  """Returns whether a file exists undamaged; removes a damaged one, as the caller makes it again at once."""
   try:
     check(file)
   except Damaged:
@@ -123,7 +123,7 @@ def keep_if_whole(file: Path) -> bool:
 
 
 def is_expected(file: Path) -> bool:
-  """Returns whether a file that not every run has is there, or a seal says that it should be."""
+  """Returns whether an optional file exists, or should exist according to a seal."""
   return file.exists() or _recorded_beside(file) not in ('', UNKNOWN)
 
 

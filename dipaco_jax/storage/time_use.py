@@ -1,4 +1,4 @@
-"""What a process spends its time on: seconds by cause, of the threads that are measured.
+"""Time of a process: seconds by cause, of the threads that are measured.
 
 A thread has one cause at a time, so that the seconds of all causes add up to its time. Where blocks are nested, the
 inner one counts, except within the causes of WHOLE, to which all that happens in them belongs. Training is
@@ -142,7 +142,7 @@ def begin(age_s: float = 0.0) -> Clock:
 
 
 def end():
-  """Measures this thread no longer."""
+  """Stops measuring this thread."""
   _here.clock = None
 
 
@@ -158,7 +158,7 @@ def read() -> dict[str, float]:
 
 
 def lose_since(kept: Seconds):
-  """Counts what processes before have done at this place since `kept` was all as lost; see `Clock`."""
+  """Counts as lost what earlier processes have done at this place since `kept`; see `Clock`."""
   if clock := present():
     clock.lose_since(kept)
 
@@ -179,14 +179,14 @@ def doing(cause: str, first: str = '') -> Iterator[None]:
 
 
 def enter(place: str, cause: str):
-  """Counts from now on for a cause at a place, such as a stage, if this thread is measured by place."""
+  """Counts time from now on for a cause at a place, such as a stage, if this thread is measured by place."""
   if (clock := present()) and clock.has_places:
     clock.enter(place, cause)
 
 
 @contextlib.contextmanager
 def within(place: str, cause: str) -> Iterator[None]:
-  """Counts the block for a place and a cause, then goes on as before, if this thread is measured by place."""
+  """Counts the block for a place and a cause, and then as before, if this thread is measured by place."""
   clock = present()
   before = (clock.place, clock.cause) if clock else ('', '')
   enter(place, cause)

@@ -1,4 +1,4 @@
-"""What waits to be uploaded, in the order in which it came to be, without what something newer has made useless.
+"""The queue of uploads, in the order of creation, without uploads that newer ones have made unnecessary.
 
 Otherwise a bucket that is slower than training would fill the disk, or would never get a checkpoint.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 
 class Upload(NamedTuple):
-  """Files and trees that are published together, and what is removed from the bucket then."""
+  """Files and trees that are published together, and files that are then removed from the bucket."""
 
   links: Path  # the folder that they are in
   names: list[str]
@@ -26,7 +26,7 @@ class Upload(NamedTuple):
 
 
 class UploadQueue:
-  """A thread that calls `put`, which raises nothing, with all that waits, then with what waits by then, and so on."""
+  """A thread that repeatedly calls `put`, which raises nothing, with all waiting uploads."""
 
   def __init__(self, put: Callable[[Upload], None]):
     self.waiting: list[Upload] = []
@@ -38,7 +38,7 @@ class UploadQueue:
     self._thread.start()
 
   def add(self, upload: Upload) -> list[Upload]:
-    """Has an upload wait; returns those that no longer do, as they have become useless."""
+    """Adds an upload to the queue; returns those that it has made unnecessary."""
     with self._changed:
       before = [*self.waiting, upload]
       self.waiting = without_useless(before)
@@ -50,12 +50,12 @@ class UploadQueue:
     return dropped
 
   def wait(self):
-    """Waits until nothing waits any more."""
+    """Waits until the queue is empty."""
     with self._changed:
       self._changed.wait_for(lambda: not self.waiting and not self._is_busy)
 
   def close(self):
-    """Ends the thread after the upload that it is at; what waits is dropped."""
+    """Ends the thread after its current upload; waiting uploads are dropped."""
     with self._changed:
       self.waiting, self._is_closed = [], True
       self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Modules of users that a config names: found and read without importing anything, and imported where they are trusted.
+"""User modules that a config names: found and read without importing anything, and imported if they are trusted.
 
 A module is code, and a run may be somebody else's. A module is trusted if the command's own config names it
 (`admit_own`), or the user names it in --trust_modules (`trust`). `check_run` rejects the modules that a run names
@@ -72,7 +72,7 @@ def check_run(settings: Any, workdir: str, used: Collection[str] = READERS) -> N
 
 
 def find_changed(settings: Any) -> list[str]:
-  """Lists the modules whose source is there, and is not what the settings of a run have recorded."""
+  """Lists the modules whose source differs from that recorded in the settings of a run."""
   recorded = dict(settings.extensions)
   sources = {module: read_source(module) for module in _modules(settings)}
   return [module for module, source in sources.items() if source and digest(source) != recorded.get(module)]
@@ -188,7 +188,7 @@ def _modules(settings: Any) -> dict[str, tuple[str, str]]:
 
 
 def _modules_without_digest(settings: Any) -> list[str]:
-  """Lists the modules that are imported, and of which a run records no digest: those of sinks, and of a SeqIO task."""
+  """Lists the imported modules whose digests are not recorded: those of sinks, and of a SeqIO task."""
   sinks = [extension.module_of(sink) for sink in settings.metrics.sinks if extension.is_reference(sink)]
   task = settings.data.module
   return [*sinks, *([task] if re.fullmatch(r'[^\W\d][\w.]*', task) else [])]

@@ -314,7 +314,7 @@ def test_an_error_of_the_program_is_not_called_a_wrong_config(monkeypatch, run):
 
 def test_a_workdir_that_is_for_other_things(run, tmp_path):
   (tmp_path / 'notes').touch()
-  assert '--workdir=. holds other things (notes) and no run: name a directory' in refused(run, TINY, workdir='.')
+  assert '--workdir=. contains other files (notes) but no run: name a directory' in refused(run, TINY, workdir='.')
 
 
 @pytest.mark.parametrize('config', ['{}', '{"a": ', '[1]', '{"architectures": ["Llama"]}'])

@@ -58,7 +58,7 @@ def test_what_proves_wrong_in_the_first_stage_leaves_nothing(tmp_path):
 
 def test_what_was_there_before_stays(tmp_path):
   (tmp_path / 'mine').touch()
-  with pytest.raises(ValueError, match=r'holds other things \(mine\) and no run'), preflight.kept(tmp_path):
+  with pytest.raises(ValueError, match=r'contains other files \(mine\) but no run'), preflight.kept(tmp_path):
     raise AssertionError
   (tmp_path / 'config.json').touch()
   with pytest.raises(ValueError), preflight.kept(tmp_path):
