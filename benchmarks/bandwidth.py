@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from absl import app, flags
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import registry
+from dipaco_jax.registry import registry
 
 LIMITS = flags.DEFINE_list('limits', ['1000', '100', '20'], 'Mbit/s of each worker, each way; 0: no limit')
 TAUS = flags.DEFINE_list('taus', ['10', '50', '150'], 'inner steps in a phase')

@@ -21,7 +21,7 @@ from absl import flags
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import remote_files
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 URL = flags.DEFINE_string('url', '', 'a folder of a bucket, gs:// or s3://; credentials are those of a run')
 CONFIG = flags.DEFINE_string('config', 'configs/tiny.py', "the run's")

@@ -13,7 +13,7 @@ import numpy as np
 from absl import flags
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import fields, settings
+from dipaco_jax.config import fields, settings
 from dipaco_jax.data import corpus, sentencepiece_tokenizer, tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import router

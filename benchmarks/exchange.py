@@ -22,12 +22,13 @@ import numpy as np
 import psutil
 from absl import app, flags
 
-from dipaco_jax.core import settings
-from dipaco_jax.islands import island, outer_executor, registry, schedule
+from dipaco_jax.config import settings
+from dipaco_jax.islands import island, outer_executor, schedule
 from dipaco_jax.islands.lease import Lease
-from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact, NewTask
 from dipaco_jax.storage import object_store, publishing
 
 PATHS = flags.DEFINE_integer('paths', 16, 'through the module')

@@ -17,11 +17,12 @@ import types
 
 import sqlalchemy as sa
 
-from dipaco_jax.core import settings
-from dipaco_jax.islands import database, registry_schema, role_loop
+from dipaco_jax.config import settings
+from dipaco_jax.islands import role_loop
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Fact, Registry
+from dipaco_jax.registry import database, registry_schema
+from dipaco_jax.registry.registry import Fact, Registry
 from dipaco_jax.storage import object_store
 
 PROCESSES = 4  # that share the workers

@@ -18,7 +18,8 @@ from absl import app, flags
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
-from dipaco_jax.training import performance, programs
+from dipaco_jax.telemetry import performance
+from dipaco_jax.training import programs
 
 common.define_sizes(width=256, num_layers=4, num_heads=4, mlp_dim=688, vocab_size=8192, seq_len=256, batch_size=16)
 STEPS = flags.DEFINE_integer('steps_per_dispatch', 6, 'k; 6 is what the default makes of phases of 150')

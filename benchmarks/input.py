@@ -15,7 +15,7 @@ import time
 import numpy as np
 from absl import app, flags
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, cutting, loader, sequences, shards
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.tokenizer import sample

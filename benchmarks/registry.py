@@ -21,7 +21,7 @@ import held_leases
 import sqlalchemy as sa
 from absl import app, flags
 
-from dipaco_jax.islands import database, registry, registry_schema
+from dipaco_jax.registry import database, registry, registry_schema
 
 URL = flags.DEFINE_string('url', '', 'of an empty SQLite or PostgreSQL database')
 CLAIMANTS = flags.DEFINE_integer('claimants', 8, 'processes')

@@ -16,10 +16,11 @@ import time
 from absl import flags
 
 from dipaco_jax.command_line import command
-from dipaco_jax.core import settings
-from dipaco_jax.islands import island, registry, schedule
-from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.config import settings
+from dipaco_jax.islands import island, schedule
 from dipaco_jax.pipeline import run
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact, NewTask
 from dipaco_jax.storage import object_store, publishing
 
 FLAGS = flags.FLAGS

@@ -21,7 +21,7 @@ import numpy as np
 import sentencepiece
 from absl import app, flags
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, cutting, sequences, shards
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.tokenizer import Tokenizer, sample

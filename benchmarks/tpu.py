@@ -18,7 +18,7 @@ from typing import Any
 from absl import flags
 
 from dipaco_jax.command_line import command
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 
 TOPOLOGIES = flags.DEFINE_list('topologies', ['v5e:1x1', 'v5p:2x2x1', 'v6e:1x1'], 'of one path')

@@ -32,7 +32,7 @@ import wire_simulation
 from absl import flags
 
 from dipaco_jax.command_line import command
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import wire_traffic

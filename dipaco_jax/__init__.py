@@ -16,12 +16,12 @@ HOMES = {  # of what is public
   'train': 'command_line.from_python',
   'load': 'inference.trained_run',
   'load_router': 'inference.trained_run',
-  'Settings': 'core.settings',
+  'Settings': 'config.settings',
   'InputError': 'core.errors',
   'Diverged': 'core.errors',
   'Unavailable': 'core.errors',
 }
-FILES = {'algorithm': 'algorithm', 'grid': 'algorithm.grid', 'settings': 'core.settings'}
+FILES = {'algorithm': 'algorithm', 'grid': 'algorithm.grid', 'settings': 'config.settings'}
 
 # A command of ours is being loaded: its imports' callbacks would swallow an exception, and it hears signals only later.
 IS_MODULE = sys.argv[:1] == ['-m'] and any(arg.split('.')[0] == __name__ for arg in sys.orig_argv)

@@ -7,7 +7,7 @@ import sys
 
 import dipaco_jax
 from dipaco_jax.command_line import command, usage
-from dipaco_jax.training import processes
+from dipaco_jax.processes import processes
 
 
 def main():

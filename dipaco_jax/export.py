@@ -14,9 +14,9 @@ import pathlib
 from absl import flags
 
 from dipaco_jax.command_line import command
-from dipaco_jax.core import extension, settings
+from dipaco_jax.config import extension, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import display
+from dipaco_jax.processes import display
 
 
 def check_tokenizer(s: settings.Settings):

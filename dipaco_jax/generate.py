@@ -18,7 +18,7 @@ from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.tokenizer import SURROGATES
 from dipaco_jax.inference.request import Request, check_request
-from dipaco_jax.training import display
+from dipaco_jax.processes import display
 
 
 def stream(engine, texts, shows_prompts: bool = True):

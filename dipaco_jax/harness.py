@@ -32,8 +32,8 @@ def main():
   except ImportError as e:
     raise InputError(f'the harness is not installed ({e}): pip install "dipaco_jax[harness]"') from e
   from dipaco_jax.inference import lm_eval_model
+  from dipaco_jax.processes import display
   from dipaco_jax.storage import files
-  from dipaco_jax.training import display
 
   command.check_devices()
   with display.doing('loading the tasks'):

@@ -23,12 +23,13 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, TextIO
 
 from dipaco_jax.command_line import command, config_file, worker_devices
-from dipaco_jax.core import errors, printable, settings
-from dipaco_jax.islands import registry_url
+from dipaco_jax.config import settings
+from dipaco_jax.core import errors, printable
+from dipaco_jax.registry import registry_url
 from dipaco_jax.storage import object_store, remedies, user_modules
 
 if TYPE_CHECKING:
-  from dipaco_jax.islands import registry
+  from dipaco_jax.registry import registry
 
 PAUSE_S = 1.0
 CLEANING_S = 30  # for the monitor to clean after the end, and for all roles to end where the run has diverged
@@ -222,7 +223,8 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
 
   `devices`: the variables that select the device of each worker, and then of each backup.
   """
-  from dipaco_jax.islands import held_states, kept_arrays, registry, roles
+  from dipaco_jax.islands import held_states, kept_arrays, roles
+  from dipaco_jax.registry import registry
 
   local = roles.make_local_place(options.workdir)
   logs = local / 'logs'

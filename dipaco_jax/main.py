@@ -24,10 +24,13 @@ from absl import flags
 
 import dipaco_jax
 from dipaco_jax.command_line import command, config_file, usage
-from dipaco_jax.core import errors, printable, settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.core import errors, printable
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import time_use, user_modules
-from dipaco_jax.training import devices, display, processes, profiling, stopping
+from dipaco_jax.processes import display, processes, stopping, time_use
+from dipaco_jax.storage import user_modules
+from dipaco_jax.telemetry import profiling
+from dipaco_jax.training import devices
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string(
@@ -196,7 +199,7 @@ def serve_metrics() -> Any:
   """Begins to answer Prometheus where that is asked for; raises InputError where the port cannot be had."""
   if FLAGS.metrics_port is None:
     return None
-  from dipaco_jax.training import metrics_server
+  from dipaco_jax.telemetry import metrics_server
 
   made, url = metrics_server.serve(FLAGS.metrics_port)
   stopping.say(f'metrics for Prometheus: {url}')
@@ -212,7 +215,7 @@ def compile_only(settings: settings_lib.Settings):
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.huggingface import model_folder
     from dipaco_jax.planning import cost_check, cost_text, dry_run, topology
-    from dipaco_jax.training import metrics_log, performance
+    from dipaco_jax.telemetry import metrics_log, performance
 
     sized = dataclasses.replace(settings.tokenizer, vocab_size=model_folder.vocab_size(settings))
     settings = dataclasses.replace(settings, tokenizer=sized)

@@ -27,12 +27,12 @@ from typing import Any
 from absl import flags
 
 from dipaco_jax.command_line import command, config_file
-from dipaco_jax.core import extension, settings, wires
+from dipaco_jax.config import extension, settings, wires
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.processes import stopping
 from dipaco_jax.reports import recipe_outcomes
 from dipaco_jax.reports.recipe_outcomes import Comparison, Outcome
 from dipaco_jax.storage import user_modules
-from dipaco_jax.training import stopping
 
 PHASES, SHARE = 4, 0.05  # a copy has at least so many phases, and such a part of the config's
 FIRST = 'the-config'
@@ -216,7 +216,7 @@ def main(overrides: Sequence[config_file.Override]):
   steps = f.steps or tau * min(s.train.phases, max(PHASES, math.ceil(s.train.phases * SHARE)))
   check_settings(s, steps)
   from dipaco_jax.storage import publishing  # not for --help
-  from dipaco_jax.training import metrics_log
+  from dipaco_jax.telemetry import metrics_log
 
   workdir = pathlib.Path(f.workdir)
   seeds = [s.seed + i for i in range(f.seeds)]

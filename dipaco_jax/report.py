@@ -14,8 +14,8 @@ from absl import flags
 
 from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.processes import display
 from dipaco_jax.reports import run_report
-from dipaco_jax.training import display
 
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:

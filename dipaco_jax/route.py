@@ -17,12 +17,12 @@ from absl import flags
 from dipaco_jax.command_line import command, listener as listener_lib
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import stopping
+from dipaco_jax.processes import stopping
 
 
 def read_engines(file: str | None):
   """Reads engines.json; raises InputError."""
-  from dipaco_jax.inference import engines_file
+  from dipaco_jax.serving import engines_file
 
   if not file:
     raise InputError('name the file that says where the engines are with --engines=engines.json')
@@ -55,15 +55,15 @@ def main() -> NoReturn:
   engines = read_engines(f.engines)
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators of this machine are the engines'
   command.quiet()
-  from dipaco_jax.inference import engines_file
   from dipaco_jax.inference.trained_run import TrainedRun
+  from dipaco_jax.serving import engines_file
 
   run = TrainedRun(f.workdir, f.trust_modules)
   num_paths, name = run.settings.num_paths, listener_lib.model_name(f.workdir)
   engines_file.check_paths(engines, num_paths, f'--engines={f.engines}')
   listener = listener_lib.listen(f.host, f.port)
   try:
-    from dipaco_jax.inference import connections, route_api, route_server
+    from dipaco_jax.serving import connections, route_api, route_server
   except ModuleNotFoundError as e:
     raise InputError(f'{e.name} is missing, which routing needs: pip install "dipaco_jax[serve]"') from e
   limits = connections.Limits(connections.IDLE + f.max_open)

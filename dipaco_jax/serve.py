@@ -16,8 +16,8 @@ from dipaco_jax.command_line import command, listener as listener_lib
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.inference.request import Request
+from dipaco_jax.processes import stopping
 from dipaco_jax.storage import seals
-from dipaco_jax.training import stopping
 
 
 def warm(engine):
@@ -50,9 +50,10 @@ def main() -> NoReturn:
   listener = listener_lib.listen(f.host, f.port)
   command.quiet()
   try:
-    from dipaco_jax.inference import chat_template, connections, http_server
+    from dipaco_jax.inference import chat_template
     from dipaco_jax.inference.engine import Engine
     from dipaco_jax.inference.trained_run import TrainedRun
+    from dipaco_jax.serving import connections, http_server
   except ModuleNotFoundError as e:
     raise InputError(f'{e.name} is missing, which serving needs: pip install "dipaco_jax[serve]"') from e
   limits = connections.Limits(connections.IDLE + f.max_waiting + f.max_batch * f.max_paths)

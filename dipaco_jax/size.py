@@ -19,7 +19,7 @@ from typing import NamedTuple
 from absl import flags
 
 from dipaco_jax.command_line import command, config_file
-from dipaco_jax.core import fields, settings
+from dipaco_jax.config import fields, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.planning import sizing
 
@@ -60,7 +60,7 @@ def measure_text(globs: tuple[str, ...]) -> tuple[int, float]:
 def find_hardware(device: str, parameters: int) -> Hardware:
   """Returns what a device, as 'cpu', 'h100' or 'v5e-8', is expected to reach on paths of so many parameters."""
   name, _, count = device.lower().partition('-')
-  from dipaco_jax.training import performance
+  from dipaco_jax.telemetry import performance
 
   accelerators = sizing.GPUS | {k: sizing.Device(c.flops, c.hbm_bytes) for k, c in performance.CHIPS.items()}
   if not re.fullmatch(r'[1-9]\d*|', count) or name not in ('cpu', *accelerators):

@@ -12,16 +12,16 @@ from absl import flags
 
 from dipaco_jax.algorithm import averaging_gap
 from dipaco_jax.command_line import bucket_copy, command
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import registry_url
-from dipaco_jax.pipeline import plan, stage as stage_lib, time_account
+from dipaco_jax.pipeline import plan, stage as stage_lib
 from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_stages
+from dipaco_jax.processes.display import duration, whose_loss
+from dipaco_jax.registry import registry_url
 from dipaco_jax.reports import failures, headline, time_table
 from dipaco_jax.storage import remedies
 from dipaco_jax.storage.lock import owner
-from dipaco_jax.training import metrics_log
-from dipaco_jax.training.display import duration, whose_loss
+from dipaco_jax.telemetry import metrics_log, time_account
 
 AFTER = {'train': ' after phase {phase}', 'pretrain': ' of the base model'}
 AFTER |= dict.fromkeys(stage_lib.CONTROLS.values(), ' of the dense control after phase {phase}')
@@ -63,7 +63,8 @@ def status(workdir: pathlib.Path) -> str:
 
 def of_islands(workdir: str, url: str) -> str:
   """Returns the table of an islands run: tasks, workers, and its result. Raises InputError without a registry."""
-  from dipaco_jax.islands import registry, status_table  # SQLAlchemy: for them only
+  from dipaco_jax.islands import status_table  # SQLAlchemy: for them only
+  from dipaco_jax.registry import registry
 
   file = url.removeprefix('sqlite:///')
   if file != url and not pathlib.Path(file).exists():
@@ -170,7 +171,7 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
 
 def _control_steps(config: settings.Settings) -> int:
   """Returns the steps of the dense control between two evaluations."""
-  from dipaco_jax.core import dense_control  # loads JAX, which `--help` does not need
+  from dipaco_jax.config import dense_control  # loads JAX, which `--help` does not need
 
   return dense_control.steps_per_phase(config)
 

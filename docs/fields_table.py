@@ -10,12 +10,12 @@ import pathlib
 import sys
 
 from dipaco_jax.command_line import config_file, usage
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 
 PAGE = pathlib.Path(__file__).with_name('fields.md')
 OPENING = """# Every field
 
-All fields of a config with their defaults, as defined in [settings.py](../dipaco_jax/core/settings.py). `python -m
+All fields of a config with their defaults, as defined in [settings.py](../dipaco_jax/config/settings.py). `python -m
 dipaco_jax.main --help` prints the same list. Numbers in brackets are sections of the DiPaCo paper (arXiv 2403.10616).
 `python docs/fields_table.py` writes this page."""
 

@@ -13,8 +13,8 @@ from absl import flags
 from runs import Row, Run
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.processes import stopping
 from dipaco_jax.storage import lock
-from dipaco_jax.training import stopping
 
 
 def place(size: str, row: Row) -> str:

@@ -23,8 +23,8 @@ from runs import Record, Row
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.processes import display
 from dipaco_jax.storage import lock
-from dipaco_jax.training import display
 
 RESULTS = runs.HERE / 'results'
 TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that goes on when it is started again

@@ -31,7 +31,7 @@ from ml_collections import ConfigDict, FrozenConfigDict
 
 from dipaco_jax import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import performance
+from dipaco_jax.telemetry import performance
 
 Numbers = tuple[int, ...]
 UNLIKE = 'law_de'  # the kind of text that is least like the rest

@@ -22,7 +22,7 @@ from common import Column
 from runs import Row
 
 from dipaco_jax.command_line import command
-from dipaco_jax.training import stopping
+from dipaco_jax.processes import stopping
 
 METHODS = ('dense', 'diloco', 'kmeans', 'own', 'flat', 'dense_px')
 CONTEXT, PIECE, CHOICES = 200, 100, 4  # characters; pieces to choose from

@@ -30,7 +30,7 @@ import upcycle_gpu
 import wire
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import display
+from dipaco_jax.processes import display
 
 MODULES = {
   '../docs/results.md': (),

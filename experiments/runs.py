@@ -24,13 +24,13 @@ import scores
 
 from dipaco_jax import recipe
 from dipaco_jax.algorithm import compression, modules, outer
-from dipaco_jax.core import choices, fields, settings, wires
+from dipaco_jax.config import choices, fields, settings, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.huggingface import pretrained
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage as stage_lib, stage_records
 from dipaco_jax.planning import wire_traffic
-from dipaco_jax.training import metrics_log, performance
+from dipaco_jax.telemetry import metrics_log, performance
 
 HERE = pathlib.Path(__file__).parent
 NOT_IN_DIGEST = ('data.source', 'data.train', 'data.validation', 'checkpoint.')

@@ -10,7 +10,7 @@ import additive_labels
 import coordinate_labels
 import numpy as np
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import holdouts, sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import features

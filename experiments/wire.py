@@ -12,7 +12,7 @@ import runs
 from common import Column
 from runs import Row
 
-from dipaco_jax.core import wires
+from dipaco_jax.config import wires
 
 STEPS = {'test': 15, 'smoke': 40, 'micro': 1000, 'medium': 4000}
 TAU = {'test': 5, 'smoke': 10, 'micro': 25, 'medium': 100}

@@ -7,5 +7,6 @@ themselves are the files above this room: `main`, `size`, `recipe`, `local`, `st
 
 Flags and ConfigDict are known here and in the commands, and nowhere else.
 
-Imports from all rooms.
+Imports from `core`, `config`, `models`, `processes`, `storage`, `buckets`, `telemetry`, `huggingface`, `training`,
+`pipeline`, `serving` and `reports`.
 """

@@ -7,8 +7,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 
+from dipaco_jax.buckets import bucket_lock, run_objects
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import bucket_lock, lock, object_store, remedies, retry, run_objects
+from dipaco_jax.storage import lock, object_store, remedies, retry
 
 START_PATIENCE_S = 30  # for a bucket that does not answer before there is any work
 

@@ -8,21 +8,14 @@ from collections.abc import Iterator
 
 import jax
 
+from dipaco_jax.buckets import bucket_lock, disks, disks_apart, mirror as mirror_lib, other_disk
 from dipaco_jax.command_line.bucket_copy import answering
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import Diverged, InputError, Unavailable, disk_is_full
 from dipaco_jax.pipeline import stage_records
-from dipaco_jax.storage import (
-  bucket_lock,
-  disks_apart,
-  files,
-  lock,
-  mirror as mirror_lib,
-  object_store,
-  other_disk,
-  retry,
-)
-from dipaco_jax.training import disks, display, processes, training_loop
+from dipaco_jax.processes import display, processes
+from dipaco_jax.storage import files, lock, object_store, retry
+from dipaco_jax.training import training_loop
 
 PARTS_EVERY_S = 60.0
 START = 'the run in the bucket'  # the occasion

@@ -14,10 +14,12 @@ from typing import NoReturn
 from absl import app, flags
 
 import dipaco_jax
-from dipaco_jax.core import errors, fields, printable
+from dipaco_jax.config import fields
+from dipaco_jax.core import errors, printable
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.processes import display, processes, stopping
 from dipaco_jax.storage import object_store
-from dipaco_jax.training import devices, display, processes, stopping
+from dipaco_jax.training import devices
 
 TRY_AGAIN = stopping.TRY_AGAIN  # exit status: a disk, bucket, text or database is full or away
 DIVERGED = 65  # exit status: training cannot go on

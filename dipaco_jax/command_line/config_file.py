@@ -17,7 +17,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from dipaco_jax.core import fields, settings
+from dipaco_jax.config import fields, settings
 from dipaco_jax.core.errors import InputError
 
 SHIPPED = pathlib.Path(__file__).parent.parent / 'configs'  # in a clone a link, so that wheels take them along

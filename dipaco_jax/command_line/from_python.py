@@ -15,10 +15,12 @@ from typing import Any, TypeAlias
 from ml_collections import ConfigDict
 
 from dipaco_jax.command_line import command, config_file
-from dipaco_jax.core import extension, printable, settings as settings_lib
+from dipaco_jax.config import extension, settings as settings_lib
+from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.processes import display, processes, stopping
 from dipaco_jax.storage import user_modules
-from dipaco_jax.training import devices, display, processes, stopping
+from dipaco_jax.training import devices
 
 Config: TypeAlias = str | os.PathLike | settings_lib.Settings | ConfigDict | Mapping[str, Any]
 

@@ -64,7 +64,7 @@ def log(listener: socket.socket):
 
 def api_key() -> str:
   """Returns the key in DIPACO_API_KEY, '' where there is none; raises InputError where it can be none."""
-  from dipaco_jax.inference import engines_file
+  from dipaco_jax.serving import engines_file
 
   return engines_file.read_key(os.environ, 'DIPACO_API_KEY', 'DIPACO_API_KEY')
 

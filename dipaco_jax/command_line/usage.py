@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 
 from dipaco_jax.command_line import config_file
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 
 COMMANDS = {  # {module of this package: (example of options, description)}
   'main': (

@@ -7,26 +7,18 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from dipaco_jax.buckets import disks
 from dipaco_jax.command_line import bucket_run, command
-from dipaco_jax.core import errors, settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.core import errors
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import inputs, plan, preflight, reuse, run as run_lib, stage_records, stages, time_account
+from dipaco_jax.pipeline import inputs, plan, preflight, reuse, run as run_lib, stage_records, stages
+from dipaco_jax.processes import display, processes, stopping, time_use
 from dipaco_jax.reports import live_report, run_report
-from dipaco_jax.storage import files, lock, time_use
+from dipaco_jax.storage import files, lock
 from dipaco_jax.storage.remedies import ISLANDS_MARK
-from dipaco_jax.training import (
-  compilation_cache,
-  disks,
-  display,
-  metrics_log,
-  metrics_server,
-  performance,
-  processes,
-  profiling,
-  sinks,
-  stopping,
-  training_loop,
-)
+from dipaco_jax.telemetry import metrics_log, metrics_server, performance, profiling, sinks, time_account
+from dipaco_jax.training import compilation_cache, training_loop
 
 
 class Call(NamedTuple):

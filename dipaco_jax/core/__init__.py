@@ -1,9 +1,7 @@
-"""What every room needs: settings, errors, text from outside, and what the settings choose of the algorithm.
+"""What every room needs and what needs no settings.
 
-`settings` holds every field and default (`fields` describes and parses them, `settings_checks` rejects bad ones);
-`choices` and `wires` turn them into optimizers, sampled paths and timetables of `algorithm`; `extension` loads parts
-that users write; `errors` ends commands. `bootstrap`, `paired` (which needs it), `seeded_hash` and `printable` stand
-alone.
+`errors` end a command with one line, `printable` makes text from outside fit for a terminal, and `json_text` parses
+JSON that others wrote. `seeded_hash` draws by content; `bootstrap` makes intervals, and `paired` compares runs with it.
 
-Imports from `algorithm` only.
+Imports from `algorithm`.
 """

@@ -6,5 +6,5 @@ holds, by its name), `compressed_files`, `text_files`, `json_files`, `table_file
 is), its kinds in `*_tokenizer`, `tokenizer_files`, `cutting` and `sequences` (tokens, cut), `holdouts`, `packing` and
 `shards` (the rows of each path), `loader` (batches of a shard). `prefetching` works ahead in threads.
 
-Imports from `core` and `storage`.
+Imports from `core`, `config` and `storage`.
 """

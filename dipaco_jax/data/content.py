@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from dipaco_jax.core import fields, settings
-from dipaco_jax.core.extension import is_reference
+from dipaco_jax.config import fields, settings
+from dipaco_jax.config.extension import is_reference
 from dipaco_jax.data import corpus, one_source, source, source_files, source_seqio, source_stdlib, source_tfds
 from dipaco_jax.storage import remote_files
 

@@ -15,7 +15,8 @@ import math
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from dipaco_jax.core import extension, fields, printable, settings
+from dipaco_jax.config import extension, fields, settings
+from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import equality, left_out, mixture, one_source, passages, source, source_files, source_own
 from dipaco_jax.data.one_source import Document, Wanted

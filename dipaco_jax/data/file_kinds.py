@@ -7,7 +7,7 @@ import itertools
 import os
 from collections.abc import Callable, Collection, Iterator
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import (
   compressed_files,

@@ -6,7 +6,8 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dipaco_jax.core import json_text, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, source
 from dipaco_jax.data.tokenizer import replace_surrogates

@@ -9,7 +9,8 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
-from dipaco_jax.core import extension, printable, settings
+from dipaco_jax.config import extension, settings
+from dipaco_jax.core import printable
 from dipaco_jax.data import (
   equality,
   file_kinds,

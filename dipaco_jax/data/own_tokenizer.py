@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.core import extension, settings
+from dipaco_jax.config import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data.tokenizer import HALF, Tokenizer
 

@@ -8,7 +8,8 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeVar
 
-from dipaco_jax.core import seeded_hash, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import seeded_hash
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import equality
 from dipaco_jax.data.equality import Text

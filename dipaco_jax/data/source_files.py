@@ -14,7 +14,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from dipaco_jax.core import fields, settings
+from dipaco_jax.config import fields, settings
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import compressed_files, equality, file_kinds, source, table_files, text_files, token_files
 from dipaco_jax.storage import remote_files

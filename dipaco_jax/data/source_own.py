@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterator
 from typing import Any
 
-from dipaco_jax.core import extension, settings
+from dipaco_jax.config import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 

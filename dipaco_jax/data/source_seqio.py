@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from dipaco_jax.core import extension, settings
+from dipaco_jax.config import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 from dipaco_jax.data.source_tfds import load_library

@@ -8,7 +8,7 @@ import re
 import sysconfig
 from collections.abc import Callable
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import equality, source, text_files
 
 TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts

@@ -16,7 +16,7 @@ from typing import Any
 
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 from dipaco_jax.storage import records

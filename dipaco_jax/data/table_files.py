@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from dipaco_jax.core import json_text, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, json_files, source
 from dipaco_jax.storage import remote_files

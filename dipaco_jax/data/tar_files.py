@@ -10,7 +10,8 @@ import tarfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from dipaco_jax.core import json_text, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, json_files, source
 

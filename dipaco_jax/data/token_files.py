@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, equality, megatron_index, source, tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer

@@ -10,9 +10,10 @@ import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 
-from dipaco_jax.core import json_text, settings
+from dipaco_jax.config import settings
+from dipaco_jax.config.extension import is_reference
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import foreign_files, json_tokenizer, sentencepiece_tokenizer, special_tokens
 from dipaco_jax.data.json_tokenizer import CONFIG, JSON, JsonTokenizer
 from dipaco_jax.data.own_tokenizer import OwnTokenizer

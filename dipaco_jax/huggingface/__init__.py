@@ -2,5 +2,5 @@
 
 Read `families` (names and shapes of arrays), then `model_folder` (what is in a directory) and `tokenizer_json`.
 
-Imports from `core`, `models`, `storage` and `data`.
+Imports from `core`, `config`, `models`, `storage` and `data`.
 """

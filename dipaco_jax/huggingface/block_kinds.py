@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.huggingface import json_fields
 from dipaco_jax.huggingface.families import Family

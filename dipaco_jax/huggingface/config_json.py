@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.huggingface import block_kinds, families, json_fields, rope_json, silent_keys
 from dipaco_jax.huggingface.json_fields import DEFAULT, Config

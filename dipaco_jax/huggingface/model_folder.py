@@ -14,9 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from dipaco_jax.core import json_text, settings
+from dipaco_jax.config import settings
+from dipaco_jax.config.extension import is_reference
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import foreign_files, tokenizer_files
 from dipaco_jax.data.own_tokenizer import OwnTokenizer
 from dipaco_jax.data.tokenizer import Tokenizer

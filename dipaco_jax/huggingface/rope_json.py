@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.huggingface import json_fields
 from dipaco_jax.huggingface.json_fields import Config

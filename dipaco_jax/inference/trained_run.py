@@ -23,7 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import printable, settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer

@@ -17,7 +17,7 @@ from absl import flags
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import display
+from dipaco_jax.processes import display
 
 
 def read_text(words: str | None, file: str | None) -> str:

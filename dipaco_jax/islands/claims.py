@@ -20,8 +20,8 @@ from typing import Any
 from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import COPY, Lease
-from dipaco_jax.islands.registry import Row, Task
-from dipaco_jax.islands.registry_schema import LONGEST_LEASES
+from dipaco_jax.registry.registry import Row, Task
+from dipaco_jax.registry.registry_schema import LONGEST_LEASES
 
 # For a next task, where there was none, after this share of a task's time; and where there was none for long.
 ASK_AGAIN, LONGEST_ASK_AGAIN_S, ASK_LATER_S = 0.1, 1.0, 10.0

@@ -6,12 +6,12 @@ from typing import Any
 from dipaco_jax.islands import inner_phase, own_levels, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
-from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.pipeline import stage_records, stages, validate_stage
+from dipaco_jax.registry.registry import Fact, Task
 from dipaco_jax.reports import headline, run_report
 from dipaco_jax.storage import files, publishing
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 KINDS = ('evaluate', 'finish')
 

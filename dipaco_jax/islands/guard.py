@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dipaco_jax.core import printable
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import object_store, retry
 
 

@@ -14,8 +14,8 @@ from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.lineage import Found
-from dipaco_jax.islands.registry import Lost, NewTask, Task
 from dipaco_jax.islands.state_facts import STATE
+from dipaco_jax.registry.registry import Lost, NewTask, Task
 from dipaco_jax.storage import retry
 
 SHIP = 'ship'  # kind of the task

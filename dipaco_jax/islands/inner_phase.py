@@ -14,8 +14,8 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.path_state import Arrays, PathState
 from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.storage import time_use
-from dipaco_jax.training import evaluation, mesh, stopping
+from dipaco_jax.processes import stopping, time_use
+from dipaco_jax.training import evaluation, mesh
 from dipaco_jax.training.job import Dispatch, Job, load_batch
 from dipaco_jax.training.programs import Programs
 

@@ -16,15 +16,15 @@ import numpy as np
 
 from dipaco_jax.algorithm import modules as modules_lib, streaming
 from dipaco_jax.algorithm.grid import Coordinates, Level
-from dipaco_jax.core import choices, wires
+from dipaco_jax.config import choices, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import messages
 from dipaco_jax.islands.guard import Gone, Later, guarding, objects_of, raising_gone
 from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeights, check_name
-from dipaco_jax.islands.registry import Fact, Registry
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs, run as run_lib
+from dipaco_jax.registry.registry import Fact, Registry
 from dipaco_jax.storage import files, lock, module_store, object_store as storage_lib, seals, tensors
 from dipaco_jax.training import module_publishing
 

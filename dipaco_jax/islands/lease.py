@@ -10,8 +10,8 @@ from typing import Any
 
 from dipaco_jax.islands import screening_facts
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Task
-from dipaco_jax.storage import time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Task
 
 SIGN_OF_LIFE_S = 20.0
 RENEWED = 0.4  # a lease is renewed when so much of it is over: the rest is for a database that is full or away

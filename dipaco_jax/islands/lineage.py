@@ -28,7 +28,7 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.islands.pieces import Part
-from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.registry.registry import Fact, Task
 from dipaco_jax.storage import tensors
 
 RECENT = 32  # tasks, whose median duration says what a phase takes

@@ -4,7 +4,7 @@ import time
 
 from dipaco_jax.islands import run_history
 from dipaco_jax.islands.island import Island
-from dipaco_jax.training import metrics_log, sinks
+from dipaco_jax.telemetry import metrics_log, sinks
 
 
 def follow(island: Island) -> sinks.Rows:

@@ -16,7 +16,7 @@ from typing import Any
 from dipaco_jax.islands.guard import Malformed, guarding
 from dipaco_jax.islands.kept_arrays import KeptArrays
 from dipaco_jax.islands.messages import Arrays
-from dipaco_jax.islands.registry import Fact, Registry
+from dipaco_jax.registry.registry import Fact, Registry
 
 BEFORE, SINCE, WHOLE = 'before', 'since', 'whole'
 NAME = re.compile(r'objects/(?:modules|differences|outer)/(\d{1,15})/(.+)-[0-9a-f]+\.safetensors')

@@ -26,7 +26,6 @@ from dipaco_jax.islands import (
   module_weights,
   outer_executor,
   pieces,
-  registry_backup,
   role_loop,
   run_history,
   schedule,
@@ -35,11 +34,13 @@ from dipaco_jax.islands import (
 )
 from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, STATES, Island
 from dipaco_jax.islands.pieces import PIECE
-from dipaco_jax.islands.registry import SILENT_S, STOPPED, TASK_NAMES, Fact
 from dipaco_jax.islands.state_facts import STATE
+from dipaco_jax.processes import display, stopping
+from dipaco_jax.registry import registry_backup
+from dipaco_jax.registry.registry import SILENT_S, STOPPED, TASK_NAMES, Fact
 from dipaco_jax.reports import live_report, run_report, timeline_plot
 from dipaco_jax.storage import retry
-from dipaco_jax.training import display, sinks, stopping
+from dipaco_jax.telemetry import sinks
 
 PAUSE_S = 2.0  # between looks
 GENERATIONS = 2  # of objects that are kept below the open tasks, as above

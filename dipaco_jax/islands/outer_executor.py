@@ -27,7 +27,7 @@ import numpy as np
 from dipaco_jax.algorithm import outer, screening
 from dipaco_jax.algorithm.exact_sum import ExactSum
 from dipaco_jax.algorithm.row_sum import RowSum
-from dipaco_jax.core import choices, settings
+from dipaco_jax.config import choices, settings
 from dipaco_jax.data import prefetching
 from dipaco_jax.islands import messages, pieces, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Later, Malformed
@@ -35,11 +35,12 @@ from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, WHOLE
 from dipaco_jax.islands.path_state import Arrays
-from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.screening_facts import Bounds
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.storage import tensors, time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Fact, Task
+from dipaco_jax.storage import tensors
 
 KINDS = ('outer',)
 DIGITS = 16  # of the digest of the version before, in the names of files

@@ -20,8 +20,9 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.outer_executor import Partial
 from dipaco_jax.islands.path_state import Arrays, Own, PathState
 from dipaco_jax.islands.pieces import Part
-from dipaco_jax.islands.registry import Fact
-from dipaco_jax.storage import tensors, time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Fact
+from dipaco_jax.storage import tensors
 from dipaco_jax.training import evaluation
 
 

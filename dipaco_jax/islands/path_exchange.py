@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from dipaco_jax.algorithm import outer, streaming
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.islands import messages, own_levels, path_state, pieces
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.messages import Sent

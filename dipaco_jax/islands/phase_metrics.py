@@ -6,7 +6,8 @@ from typing import Any
 import jax
 
 from dipaco_jax.islands.lease import Lease
-from dipaco_jax.training import mesh, metrics_log, train_log
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import mesh, train_log
 from dipaco_jax.training.job import Job
 
 

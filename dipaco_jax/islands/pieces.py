@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from dipaco_jax.algorithm import streaming
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Fact, NewTask, Task
+from dipaco_jax.registry.registry import Fact, NewTask, Task
 
 PIECE, TRAIN, CHECKPOINT = 'piece', 'train', 'checkpoint'
 KNOWN = 10_000  # exclusions that a process remembers

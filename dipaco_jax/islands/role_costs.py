@@ -1,8 +1,8 @@
 """What a process moves and what it spends its time on, as its facts note it for the report (run_costs.py).
 
 A fact notes what came since the last fact of its process: bytes, the seconds in which they travelled, and in `seconds`
-those of the loop of the role, by cause (storage/time_use.py), up to the moment `until`. They tile the time of a process
-from its start to its last fact; what a process that is killed did since is known to nobody.
+those of the loop of the role, by cause (processes/time_use.py), up to the moment `until`. They tile the time of a
+process from its start to its last fact; what a process that is killed did since is known to nobody.
 """
 
 import time
@@ -11,8 +11,8 @@ from typing import Any
 
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import moved
-from dipaco_jax.islands.registry import Fact
-from dipaco_jax.storage import time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Fact
 
 
 class RoleCosts:

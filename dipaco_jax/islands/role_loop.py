@@ -17,13 +17,14 @@ from concurrent import futures
 from dipaco_jax.core.errors import Diverged, Unavailable
 from dipaco_jax.islands import schedule, screening_facts, withdrawals
 from dipaco_jax.islands.claims import Claims, Interval
-from dipaco_jax.islands.database_errors import Unusable
 from dipaco_jax.islands.island import Gone, Island, Later, maker
 from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
-from dipaco_jax.islands.registry import STOPPED, TASK_NAMES, Fact, Lost, Task
 from dipaco_jax.islands.role_costs import RoleCosts
-from dipaco_jax.storage import seals, time_use
-from dipaco_jax.training import display, metrics_server, stopping
+from dipaco_jax.processes import display, stopping, time_use
+from dipaco_jax.registry.database_errors import Unusable
+from dipaco_jax.registry.registry import STOPPED, TASK_NAMES, Fact, Lost, Task
+from dipaco_jax.storage import seals
+from dipaco_jax.telemetry import metrics_server
 
 # A role that finds nothing to do asks again after this share of what its last task took, or of its idle time.
 OF_LAST_TASK, OF_IDLE_TIME = 0.05, 0.1

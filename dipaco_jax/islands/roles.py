@@ -26,10 +26,11 @@ from typing import Any
 
 import jax
 
-from dipaco_jax.core import errors, fields, settings as settings_lib
+from dipaco_jax.buckets import bucket_lock
+from dipaco_jax.config import fields, settings as settings_lib
+from dipaco_jax.core import errors
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
-  database,
   evaluator,
   hand_over,
   held_states,
@@ -37,7 +38,6 @@ from dipaco_jax.islands import (
   kept_arrays,
   monitor,
   outer_executor,
-  registry_url,
   screening_facts,
   state_facts,
   worker,
@@ -45,15 +45,16 @@ from dipaco_jax.islands import (
 from dipaco_jax.islands.claims import Backup, Claims
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.module_weights import ModuleWeights
-from dipaco_jax.islands.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import inputs, run as run_lib, stage_records
+from dipaco_jax.registry import database, registry_url
+from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import bucket_lock, files, lock, publishing
+from dipaco_jax.storage import files, lock, publishing
 from dipaco_jax.storage.object_store import Storage, open_storage
 from dipaco_jax.storage.remedies import ISLANDS_MARK
-from dipaco_jax.training import metrics_server, profiling
+from dipaco_jax.telemetry import metrics_server, profiling
 
 ROLES = (*monitor.ROLES, 'monitor')
 

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from dipaco_jax.islands import pieces
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.storage import time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Fact
 
 WORKERS_FACTS = 'prepared', 'round', 'checkpoint', pieces.PIECE
 KINDS = (*WORKERS_FACTS, 'module', 'evaluation')  # of facts that note what their process has moved

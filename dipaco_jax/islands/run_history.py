@@ -9,8 +9,8 @@ import numpy as np
 from dipaco_jax.algorithm import averaging_gap, outer
 from dipaco_jax.islands import pieces, run_costs, screening_facts
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs, resharding_round, run as run_lib, stages
+from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import publishing
 from dipaco_jax.training import evaluation, job as job_lib, train_state as state_lib
 

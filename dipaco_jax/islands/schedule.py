@@ -39,8 +39,8 @@ import numpy as np
 from dipaco_jax.islands import lineage, pieces, withdrawals
 from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.pieces import Part
-from dipaco_jax.islands.registry import Fact, NewTask
 from dipaco_jax.pipeline import jobs
+from dipaco_jax.registry.registry import Fact, NewTask
 
 
 def checkpoint_fact(

@@ -26,12 +26,12 @@ import jax
 import numpy as np
 
 from dipaco_jax.algorithm import screening
-from dipaco_jax.core import choices
+from dipaco_jax.config import choices
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import pieces
 from dipaco_jax.islands.guard import objects_of
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import RESUMED, Conflict, Fact, NewTask, Registry
+from dipaco_jax.registry.registry import RESUMED, Conflict, Fact, NewTask, Registry
 
 EARLIER = 'it was left out earlier in the phase'
 

@@ -7,7 +7,6 @@ from typing import Any
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands.island import Gone, Island
 from dipaco_jax.islands.lease import Lease
-from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.pipeline import (
   inputs,
@@ -18,7 +17,9 @@ from dipaco_jax.pipeline import (
   stage_records,
   stages,
 )
-from dipaco_jax.storage import object_store as storage_lib, time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Fact, Task
+from dipaco_jax.storage import object_store as storage_lib
 
 TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves in storage
 

@@ -18,7 +18,7 @@ from dipaco_jax.islands.guard import Gone, guarding
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import STATES, Island
 from dipaco_jax.islands.path_state import Arrays
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import retry, tensors
 
 STATE = 'state'  # kind of the facts

@@ -3,10 +3,11 @@
 import statistics
 from typing import Any
 
-from dipaco_jax.core import dense_control, printable, settings
-from dipaco_jax.islands import registry as registry_lib
-from dipaco_jax.islands.fact_rows import WITHDRAWN
-from dipaco_jax.training.display import columns, duration
+from dipaco_jax.config import dense_control, settings
+from dipaco_jax.core import printable
+from dipaco_jax.processes.display import columns, duration
+from dipaco_jax.registry import registry as registry_lib
+from dipaco_jax.registry.fact_rows import WITHDRAWN
 
 EXCLUDED, SHOWN = 'excluded: ', 5
 RECENT = 64  # tasks by which time is estimated

@@ -4,8 +4,8 @@ import math
 
 from dipaco_jax.islands import run_costs
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import SILENT_S
 from dipaco_jax.planning import wire_needs
+from dipaco_jax.registry.registry import SILENT_S
 
 RECENT = 2  # phases, whose steps tell how long a step takes
 

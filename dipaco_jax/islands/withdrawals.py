@@ -27,12 +27,13 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
-from dipaco_jax.islands import fact_rows, pieces
-from dipaco_jax.islands.fact_rows import Conflict, Fact, Withdrawal
+from dipaco_jax.islands import pieces
 from dipaco_jax.islands.guard import Gone
 from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.module_weights import WHOLE, ModuleWeights
-from dipaco_jax.islands.registry import NewTask, Task
+from dipaco_jax.registry import fact_rows
+from dipaco_jax.registry.fact_rows import Conflict, Fact, Withdrawal
+from dipaco_jax.registry.registry import NewTask, Task
 
 MOST = 3  # withdrawals of a malformed contribution, after which its path is left out
 

@@ -37,11 +37,12 @@ from dipaco_jax.islands.path_state import Arrays, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.reading_ahead import ReadingAhead
-from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.islands.state_facts import Line
 from dipaco_jax.islands.worker_hosts import Hosts
-from dipaco_jax.storage import tensors, time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Fact, Task
+from dipaco_jax.storage import tensors
 
 TRAIN = ('train', 'piece')
 KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.training import stopping
+from dipaco_jax.processes import stopping
 
 BARRIER_MS = 10 * 24 * 3600 * 1000  # a phase may last for days; if the first host dies, jax.distributed ends the others
 LEAVE_S = 10  # after a signal, for the first host to end this one

@@ -2,5 +2,5 @@
 
 Read `transformer`, then `block` and `loss`. `attention` chooses a kernel, `decoding` is for serving. Pure.
 
-Imports from `core`.
+Imports from `algorithm`, `core` and `config`.
 """

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from dipaco_jax.core import extension, settings
+from dipaco_jax.config import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import attention, rotary
 from dipaco_jax.models.layers import MLP, Layer, RMSNorm, is_wide, layer, make_norm, scaled_normal

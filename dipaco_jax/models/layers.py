@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models.products import product
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.extend import core
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models import block as block_lib
 
 

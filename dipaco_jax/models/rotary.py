@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 
 
 class Angles(NamedTuple):

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn, traverse_util
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import block as block_lib, flash
 from dipaco_jax.models.layers import make_norm, scaled_normal

@@ -3,8 +3,8 @@
 Read `stage` (what a stage depends on and leaves) and `stages` (how they follow one another) first, then `run` (a run in
 its workdir) and the stages' own files: `tokenize_stage`, `jobs` (what is trained), `route_stage` with `features`,
 `resharding_round`, and `validate_stage` with `token_losses`, `rerouted_perplexity` and `excerpt_choice`. Before the
-first stage `preflight` checks everything, and takes stages from another run. `stage_records` is what other rooms read,
-and `time_account` what the run's time was spent on.
+first stage `preflight` checks everything, and takes stages from another run. `stage_records` is what other rooms read.
 
-Imports from every room before it but `planning`.
+Imports from `algorithm`, `core`, `config`, `models`, `processes`, `storage`, `routing`, `data`, `buckets`, `telemetry`,
+`huggingface`, `training` and `planning`.
 """

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.core import choices, settings as settings_lib
+from dipaco_jax.config import choices, settings as settings_lib
 from dipaco_jax.pipeline import jobs, run as run_lib
 from dipaco_jax.storage import seals
 

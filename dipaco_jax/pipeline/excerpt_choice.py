@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import packing
 from dipaco_jax.data.tokenizer import Tokenizer, Transcript
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.pipeline import run as run_lib, token_losses
 from dipaco_jax.routing import chunk_losses, chunk_router, own_router
 from dipaco_jax.storage import module_store, publishing, tensors
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 DOCUMENTS, TOKENS = 6, 512  # at most, and of each
 CANDIDATES = 1000  # documents that they are chosen among

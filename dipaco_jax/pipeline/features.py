@@ -7,14 +7,14 @@ from collections.abc import Iterable, Iterator
 import jax
 import numpy as np
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import holdouts, sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.processes import display, processes
 from dipaco_jax.routing import own_router, router
 from dipaco_jax.storage import publishing, seals, tensors
-from dipaco_jax.training import display, processes
 
 FEATURE_ROWS = 1024  # sequences whose features are handed on at one time
 LARGE_MODEL = 10_000_000  # parameters, from which fewer rows keep a processor busy and tell how far it is

@@ -12,13 +12,13 @@ import os
 import pathlib
 from collections.abc import Iterator
 
-from dipaco_jax.core import fields, settings as settings_lib
+from dipaco_jax.config import fields, settings as settings_lib
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import content, source_files, tokenizer_files
 from dipaco_jax.huggingface import weight_files
 from dipaco_jax.pipeline import input_records, run as run_lib, stage as stage_lib, stage_records
+from dipaco_jax.processes import display, processes
 from dipaco_jax.storage import remote_files
-from dipaco_jax.training import display, processes
 
 TOKENIZER, MODEL = 'tokenizer.model_file', 'pretrain.init'
 READERS = ('tokenize', 'pretrain')  # stages that read anything from outside

@@ -9,11 +9,12 @@ import jax
 import numpy as np
 
 from dipaco_jax.algorithm import grid as grid_lib, outer
-from dipaco_jax.core import choices, dense_control, settings as settings_lib
+from dipaco_jax.config import choices, dense_control, settings as settings_lib
 from dipaco_jax.data import loader
 from dipaco_jax.pipeline import plan, run as run_lib, samples, stage, validate_stage
-from dipaco_jax.storage import tensors, time_use
-from dipaco_jax.training import display, job as job_lib, mesh, train_state as state_lib, training_loop
+from dipaco_jax.processes import display, time_use
+from dipaco_jax.storage import tensors
+from dipaco_jax.training import job as job_lib, mesh, train_state as state_lib, training_loop
 from dipaco_jax.training.programs import Programs
 
 

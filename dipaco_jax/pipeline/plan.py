@@ -5,7 +5,7 @@ Nothing here imports JAX.
 
 from collections.abc import Collection
 
-from dipaco_jax.core import dense_control, settings as settings_lib
+from dipaco_jax.config import dense_control, settings as settings_lib
 from dipaco_jax.pipeline import stage as stage_lib
 
 

@@ -12,16 +12,19 @@ import jax
 import jax.numpy as jnp
 
 from dipaco_jax.algorithm import grid as grid_lib, inner, modules
-from dipaco_jax.core import choices, errors, extension, settings as settings_lib
+from dipaco_jax.config import choices, extension, settings as settings_lib
+from dipaco_jax.core import errors
 from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import corpus, source, tokenizer_files
 from dipaco_jax.huggingface import model_folder
 from dipaco_jax.models import block_check, transformer
 from dipaco_jax.pipeline import rate_check, run as run_lib, stage as stage_lib, stage_records, tokenize_stage
 from dipaco_jax.planning import cost_check
+from dipaco_jax.processes import display, processes, stopping
 from dipaco_jax.routing import own_router
 from dipaco_jax.storage import files, module_store, publishing
-from dipaco_jax.training import display, mesh, metrics_log, processes, stopping
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import mesh
 
 # May be gone: no longer needed, or made again when they are; of a tokenizer's files some are there.
 OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)

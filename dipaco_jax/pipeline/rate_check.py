@@ -4,9 +4,9 @@ import dataclasses
 import logging
 
 from dipaco_jax.algorithm import inner
-from dipaco_jax.core import choices, extension, settings as settings_lib, training_sections
+from dipaco_jax.config import choices, extension, settings as settings_lib, training_sections
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import processes
+from dipaco_jax.processes import processes
 
 LEAST_SHARE = 0.5  # of the learning rate that is asked for; a warm-up over half of a cosine reaches 0.54 of it
 

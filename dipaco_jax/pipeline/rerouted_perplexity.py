@@ -13,9 +13,10 @@ import numpy as np
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
 from dipaco_jax.pipeline import features, run as run_lib, token_losses
+from dipaco_jax.processes import processes
 from dipaco_jax.routing import chunk_policies, chunk_router
 from dipaco_jax.storage import module_store, publishing, seals, tensors
-from dipaco_jax.training import evaluation, processes
+from dipaco_jax.training import evaluation
 
 
 def score_router_data(run: run_lib.Run) -> token_losses.TokenLosses | None:

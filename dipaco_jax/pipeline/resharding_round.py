@@ -18,9 +18,10 @@ import numpy as np
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import holdouts, packing
 from dipaco_jax.pipeline import features, route_stage, run as run_lib
+from dipaco_jax.processes import display, processes, time_use
 from dipaco_jax.routing import balanced_assignment, classifier, own_router, path_labels
-from dipaco_jax.storage import module_store, publishing, seals, tensors, time_use
-from dipaco_jax.training import display, evaluation, processes
+from dipaco_jax.storage import module_store, publishing, seals, tensors
+from dipaco_jax.training import evaluation
 
 TESTED_SHARE = 0.2  # of the router data, that the classifier's accuracy is reported on
 GIVEN_SHARE = 0.1  # of the mean shard, to a path that no text was routed to

@@ -10,11 +10,11 @@ import pathlib
 import shutil
 from typing import Any
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.pipeline import inputs, run as run_lib, stage as stage_lib, stage_records
 from dipaco_jax.storage import files, publishing, seals
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 # May be gone: no longer needed, or made again when they are; of a tokenizer's files some are there.
 OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)

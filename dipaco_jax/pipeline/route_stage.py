@@ -11,14 +11,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from dipaco_jax.config.extension import is_reference
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import shards
 from dipaco_jax.pipeline import features, run as run_lib, stage_records
+from dipaco_jax.processes import display, processes
 from dipaco_jax.routing import balanced_assignment, classifier, own_router, path_labels, router
 from dipaco_jax.storage import files, publishing, seals, tensors
 from dipaco_jax.storage.publishing import Share
-from dipaco_jax.training import display, processes
 
 PART_ROWS = 64 * features.FEATURE_ROWS  # sequences that a process routes before it keeps their paths
 

@@ -18,9 +18,10 @@ import numpy as np
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import holdouts
 from dipaco_jax.pipeline import features, rerouted_perplexity, route_stage, run as run_lib, token_losses
+from dipaco_jax.processes import display
 from dipaco_jax.routing import classifier, own_router
 from dipaco_jax.storage import publishing, tensors
-from dipaco_jax.training import display, metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 TESTED_SHARE = 0.2  # of the router data's documents, see above
 LEAST_SEQUENCES = 4  # of router data, for each path

@@ -13,21 +13,16 @@ import jax
 import numpy as np
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import dense_control, settings as settings_lib
+from dipaco_jax.buckets import disks
+from dipaco_jax.config import dense_control, settings as settings_lib
 from dipaco_jax.data import sequences as sequences_lib, tokenizer as tokenizer_lib, tokenizer_files
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage_records
+from dipaco_jax.processes import time_use
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import seals, tensors, time_use
-from dipaco_jax.training import (
-  disks,
-  mesh,
-  metrics_log,
-  metrics_server,
-  performance,
-  profiling,
-  programs as programs_lib,
-)
+from dipaco_jax.storage import seals, tensors
+from dipaco_jax.telemetry import metrics_log, metrics_server, performance, profiling
+from dipaco_jax.training import mesh, programs as programs_lib
 
 REFITTED, REFITTED_ROUTES = 'evaluation/router.safetensors', 'evaluation/routes.npy'  # see router_refit
 

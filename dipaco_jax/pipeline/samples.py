@@ -22,8 +22,8 @@ from dipaco_jax.algorithm.grid import Coordinates
 from dipaco_jax.data.tokenizer import Transcript
 from dipaco_jax.models import decoding, transformer
 from dipaco_jax.pipeline import run as run_lib, validate_stage
+from dipaco_jax.processes import processes
 from dipaco_jax.storage import module_store, publishing, seals
-from dipaco_jax.training import processes
 from dipaco_jax.training.programs import Programs
 
 FILE = 'evaluation/samples.json'

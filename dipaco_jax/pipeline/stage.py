@@ -3,7 +3,7 @@
 import dataclasses
 from typing import NamedTuple
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.data import tokenizer_files
 
 CONTROL = 'control'  # the dense control's folder in the workdir; it is trained before it is evaluated

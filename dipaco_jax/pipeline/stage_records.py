@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import input_records, stage
+from dipaco_jax.processes import processes
 from dipaco_jax.storage import files, publishing, retry, seals
-from dipaco_jax.training import metrics_log, processes
+from dipaco_jax.telemetry import metrics_log
 
 REFUSED = 'refused.txt'  # the message that ended a run whose config proved wrong before training
 MAX_NAMED = 4  # paths named in a message

@@ -35,14 +35,13 @@ from dipaco_jax.pipeline import (
   tokenize_stage,
   validate_stage,
 )
-from dipaco_jax.storage import module_store, publishing, tensors, time_use
+from dipaco_jax.processes import display, processes, time_use
+from dipaco_jax.storage import module_store, publishing, tensors
+from dipaco_jax.telemetry import performance
 from dipaco_jax.training import (
-  display,
   job as job_lib,
   mesh,
   module_publishing,
-  performance,
-  processes,
   programs as programs_lib,
   train_state as state_lib,
 )

@@ -29,11 +29,13 @@ from jax.sharding import PartitionSpec as P
 from dipaco_jax.algorithm import modules
 from dipaco_jax.algorithm.grid import Coordinates
 from dipaco_jax.algorithm.inner import gather
+from dipaco_jax.buckets import disks
 from dipaco_jax.data import packing, prefetching
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import loss
+from dipaco_jax.processes import display, processes
 from dipaco_jax.storage import files, module_store, publishing, seals, tensors
-from dipaco_jax.training import disks, display, evaluation, processes
+from dipaco_jax.training import evaluation
 from dipaco_jax.training.programs import Programs
 
 

@@ -18,15 +18,15 @@ from typing import Any
 import jax
 
 from dipaco_jax.algorithm.grid import Grid
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
+from dipaco_jax.config.extension import is_reference
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.core.extension import is_reference
 from dipaco_jax.data import corpus, equality, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
 from dipaco_jax.data.cutting import Cutting
 from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import input_records, inputs, run as run_lib
+from dipaco_jax.processes import display, processes
 from dipaco_jax.storage import files, publishing, seals
-from dipaco_jax.training import display, processes
 
 Path = pathlib.Path
 LIMITED = 0.95  # of a limit of documents: fewer are all there are; draws of validation text are not exact

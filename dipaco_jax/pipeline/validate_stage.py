@@ -10,8 +10,9 @@ import numpy as np
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import loader, packing
 from dipaco_jax.pipeline import document_losses, group_ratios, run as run_lib, stage
+from dipaco_jax.processes import display
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import display, evaluation
+from dipaco_jax.training import evaluation
 from dipaco_jax.training.programs import Programs
 
 

@@ -2,8 +2,7 @@
 
 Read `dry_run` first: it compiles a run's programs for a `topology`, a TPU that is not there. `hlo` parses what they
 send and read, `roofline` bounds the time they take. Of islands, `wire_traffic` counts the bytes that they exchange, and
-`wire_needs` which line they need.
-`sizing` goes the other way: from a text and a machine to the size of a model.
+`wire_needs` which line they need. `sizing` goes the other way: from a text and a machine to the size of a model.
 
-Imports from `core`, `models` and `training`.
+Imports from `algorithm`, `core`, `config`, `models`, `processes`, `telemetry` and `training`.
 """

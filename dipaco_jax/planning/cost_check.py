@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import jax
 
 from dipaco_jax.algorithm import grid as grid_lib
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import dry_run, machine as machine_lib, run_estimate

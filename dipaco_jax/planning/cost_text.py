@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dipaco_jax.planning import wire_needs
-from dipaco_jax.training.display import columns
-from dipaco_jax.training.performance import GIB
+from dipaco_jax.processes.display import columns
+from dipaco_jax.telemetry.performance import GIB
 
 LINKS = {'data': 'inside paths', 'grid': 'across the grid', 'dcn': 'from slice to slice'}
 

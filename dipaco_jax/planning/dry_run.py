@@ -17,13 +17,13 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from dipaco_jax.algorithm import grid as grid_lib, modules
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import hlo, roofline, wire_needs
 from dipaco_jax.planning.topology import Topology
+from dipaco_jax.telemetry.performance import GIB
 from dipaco_jax.training import mesh, programs
-from dipaco_jax.training.performance import GIB
 
 USABLE = 0.95  # the share of a chip's memory that programs may use; the runtime has the rest
 LINKS = 'data', 'grid', 'dcn'  # the fastest first

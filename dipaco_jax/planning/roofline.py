@@ -16,11 +16,12 @@ import jax
 import numpy as np
 
 from dipaco_jax.algorithm import inner
-from dipaco_jax.core import choices, settings as settings_lib
+from dipaco_jax.config import choices, settings as settings_lib
 from dipaco_jax.models import attention, layers, loss, transformer
 from dipaco_jax.planning import hlo
 from dipaco_jax.planning.topology import DCN_BYTES_PER_S, Topology
-from dipaco_jax.training import performance, programs
+from dipaco_jax.telemetry import performance
+from dipaco_jax.training import programs
 
 
 def flops_of_step(s: settings_lib.Settings) -> float:

@@ -21,10 +21,11 @@ import numpy as np
 
 from dipaco_jax.algorithm import grid as grid_lib, inner, modules
 from dipaco_jax.algorithm.grid import largest_divisor
-from dipaco_jax.core import choices, settings as settings_lib
+from dipaco_jax.config import choices, settings as settings_lib
 from dipaco_jax.models import loss, transformer
 from dipaco_jax.planning import dry_run
-from dipaco_jax.training import mesh, performance, programs
+from dipaco_jax.telemetry import performance
+from dipaco_jax.training import mesh, programs
 
 PROCESS_BYTES = 800 << 20  # of Python, JAX and what they load
 EFFICIENCY = 0.4  # of training, against large matrix products

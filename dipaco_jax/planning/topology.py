@@ -9,7 +9,8 @@ import re
 from typing import Any, NamedTuple
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.training import devices, performance
+from dipaco_jax.telemetry import performance
+from dipaco_jax.training import devices
 
 DCN_BYTES_PER_S = 25e9 / 8  # of a chip, between slices: assumed, as Google publishes it by pod
 # Options that the TPU compiler requires, by kind or by shape.

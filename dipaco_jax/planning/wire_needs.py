@@ -8,7 +8,7 @@ import collections
 from collections.abc import Iterable
 from typing import Any
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import wire_traffic
 from dipaco_jax.planning.wire_traffic import Traffic

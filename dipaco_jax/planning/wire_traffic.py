@@ -20,7 +20,7 @@ import jax
 
 from dipaco_jax.algorithm import compression, modules, streaming
 from dipaco_jax.algorithm.grid import Level
-from dipaco_jax.core import choices, settings as settings_lib, wires
+from dipaco_jax.config import choices, settings as settings_lib, wires
 
 
 class Traffic(NamedTuple):

@@ -6,5 +6,6 @@ Read `run_report` first. `run_data`, `history`, `module_drift` and `failures` re
 `timeline_plot` draw them in one style (`plot_style`, `palette`). `report_page`, `comparison`, `excerpt_views` and
 `model_card` fill the templates beside them, by `pages`. `live_report` writes the page while a run trains.
 
-Imports from `core`, `routing`, `storage`, `training` and `pipeline`.
+Imports from `algorithm`, `core`, `config`, `processes`, `storage`, `routing`, `data`, `telemetry`, `huggingface` and
+`pipeline`.
 """

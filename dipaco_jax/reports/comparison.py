@@ -5,14 +5,15 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dipaco_jax.core import printable, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import printable
 from dipaco_jax.pipeline import stage
+from dipaco_jax.processes.display import duration
 from dipaco_jax.reports import curve_plots, headline, history, pages, paired_runs, report_page, token_axis
 from dipaco_jax.reports.amounts import count, size
 from dipaco_jax.reports.plot_style import Curve, Labels, Picture
 from dipaco_jax.reports.run_contents import Contents
-from dipaco_jax.training import metrics_log
-from dipaco_jax.training.display import duration
+from dipaco_jax.telemetry import metrics_log
 
 Rows = list[list[str]]
 

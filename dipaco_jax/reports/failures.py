@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any, NamedTuple
 
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 MARKS = b'"excluded": {', b'"skipped_by_path": ['
 

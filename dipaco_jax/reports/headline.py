@@ -10,8 +10,8 @@ from typing import Any
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import left_out
-from dipaco_jax.storage import time_use
-from dipaco_jax.training.display import duration
+from dipaco_jax.processes import time_use
+from dipaco_jax.processes.display import duration
 
 HELD_BACK = {
   'given': "Validation text is the source's own, or that of config.data.validation.",

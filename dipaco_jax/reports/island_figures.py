@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from dipaco_jax.processes.display import duration
 from dipaco_jax.reports import category_plots, curve_plots, timeline_plot
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.palette import BLUE, ORANGE
 from dipaco_jax.reports.plot_style import Labels, Picture
 from dipaco_jax.reports.run_data import Run
-from dipaco_jax.training.display import duration
 
 WORKER, EXECUTOR = 'worker', 'outer'  # roles
 

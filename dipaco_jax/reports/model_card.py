@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax.core import choices, extension, fields, settings
+from dipaco_jax.config import choices, extension, fields, settings
 from dipaco_jax.huggingface import families, origin
 from dipaco_jax.reports import headline, pages
 from dipaco_jax.storage import remote_files

@@ -55,7 +55,7 @@ def read_outcome(workdir: pathlib.Path, name: str, changes: Mapping[str, Any]) -
   """Reads the outcome of a run that is finished, or has diverged."""
   from dipaco_jax.pipeline import document_losses, stage_records  # not for --help
   from dipaco_jax.storage import seals
-  from dipaco_jax.training import metrics_log
+  from dipaco_jax.telemetry import metrics_log
 
   s, stages = stage_records.read_settings(workdir), stage_records.read_stages(workdir)
   rows = [row for row in metrics_log.read_rows(workdir) if (row['kind'], row['stage']) == ('phase', 'train')]

@@ -4,7 +4,7 @@ import json
 from typing import Any, NamedTuple
 
 from dipaco_jax.algorithm.grid import Grid
-from dipaco_jax.core import fields, settings
+from dipaco_jax.config import fields, settings
 from dipaco_jax.pipeline import samples, stage, stage_records
 from dipaco_jax.reports import (
   excerpt_views,

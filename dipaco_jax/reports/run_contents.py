@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.pipeline import document_losses, input_records, stage_records
 from dipaco_jax.pipeline.document_losses import Documents

@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 from dipaco_jax.algorithm import grid as grids
 from dipaco_jax.algorithm.grid import Grid, Level
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.pipeline import stage, stage_records
 from dipaco_jax.reports import amounts, history, module_drift, timeline_plot
 from dipaco_jax.reports.history import History
 from dipaco_jax.storage import lock, module_store
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 MAX_DRIFT_BYTES = 300e6  # of modules that are read while the run trains
 DOING = {'pretrain': 'training its base model', 'train': 'training', 'evaluate': 'being evaluated'}

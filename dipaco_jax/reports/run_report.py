@@ -10,9 +10,10 @@ from typing import Any
 
 import dipaco_jax
 from dipaco_jax.algorithm import grid as grids
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.storage import remedies, seals, time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.storage import remedies, seals
 
 EVALUATE = (
   'perplexity perplexity_interval perplexity_final perplexity_by_path perplexity_by_domain base_perplexity '
@@ -50,8 +51,9 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
 
   Raises InputError if there is no run in workdir, or none of its stages is complete.
   """
-  from dipaco_jax.pipeline import epochs, stage_records, time_account
+  from dipaco_jax.pipeline import epochs, stage_records
   from dipaco_jax.reports import amounts
+  from dipaco_jax.telemetry import time_account
 
   workdir = pathlib.Path(workdir)
   s, stages = stage_records.read_settings(workdir), stage_records.read_stages(workdir)
@@ -86,7 +88,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
 def _failures(workdir: pathlib.Path) -> dict[str, Any]:
   """Returns excluded paths, numbers of skipped steps, and the averaging gap of each phase."""
   from dipaco_jax.reports import failures
-  from dipaco_jax.training import metrics_log
+  from dipaco_jax.telemetry import metrics_log
 
   failed = failures.read_failures(workdir)
   rows = metrics_log.read_rows(workdir, b'"averaging_gap": ')

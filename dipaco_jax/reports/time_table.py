@@ -2,9 +2,9 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-from dipaco_jax.storage import time_use
-from dipaco_jax.storage.time_use import Seconds
-from dipaco_jax.training.display import duration
+from dipaco_jax.processes import time_use
+from dipaco_jax.processes.display import duration
+from dipaco_jax.processes.time_use import Seconds
 
 WORDS = {  # in the order of tables and pictures
   time_use.INNER: 'inner steps',

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dipaco_jax.core import choices
-from dipaco_jax.core.settings import Settings
+from dipaco_jax.config import choices
+from dipaco_jax.config.settings import Settings
 from dipaco_jax.reports.plot_style import Curve
 
 OF_ALL = 'training tokens, including those of the base'

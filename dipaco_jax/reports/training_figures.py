@@ -3,14 +3,14 @@
 import numpy as np
 
 from dipaco_jax.algorithm import averaging_gap
+from dipaco_jax.processes import time_use
+from dipaco_jax.processes.display import duration
 from dipaco_jax.reports import category_plots, curve_plots, headline, path_figures, time_table, token_axis
 from dipaco_jax.reports.amounts import size
 from dipaco_jax.reports.history import History
 from dipaco_jax.reports.palette import BLUE, GREY, ORANGE
 from dipaco_jax.reports.plot_style import Curve, Curves, Labels, Picture
 from dipaco_jax.reports.run_data import Run, path_names
-from dipaco_jax.storage import time_use
-from dipaco_jax.training.display import duration
 
 EXPLAINED_GAP = 0.3  # nats; a caption explains a larger gap between training and held-back loss
 

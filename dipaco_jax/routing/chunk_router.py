@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dipaco_jax.algorithm import inner
-from dipaco_jax.core import choices, settings
+from dipaco_jax.config import choices, settings
 from dipaco_jax.models import loss as loss_lib
 from dipaco_jax.models.transformer import Params, Transformer as Model, variables
 from dipaco_jax.routing import chunk_policies

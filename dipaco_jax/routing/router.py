@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dipaco_jax.core import seeded_hash, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import seeded_hash
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.routing import kmeans
 

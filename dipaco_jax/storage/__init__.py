@@ -1,11 +1,9 @@
 """Bytes that are published whole or not at all, on disks and in buckets.
 
 Read in this order: `files` (write aside, sync, rename), `publishing` (the same with checksums), `seals` (checks them)
-and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (what is in files); `lock`,
-`retry` and `time_use` (seconds by cause); `object_store` (where islands exchange objects) on its two `backends`;
-`mirror` (a run in a bucket) with `run_objects` (what lasts of it), `upload_queue` and `bucket_lock`, `disks_apart` and
-`other_disk` (the same with several processes); `remote_files` (text in buckets); and `user_modules` (modules of Python
-that a config names, and which of them are imported).
+and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (what is in files); `lock` and
+`retry`; `object_store` (where islands exchange objects) on its two `backends`; `remote_files` (text in buckets); and
+`user_modules` (modules of Python that a config names, and which of them are imported).
 
-Imports from `core`.
+Imports from `algorithm`, `core`, `config` and `processes`.
 """

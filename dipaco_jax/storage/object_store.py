@@ -18,7 +18,8 @@ from typing import Any
 
 from dipaco_jax.core import errors, json_text
 from dipaco_jax.core.errors import InputError, disk_is_full
-from dipaco_jax.storage import files, lock, publishing, retry, time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.storage import files, lock, publishing, retry
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
 
 PATIENCE_S = 600

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from types import ModuleType
 from typing import Any
 
-from dipaco_jax.core import extension
+from dipaco_jax.config import extension
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import object_store
 

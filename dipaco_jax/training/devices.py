@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from dipaco_jax.training import display
+from dipaco_jax.processes import display
 
 GIB = 2**30
 GPU_FILES, TPU_FILES = ('/dev/nvidia[0-9]*',), ('/dev/accel[0-9]*',)

@@ -11,7 +11,7 @@ import numpy as np
 
 from dipaco_jax.algorithm import streaming
 from dipaco_jax.algorithm.grid import Coordinates, largest_divisor
-from dipaco_jax.core import choices
+from dipaco_jax.config import choices
 from dipaco_jax.training.evaluation import Rows
 from dipaco_jax.training.programs import Programs
 

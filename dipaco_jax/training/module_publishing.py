@@ -10,9 +10,10 @@ import numpy as np
 
 from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.algorithm.modules import Layout, Modules
+from dipaco_jax.buckets import disks
+from dipaco_jax.buckets.run_objects import index_name
+from dipaco_jax.processes import processes
 from dipaco_jax.storage import files, module_store, seals, tensors
-from dipaco_jax.storage.run_objects import index_name
-from dipaco_jax.training import disks, processes
 
 
 def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Level, Coordinates, dict[str, np.ndarray]]]:

@@ -38,7 +38,7 @@ from dipaco_jax.algorithm import (
   screening,
   streaming,
 )
-from dipaco_jax.core import choices, settings as settings_lib
+from dipaco_jax.config import choices, settings as settings_lib
 from dipaco_jax.models import loss as loss_lib, transformer as model_lib
 from dipaco_jax.training import specs as specs_lib
 from dipaco_jax.training.mesh import Placement

@@ -14,9 +14,10 @@ from typing import Any
 
 import jax
 
+from dipaco_jax.buckets import disks
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.processes import display, processes
 from dipaco_jax.storage import files
-from dipaco_jax.training import disks, display, processes
 
 
 def own_share(names: Iterable[str]) -> list[str]:

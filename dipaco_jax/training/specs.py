@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from dipaco_jax.algorithm import inner as inner_lib, modules as modules_lib, outer as outer_lib
 from dipaco_jax.algorithm.grid import Level
-from dipaco_jax.core import choices, settings as settings_lib, wires
+from dipaco_jax.config import choices, settings as settings_lib, wires
 from dipaco_jax.models import transformer as model_lib
 from dipaco_jax.training.mesh import Placement
 

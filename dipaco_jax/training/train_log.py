@@ -10,8 +10,10 @@ import numpy as np
 
 from dipaco_jax.algorithm import averaging_gap, screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.storage import module_store, time_use
-from dipaco_jax.training import display, mesh, metrics_log
+from dipaco_jax.processes import display, time_use
+from dipaco_jax.storage import module_store
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import mesh
 from dipaco_jax.training.job import Dispatch, Job
 from dipaco_jax.training.train_state import Record
 

@@ -16,25 +16,24 @@ import numpy as np
 
 from dipaco_jax.algorithm import screening, streaming
 from dipaco_jax.algorithm.grid import Coordinates
-from dipaco_jax.core import settings
+from dipaco_jax.buckets import disks
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import prefetching
-from dipaco_jax.storage import module_store, publishing, remedies, seals, time_use
+from dipaco_jax.processes import processes, stopping, time_use
+from dipaco_jax.storage import module_store, publishing, remedies, seals
+from dipaco_jax.telemetry import profiling
+from dipaco_jax.telemetry.metrics_log import Metrics
 from dipaco_jax.training import (
-  disks,
   evaluation,
   job as job_lib,
   module_publishing,
-  processes,
-  profiling,
   programs as programs_lib,
   run_checkpoints,
-  stopping,
   train_state,
 )
 from dipaco_jax.training.job import Dispatch, Job
 from dipaco_jax.training.mesh import fetch
-from dipaco_jax.training.metrics_log import Metrics
 from dipaco_jax.training.train_log import Journal
 
 CLOSE_S = 30  # after an error, for what was begun to be written

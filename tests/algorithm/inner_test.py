@@ -12,7 +12,7 @@ import small
 from jax.sharding import PartitionSpec as P
 
 from dipaco_jax.algorithm import inner
-from dipaco_jax.core import choices, settings
+from dipaco_jax.config import choices, settings
 from dipaco_jax.models import loss as loss_lib
 
 CONFIG = settings.Inner(learning_rate=0.4, warmup_steps=10, final_fraction=0.05)

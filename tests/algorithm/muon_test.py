@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.algorithm import muon
-from dipaco_jax.core import choices, settings
+from dipaco_jax.config import choices, settings
 
 CONFIG = settings.Inner(optimizer='muon', weight_decay=0.1)
 SHAPES = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dipaco_jax.algorithm import modules, outer
-from dipaco_jax.core import choices, fields, settings
+from dipaco_jax.config import choices, fields, settings
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
 LAYOUT = modules.make_layout({'a': 2, 'b': 3}.items(), SPECS, ('x', 'y', 'z'))

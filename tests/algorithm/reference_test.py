@@ -10,7 +10,7 @@ import pytest
 import twin
 
 from dipaco_jax.algorithm import grid as grids, reference
-from dipaco_jax.core import fields, settings
+from dipaco_jax.config import fields, settings
 
 LEVELS = (
   grids.Level('ends', 'w', ('a', 'b')),

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from dipaco_jax.algorithm import streaming
-from dipaco_jax.core import choices, settings, wires
+from dipaco_jax.config import choices, settings, wires
 from dipaco_jax.core.errors import InputError
 
 

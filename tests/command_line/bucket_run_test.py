@@ -16,9 +16,10 @@ import repository
 import slow
 import tiny_run
 
-from dipaco_jax.storage import bucket_lock, object_store
-from dipaco_jax.storage.run_objects import INDEX, TREE
-from dipaco_jax.training import metrics_log
+from dipaco_jax.buckets import bucket_lock
+from dipaco_jax.buckets.run_objects import INDEX, TREE
+from dipaco_jax.storage import object_store
+from dipaco_jax.telemetry import metrics_log
 
 
 @pytest.fixture(scope='module')

@@ -7,7 +7,7 @@ import pytest
 from repository import ROOT
 
 from dipaco_jax.command_line import config_file
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 
 START = """

@@ -14,7 +14,7 @@ import tiny_run
 
 import dipaco_jax
 from dipaco_jax.command_line import config_file, from_python
-from dipaco_jax.core import extension
+from dipaco_jax.config import extension
 from dipaco_jax.models import block
 
 CHANGES = {'checkpoint.every_steps': 24}  # as `undisturbed` has it

@@ -18,7 +18,7 @@ from repository import ROOT
 
 from dipaco_jax import export
 from dipaco_jax.command_line import command as command_lib
-from dipaco_jax.core.settings import Model
+from dipaco_jax.config.settings import Model
 from dipaco_jax.data import sequences
 from dipaco_jax.huggingface import config_json, families, model_folder
 from dipaco_jax.inference import trained_run

@@ -17,7 +17,7 @@ from repository import ROOT
 
 from dipaco_jax import main
 from dipaco_jax.command_line import bucket_copy, command, from_python
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.islands import roles
 
 TINY, TEXT = f'--config={ROOT}/configs/tiny.py', f'--config={ROOT}/configs/text.py'

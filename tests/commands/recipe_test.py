@@ -15,7 +15,8 @@ import quick_xla
 import tiny_run
 
 from dipaco_jax import recipe
-from dipaco_jax.core import paired, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import paired
 from dipaco_jax.reports import recipe_outcomes
 
 TOKENS = np.full(200, 100)

@@ -1,4 +1,4 @@
-"""The command's options; a router at work is in inference/route_server_test."""
+"""The command's options; a router at work is in serving/route_server_test."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""The command's options and its greeting; a server at work is in inference/http_server_test."""
+"""The command's options and its greeting; a server at work is in serving/http_server_test."""
 
 import shlex
 import subprocess

@@ -10,7 +10,7 @@ from repository import ROOT
 
 from dipaco_jax import size
 from dipaco_jax.command_line import config_file
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.planning import sizing
 

@@ -11,9 +11,10 @@ import repository
 import synthetic
 
 from dipaco_jax import status
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
+from dipaco_jax.processes import display
 from dipaco_jax.storage import object_store, seals
-from dipaco_jax.training import display, metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 HOLDER = """
 import fcntl, json, os, sys
@@ -196,7 +197,7 @@ def ask(*options: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
-  from dipaco_jax.islands import registry
+  from dipaco_jax.registry import registry
 
   synthetic.make(tmp_path, stages=3)
   (tmp_path / 'report.json').unlink(missing_ok=True)
@@ -222,7 +223,7 @@ def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
 
 @pytest.mark.slow
 def test_an_islands_run_says_what_paths_wait_for(tmp_path):
-  from dipaco_jax.islands import registry
+  from dipaco_jax.registry import registry
 
   config = synthetic.make(tmp_path, stages=3)
   (tmp_path / 'report.json').unlink(missing_ok=True)
@@ -235,7 +236,7 @@ def test_an_islands_run_says_what_paths_wait_for(tmp_path):
 
 def test_a_run_of_islands_is_not_taken_for_one_that_has_stopped(tmp_path, monkeypatch):
   """Its registry is elsewhere, and maybe another is here, which knows nothing of it."""
-  from dipaco_jax.islands import registry
+  from dipaco_jax.registry import registry
 
   monkeypatch.delenv('DIPACO_REGISTRY', raising=False)
   synthetic.make(tmp_path / 'run', stages=3)
@@ -263,7 +264,8 @@ def test_a_run_of_islands_is_not_taken_for_one_that_has_stopped(tmp_path, monkey
 def test_roles_that_are_gone_or_stopped_are_not_shown_as_idle(tmp_path):
   import sqlalchemy as sa
 
-  from dipaco_jax.islands import database, registry, registry_schema, status_table
+  from dipaco_jax.islands import status_table
+  from dipaco_jax.registry import database, registry, registry_schema
 
   tasks = registry.Registry(url := f'sqlite:///{tmp_path}/registry.db')
   tasks.add_tasks([registry.NewTask('train', '3', 0)])
@@ -301,7 +303,7 @@ def test_prepare_has_its_stage_its_step_and_the_time_left():
 
 @pytest.mark.slow
 def test_an_islands_run_says_what_replays_would_cost(tmp_path):
-  from dipaco_jax.islands import registry
+  from dipaco_jax.registry import registry
 
   config = synthetic.make(tmp_path, stages=3).to_dict()
   (tmp_path / 'report.json').unlink(missing_ok=True)
@@ -318,7 +320,7 @@ def test_an_islands_run_says_what_replays_would_cost(tmp_path):
 
 @pytest.mark.slow
 def test_an_islands_run_says_which_line_it_takes(tmp_path):
-  from dipaco_jax.islands import registry
+  from dipaco_jax.registry import registry
 
   config = synthetic.make(tmp_path, stages=3).to_dict()
   (tmp_path / 'report.json').unlink(missing_ok=True)

@@ -13,11 +13,13 @@ import synthetic
 from dipaco_jax import report
 from dipaco_jax.algorithm import grid as grids
 from dipaco_jax.command_line import command
-from dipaco_jax.core import printable, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import printable
 from dipaco_jax.data import corpus, sentencepiece_tokenizer
-from dipaco_jax.islands import registry, status_table
+from dipaco_jax.islands import status_table
+from dipaco_jax.registry import registry
 from dipaco_jax.reports import curve_plots, grid_plot, module_drift, plot_style, run_report, timeline_plot
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 HOSTILE = (
   r'$\frac$', r'$x^2$ \$', 'a' * 400, '<b onclick="x">&amp;', '\x1b[2J\x1b]0;title\x07', 'nul\0nul', 'one\ntwo\r\n3',

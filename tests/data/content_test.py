@@ -9,7 +9,7 @@ import bits
 import corpora
 import pytest
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import content
 from dipaco_jax.storage import user_modules
 

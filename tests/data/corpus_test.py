@@ -6,7 +6,7 @@ import corpora
 import pytest
 import slow
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus
 
 

@@ -10,7 +10,7 @@ import corpora
 import pytest
 from backports import zstd
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, corpus, file_kinds, json_files
 

@@ -11,7 +11,7 @@ import tokenizers
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, json_tokenizer, sentencepiece_tokenizer, tokenizer_files
 from dipaco_jax.data.tokenizer import Transcript
 
@@ -147,7 +147,7 @@ def test_a_limit_of_length_or_padding_in_the_file_is_not_followed():
 
 def test_training_gives_the_same_files_on_any_number_of_threads():
   code = (
-    'import sys; from dipaco_jax.core import settings; from dipaco_jax.data import corpus, json_tokenizer; '
+    'import sys; from dipaco_jax.config import settings; from dipaco_jax.data import corpus, json_tokenizer; '
     'texts = [d.text for d in corpus.documents(settings.Data(source="stdlib", max_documents=40), "train")]; '
     'sys.stdout.buffer.write(json_tokenizer.train(texts, 600)["tokenizer.json"])'
   )

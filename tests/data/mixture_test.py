@@ -7,7 +7,7 @@ import corpora
 import numpy as np
 import pytest
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, holdouts, mixture
 
 WEIGHTS = {'law': 3.0, 'news': 1.0, 'web': 0.5}

@@ -5,7 +5,7 @@ import own_modules
 import pytest
 
 from dipaco_jax import export
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Transcript

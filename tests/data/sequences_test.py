@@ -12,7 +12,7 @@ import slow
 import tokenizers
 import whole
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, cutting, json_tokenizer, left_out
 from dipaco_jax.data.corpus import Document
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train

@@ -3,7 +3,7 @@
 import corpora
 import pytest
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, source_files
 
 

@@ -2,7 +2,7 @@
 
 import corpora
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, source_stdlib
 
 

@@ -10,7 +10,7 @@ import pytest
 import tiny_run
 import whole
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, sentencepiece_tokenizer, sequences, tokenizer_files
 from dipaco_jax.storage import user_modules
 

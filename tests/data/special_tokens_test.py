@@ -8,10 +8,11 @@ import sentencepiece
 import tokenizers
 from tokenizers import processors
 
-from dipaco_jax.core import settings
+from dipaco_jax.buckets import run_objects
+from dipaco_jax.config import settings
 from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer, special_tokens, tokenizer_files
 from dipaco_jax.huggingface import tokenizer_json
-from dipaco_jax.storage import remedies, run_objects
+from dipaco_jax.storage import remedies
 
 TEXTS = ['The quick brown fox jumps over 13 lazy dogs. ', 'def f(x):\n    return {x: [1, 2]}\n<|end| im_start end|>']
 SPECIAL = ['<|endoftext|>', '<|im_start|>', '<|im_end|>']

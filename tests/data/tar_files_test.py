@@ -8,7 +8,7 @@ import corpora
 import pytest
 import webdataset
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, tar_files
 
 

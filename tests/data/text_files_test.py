@@ -5,7 +5,7 @@ import itertools
 import corpora
 import pytest
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import compressed_files, corpus, text_files
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, file_kinds, json_tokenizer, megatron_index, source, token_files, tokenizer_files
 
 TEXTS = [f'document {i} of some words, and more of them: {i * i}' for i in range(200)]

@@ -9,7 +9,7 @@ import pytest
 import sentencepiece
 from hypothesis import given, settings as hypothesis_settings, strategies as st
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, tokenizer_files
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.tokenizer import HALF, Transcript, sample

@@ -12,7 +12,8 @@ import postgres
 import pytest
 import sqlalchemy as sa
 
-from dipaco_jax.islands import database, island, registry, registry_schema
+from dipaco_jax.islands import island
+from dipaco_jax.registry import database, registry, registry_schema
 from dipaco_jax.storage import object_store
 
 NAMES = 'sqlite,folder', 'postgresql,folder', 'sqlite,s3', 'postgresql,s3'

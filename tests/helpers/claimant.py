@@ -7,7 +7,7 @@ import json
 import sys
 import time
 
-from dipaco_jax.islands.registry import Fact, Lost, Registry
+from dipaco_jax.registry.registry import Fact, Lost, Registry
 
 
 def main(url: str, name: str):

@@ -17,10 +17,12 @@ import numpy as np
 import quick_xla
 
 from dipaco_jax.command_line import command
-from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import claims, inner_phase, island, module_weights, monitor, registry, role_loop, roles
+from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.islands import claims, inner_phase, island, module_weights, monitor, role_loop, roles
+from dipaco_jax.processes import stopping
+from dipaco_jax.registry import registry
 from dipaco_jax.storage import backends, files, object_store
-from dipaco_jax.training import compilation_cache, stopping
+from dipaco_jax.training import compilation_cache
 
 PROCESSES = multiprocessing.get_context('forkserver')  # with everything imported: a role starts in no time
 PROCESSES.set_forkserver_preload([roles.__name__])  # one that cannot be imported would be passed over in silence

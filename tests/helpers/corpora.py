@@ -14,7 +14,7 @@ import pyarrow.parquet
 import webdataset
 from backports import zstd
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus
 
 

@@ -30,8 +30,8 @@ import tiny_run
 
 from dipaco_jax import main
 from dipaco_jax.command_line import command
+from dipaco_jax.processes import stopping
 from dipaco_jax.storage import seals
-from dipaco_jax.training import stopping
 
 Path = pathlib.Path
 PROMPT, PHASES, DECAY = 'aeiou oua', 5, '--config.inner.decay_steps=42'

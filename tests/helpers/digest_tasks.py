@@ -7,8 +7,8 @@ import numpy as np
 from dipaco_jax.islands import island, lineage, own_levels, path_state, pieces, run_history, schedule, state_facts
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.path_state import Own, PathState
-from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs
+from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import tensors
 
 OTHERWISE = set[str]()  # names of workers that compute other bits

@@ -3,7 +3,7 @@
 import numpy as np
 import small
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.models import transformer as model_lib
 
 

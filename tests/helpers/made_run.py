@@ -9,7 +9,7 @@ import numpy as np
 import small
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.data import sentencepiece_tokenizer
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import chunk_router

@@ -8,7 +8,7 @@ import numpy as np
 import safetensors.numpy
 import shapes_of_families
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import json_tokenizer
 from dipaco_jax.huggingface import config_json, families
 from dipaco_jax.models import transformer

@@ -16,7 +16,7 @@ import pytest
 import tiny_run
 from backends import Backend
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import (
   claims,
@@ -26,7 +26,6 @@ from dipaco_jax.islands import (
   island,
   monitor,
   outer_executor,
-  registry,
   role_loop,
   roles,
   screening_facts,
@@ -35,6 +34,7 @@ from dipaco_jax.islands import (
 )
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.registry import registry
 from dipaco_jax.reports import figures, island_figures
 from dipaco_jax.storage import object_store
 

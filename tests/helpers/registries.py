@@ -3,7 +3,7 @@
 import postgres
 import pytest
 
-from dipaco_jax.islands.registry import NewTask, Registry
+from dipaco_jax.registry.registry import NewTask, Registry
 
 
 @pytest.fixture(scope='module')

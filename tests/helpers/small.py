@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from dipaco_jax.algorithm import modules, outer
-from dipaco_jax.core import choices, settings as settings_lib
+from dipaco_jax.config import choices, settings as settings_lib
 from dipaco_jax.models import loss, transformer
-from dipaco_jax.training import job as job_lib, mesh, metrics_log, programs, training_loop
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import job as job_lib, mesh, programs, training_loop
 
 EPS = float(np.finfo('f').eps)
 VOCAB, LENGTH, ROWS = 64, 40, 4

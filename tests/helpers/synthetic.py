@@ -9,9 +9,9 @@ import tiny_run
 from safetensors import numpy as safetensors
 
 from dipaco_jax.algorithm import grid as grids
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 RUNS = {  # arguments of `make`, by name
   'grid': {},

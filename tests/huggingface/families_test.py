@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import shapes_of_families
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.huggingface import config_json, families
 from dipaco_jax.models import transformer

@@ -19,7 +19,7 @@ import pytest
 import shapes_of_families
 import small
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.huggingface import model_folder
 from dipaco_jax.models import transformer

@@ -14,7 +14,7 @@ import safetensors.numpy
 import shapes_of_families
 import tokenizers
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import json_tokenizer, sentencepiece_tokenizer, tokenizer_files
 from dipaco_jax.huggingface import config_json, families, model_folder

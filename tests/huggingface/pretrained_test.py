@@ -13,7 +13,7 @@ import shapes_of_families
 import tiny_run
 
 from dipaco_jax.command_line import config_file
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.huggingface import config_json, model_folder, pretrained
 from dipaco_jax.models import transformer

@@ -13,7 +13,8 @@ import numpy as np
 import published_models
 import pytest
 
-from dipaco_jax.core import json_text, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import json_text
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.huggingface import config_json, model_folder, origin
 from dipaco_jax.models import loss, transformer

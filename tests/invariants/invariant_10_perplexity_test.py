@@ -11,7 +11,7 @@ import sentencepiece
 import small
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import loader, sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import module_store

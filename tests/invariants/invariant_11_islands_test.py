@@ -20,8 +20,9 @@ from repository import ROOT
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import island, registry, run_history
-from dipaco_jax.training import metrics_log
+from dipaco_jax.islands import island, run_history
+from dipaco_jax.registry import registry
+from dipaco_jax.telemetry import metrics_log
 
 pytestmark = [
   pytest.mark.slow,

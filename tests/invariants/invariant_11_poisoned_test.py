@@ -12,10 +12,10 @@ import twin
 from poison import poisoned
 
 from dipaco_jax.algorithm import inner as inner_lib, outer
-from dipaco_jax.core import choices
+from dipaco_jax.config import choices
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 AB, PATH, PHASE, TAU = {'a': 2, 'b': 2}, 2, 1, 4
 FLAT = (('all', '.*', ('a', 'b')),)

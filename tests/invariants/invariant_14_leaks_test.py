@@ -14,7 +14,7 @@ import corpora
 import numpy as np
 import pytest
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus, equality, sequences, shards
 from dipaco_jax.pipeline import features, run as run_lib, tokenize_stage
 from dipaco_jax.storage import user_modules

@@ -10,7 +10,7 @@ import small
 import twin
 
 from dipaco_jax.algorithm import inner as inner_lib, outer
-from dipaco_jax.core import choices, fields, settings
+from dipaco_jax.config import choices, fields, settings
 
 AB, ABC = {'a': 2, 'b': 2}, {'a': 2, 'b': 1, 'c': 2}
 FLAT = (('all', '.*', ('a', 'b')),)

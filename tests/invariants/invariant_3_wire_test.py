@@ -11,7 +11,7 @@ import small
 import twin
 from invariant_3_naive_twin_test import AB, ABC, CROSSED
 
-from dipaco_jax.core import choices, wires
+from dipaco_jax.config import choices, wires
 
 REPLICAS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('high', 'block_1', ('a',)))
 PHASES = dict(phases=5, steps_per_phase=8)

@@ -10,7 +10,7 @@ import slow
 import small
 
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 GRID = {'a': 4, 'b': 2}
 PLACEMENTS = {  # devices, mesh: (positions of a and b, devices inside a path)

@@ -18,7 +18,8 @@ import small
 import tiny_run
 
 from dipaco_jax.storage import files
-from dipaco_jax.training import metrics_log, training_loop
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import training_loop
 
 SINK = """
 import json, os

@@ -25,7 +25,7 @@ from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import island, monitor, run_history
 from dipaco_jax.pipeline import stages
 from dipaco_jax.reports import history
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 pytestmark = pytest.mark.usefixtures('one_device')
 ROUNDS = {

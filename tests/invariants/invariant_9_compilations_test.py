@@ -9,7 +9,8 @@ import pytest
 import small
 import tiny_run
 
-from dipaco_jax.training import evaluation, performance, programs
+from dipaco_jax.telemetry import performance
+from dipaco_jax.training import evaluation, programs
 
 OF_WIRE = 'mix', 'leave', 'fresh_residuals'  # programs of streaming and of compression
 

@@ -28,9 +28,10 @@ import sqlalchemy as sa
 import tiny_run
 from cluster import LONGEST_S, Cluster, More
 
-from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import held_states, island, registry, schedule, withdrawals
-from dipaco_jax.islands.registry_schema import FACTS, TASKS
+from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.islands import held_states, island, schedule, withdrawals
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry_schema import FACTS, TASKS
 from dipaco_jax.storage import object_store
 
 NAMES = ('worker-0', 'worker-1', 'worker-2', 'outer-0', 'outer-1', 'evaluator-0', 'monitor-0')

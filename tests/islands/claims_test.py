@@ -6,7 +6,7 @@ from stopped_clock import Clock
 
 from dipaco_jax.islands import claims
 from dipaco_jax.islands.claims import Claims
-from dipaco_jax.islands.registry import NewTask
+from dipaco_jax.registry.registry import NewTask
 
 
 @pytest.fixture

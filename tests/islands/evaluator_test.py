@@ -9,9 +9,9 @@ import pytest
 
 from dipaco_jax.islands import evaluator, run_history
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import validate_stage
+from dipaco_jax.registry.registry import Fact, Task
 from dipaco_jax.training import evaluation
 
 made = one_process.made

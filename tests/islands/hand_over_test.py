@@ -10,7 +10,7 @@ from one_process import with_settings
 
 from dipaco_jax.islands import hand_over, island, lineage, path_state
 from dipaco_jax.islands.held_states import HeldStates, Key
-from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.registry.registry import Fact, NewTask
 
 made = one_process.made
 DIGEST, PHASE = 'c' * 64, 5

@@ -9,10 +9,10 @@ import one_process
 import pytest
 import tiny_run
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import island
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import files, lock
 
 made = one_process.made

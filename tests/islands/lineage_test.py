@@ -16,13 +16,11 @@ from island_fixtures import machine, one_device, prepared  # noqa: F401
 from one_process import OWN_LEVELS, Faults, changed, with_settings
 
 from dipaco_jax.islands import (
-  database,
   inner_phase,
   lineage,
   monitor,
   path_exchange,
   path_state,
-  registry,
   schedule,
   screening_facts,
   state_facts,
@@ -31,10 +29,11 @@ from dipaco_jax.islands import (
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.island import Gone, Later
 from dipaco_jax.islands.path_state import INNER
-from dipaco_jax.islands.registry import Fact, Task
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
-from dipaco_jax.training import profiling
+from dipaco_jax.registry import database, registry
+from dipaco_jax.registry.registry import Fact, Task
+from dipaco_jax.telemetry import profiling
 
 made = one_process.made
 EVERY = 3  # phases from one publication to the next

@@ -8,10 +8,10 @@ import pytest
 from island_fixtures import machine, one_device, prepared  # noqa: F401
 from one_process import changed, close
 
-from dipaco_jax.core import extension
+from dipaco_jax.config import extension
 from dipaco_jax.islands import live_rows, monitor, run_history
 from dipaco_jax.storage import user_modules
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 SOURCE = """
 import json, pathlib

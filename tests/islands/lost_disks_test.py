@@ -10,9 +10,9 @@ import pytest
 import tiny_run
 from cluster import LONGEST_S, Cluster, More
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.islands import held_states
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.registry.registry import Fact
 
 PHASES, EVERY = 6, 3
 OTHERS = 'outer-0', 'evaluator-0', 'monitor-0'

@@ -11,10 +11,10 @@ import pytest
 import slow
 from one_process import Machine
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.islands import island, kept_arrays, messages, outer_executor, pieces, schedule
 from dipaco_jax.islands.module_weights import ModuleWeights
-from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.registry.registry import Fact, NewTask
 
 PATHS, TRAINED = 8, (0, 5)
 LEVELS = ('low', 'embed|final_norm|block_0', ('a',)), ('high', 'block_1', ('b',))

@@ -5,7 +5,7 @@ import one_process
 import pytest
 
 from dipaco_jax.islands import island, monitor, run_history, state_facts
-from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.registry.registry import Fact, NewTask
 
 made = one_process.made
 PATHS = '0123'

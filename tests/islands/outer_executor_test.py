@@ -19,11 +19,11 @@ import tiny_run
 from one_process import with_settings
 
 from dipaco_jax.algorithm import exact_sum, modules, outer
-from dipaco_jax.core import choices, settings as settings_lib
+from dipaco_jax.config import choices, settings as settings_lib
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import island, messages, outer_executor, schedule, screening_facts
 from dipaco_jax.islands.module_weights import ModuleWeights
-from dipaco_jax.islands.registry import Fact, Task
+from dipaco_jax.registry.registry import Fact, Task
 
 made = one_process.made
 BOUNDS = screening_facts.Bounds({'low': 100.0}, {'low': 0.5}, 10.0)  # |old - new| up to 500

@@ -8,7 +8,7 @@ from one_process import with_settings
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import lineage, own_levels, path_exchange, path_state, schedule, screening_facts
 from dipaco_jax.islands.path_state import Own, PathState
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.registry.registry import Fact
 
 made = one_process.made
 OWN = (('shared', 'embed|block_0|final', ()), ('own', 'block_1', ('a', 'b')))

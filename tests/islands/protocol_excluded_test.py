@@ -13,7 +13,7 @@ import slow
 from digest_tasks import digest, read_module
 
 from dipaco_jax.islands import island, schedule, screening_facts
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.registry.registry import Fact
 
 EXCLUDED = {(1, 1), (3, 2)}  # paths and phases, by their workers
 REFUSED = {('low/0', '0', 2)}  # by an executor, which reads otherwise

@@ -21,13 +21,14 @@ import slow
 import sqlalchemy as sa
 from digest_tasks import PERFORM, held_by, publish_states
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import claims, island, messages, monitor, path_state, registry, role_loop, schedule, withdrawals
-from dipaco_jax.islands.registry import Fact, NewTask
-from dipaco_jax.islands.registry_schema import TASKS
+from dipaco_jax.islands import claims, island, messages, monitor, path_state, role_loop, schedule, withdrawals
 from dipaco_jax.islands.screening_facts import heed, resume
 from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact, NewTask
+from dipaco_jax.registry.registry_schema import TASKS
 from dipaco_jax.storage import object_store, publishing
 
 KINDS = {

@@ -13,7 +13,7 @@ from one_process import with_settings
 from dipaco_jax.islands import island, path_exchange, pieces, screening_facts
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.reading_ahead import ReadingAhead
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.registry.registry import Fact
 
 made = one_process.made
 DISPATCHES = 0.9, 0.7, 0.6, 0.5, 0.3, 0.2, 0.1, 0.0  # what is left after each of a piece

@@ -19,12 +19,15 @@ import repository
 import sqlalchemy
 import tiny_run
 
-from dipaco_jax.core import errors, settings
-from dipaco_jax.islands import claims, database_errors, registry as registry_lib, role_loop
+from dipaco_jax.config import settings
+from dipaco_jax.core import errors
+from dipaco_jax.islands import claims, role_loop
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import Island, Later
-from dipaco_jax.islands.registry import Fact, NewTask
-from dipaco_jax.storage import object_store as storage_lib, time_use
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry import database_errors, registry as registry_lib
+from dipaco_jax.registry.registry import Fact, NewTask
+from dipaco_jax.storage import object_store as storage_lib
 
 TASKS = [NewTask('train', str(path), 0) for path in range(4)]
 
@@ -363,7 +366,8 @@ LOSES_REGISTRY = """
 import pathlib, sys
 import role_loop_test
 from dipaco_jax.command_line import command
-from dipaco_jax.islands import database, role_loop
+from dipaco_jax.registry import database
+from dipaco_jax.islands import role_loop
 from dipaco_jax.islands.claims import Claims
 
 folder = sys.argv.pop()

@@ -10,9 +10,10 @@ import one_process
 import pytest
 from one_process import Machine, changed, close
 
-from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import registry_url, roles
-from dipaco_jax.islands.registry import Fact, Registry
+from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.islands import roles
+from dipaco_jax.registry import registry_url
+from dipaco_jax.registry.registry import Fact, Registry
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import lock, object_store
 

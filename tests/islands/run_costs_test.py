@@ -10,11 +10,11 @@ from one_process import changed
 
 from dipaco_jax.islands import run_costs
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
-from dipaco_jax.islands.registry import Fact
 from dipaco_jax.islands.role_costs import RoleCosts
 from dipaco_jax.islands.run_costs import Spell
-from dipaco_jax.storage import time_use
-from dipaco_jax.training import metrics_log
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Fact
+from dipaco_jax.telemetry import metrics_log
 
 made = one_process.made
 WAIT_S = 0.02

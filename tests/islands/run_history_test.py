@@ -6,8 +6,8 @@ import one_process
 from one_process import Machine, close
 
 from dipaco_jax.islands import run_history
-from dipaco_jax.islands.registry import Fact
 from dipaco_jax.pipeline import jobs, stages
+from dipaco_jax.registry.registry import Fact
 
 
 def test_replicas_of_a_model_point_at_one_version(tmp_path):

@@ -6,8 +6,9 @@ import one_process
 import pytest
 from one_process import with_settings
 
-from dipaco_jax.islands import island, registry, schedule, screening_facts
-from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.islands import island, schedule, screening_facts
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact, NewTask
 
 made = one_process.made
 LEVELS_OF_PATH_1 = ('ends/shared', 'low/0', 'high/1')

@@ -8,9 +8,10 @@ import pytest
 
 from dipaco_jax.algorithm import screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import island, messages, registry, screening_facts
-from dipaco_jax.islands.registry import Fact, NewTask
-from dipaco_jax.training import performance
+from dipaco_jax.islands import island, messages, screening_facts
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact, NewTask
+from dipaco_jax.telemetry import performance
 
 made = one_process.made
 # -- a path

@@ -5,7 +5,7 @@ import types
 import synthetic
 
 from dipaco_jax.islands import shared_stages
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 
 def test_prepare_tells_its_stage_and_how_far_the_base_model_is(tmp_path):

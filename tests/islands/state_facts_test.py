@@ -6,8 +6,8 @@ import pytest
 
 from dipaco_jax.islands import state_facts
 from dipaco_jax.islands.held_states import HeldStates, Key
-from dipaco_jax.islands.registry import Fact
 from dipaco_jax.islands.state_facts import STATE, Line
+from dipaco_jax.registry.registry import Fact
 
 made = one_process.made
 STATES = 'objects/states'

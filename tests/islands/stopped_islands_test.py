@@ -14,9 +14,10 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import OWN_LEVELS, Faults, Machine, changed, close
 
-from dipaco_jax.islands import database, island, module_weights, monitor, registry, registry_backup, shared_stages
+from dipaco_jax.islands import island, module_weights, monitor, shared_stages
+from dipaco_jax.processes import stopping
+from dipaco_jax.registry import database, registry, registry_backup
 from dipaco_jax.storage import files, module_store, object_store
-from dipaco_jax.training import stopping
 
 pytestmark = [
   pytest.mark.usefixtures('one_device'),

@@ -3,9 +3,10 @@
 import one_process
 import pytest
 
-from dipaco_jax.islands import lineage, registry, wire_status
-from dipaco_jax.islands.registry import Fact
+from dipaco_jax.islands import lineage, wire_status
 from dipaco_jax.planning import wire_needs
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact
 
 made = one_process.made
 

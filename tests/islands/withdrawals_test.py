@@ -15,7 +15,6 @@ from dipaco_jax.islands import (
   outer_executor,
   own_levels,
   pieces,
-  registry,
   schedule,
   state_facts,
   status_table,
@@ -26,7 +25,8 @@ from dipaco_jax.islands.guard import Gone, Malformed
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.module_weights import BEFORE, SINCE, ModuleWeights
 from dipaco_jax.islands.path_state import INNER, Own, PathState
-from dipaco_jax.islands.registry import Fact, NewTask, Withdrawal
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact, NewTask, Withdrawal
 
 made = one_process.made
 LEVEL = 2  # 'high', whose module high/0 has the paths 0 and 2

@@ -12,8 +12,8 @@ import small
 import tiny_run
 from one_process import Faults, Machine
 
-from dipaco_jax.core import settings as settings_lib
-from dipaco_jax.islands import registry
+from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.registry import registry
 
 pytestmark = pytest.mark.filterwarnings('ignore::ResourceWarning')
 LEASE_S = 60  # nobody waits for one to run out

@@ -14,7 +14,7 @@ from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.path_state import INNER, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.pieces import Part
-from dipaco_jax.islands.registry import Task
+from dipaco_jax.registry.registry import Task
 from dipaco_jax.training import job as job_lib
 
 made = one_process.made

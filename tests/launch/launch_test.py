@@ -16,8 +16,9 @@ from repository import ROOT
 
 from dipaco_jax import local
 from dipaco_jax.command_line import command as command_lib
-from dipaco_jax.islands import registry, registry_url, roles
+from dipaco_jax.islands import roles
 from dipaco_jax.planning import topology
+from dipaco_jax.registry import registry, registry_url
 
 KUBERNETES = ROOT / 'launch' / 'kubernetes'
 VERSION = '1.31'  # of the schemas

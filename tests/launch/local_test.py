@@ -21,13 +21,14 @@ from repository import ROOT
 from dipaco_jax import local
 from dipaco_jax.core import errors
 from dipaco_jax.data import corpus
-from dipaco_jax.islands import registry as registry_lib, registry_schema, roles
+from dipaco_jax.islands import roles
+from dipaco_jax.registry import registry as registry_lib, registry_schema
 from dipaco_jax.storage import object_store
 
 ENV = os.environ | {'PYTHONPATH': str(ROOT)}
 BEATS = """
 import sys, time
-from dipaco_jax.islands import registry
+from dipaco_jax.registry import registry
 db = registry.Registry(sys.argv[1])
 while True:
   db.beat('worker-0', 'worker', {})

@@ -13,7 +13,8 @@ import yaml
 from repository import ROOT
 
 from dipaco_jax.command_line import command as command_lib
-from dipaco_jax.islands import registry_url, roles
+from dipaco_jax.islands import roles
+from dipaco_jax.registry import registry_url
 
 FOLDER = ROOT / 'launch' / 'skypilot'
 FILES = ('worker.yaml', 'roles.yaml')

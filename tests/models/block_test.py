@@ -12,7 +12,7 @@ import small
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import block, block_check, loss, product_flops, transformer
-from dipaco_jax.training import performance
+from dipaco_jax.telemetry import performance
 
 MODEL = small.settings(model={'dtype': 'float32', 'num_layers': 3}).model
 OURS = (repository.ROOT / 'dipaco_jax' / 'models' / 'block.py').read_text()

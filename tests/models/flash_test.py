@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import slow
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models import attention, flash, transformer
 
 LENGTH = 256

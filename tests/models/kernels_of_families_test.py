@@ -10,7 +10,7 @@ import pytest
 import shapes_of_families
 import slow
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models import attention, flash, layers
 
 LENGTH, SIZE = 256, 64

@@ -1,6 +1,6 @@
 """Blocks are told apart within their period."""
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models import layers
 
 

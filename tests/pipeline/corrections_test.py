@@ -10,7 +10,7 @@ from absl import flags
 
 from dipaco_jax import main, status
 from dipaco_jax.command_line import config_file
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.pipeline import preflight, run, stage_records, stages
 from dipaco_jax.storage import publishing
 

@@ -7,7 +7,7 @@ import pytest
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.pipeline import group_ratios
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 NAMES = ['law', 'news', 'none']
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import input_records, inputs, run as run_lib, stage_records
 from dipaco_jax.storage import publishing

@@ -14,11 +14,11 @@ import pytest
 import tiny_run
 from repository import HELPERS, ROOT
 
-from dipaco_jax.core import dense_control, settings
+from dipaco_jax.config import dense_control, settings
 from dipaco_jax.data import loader
 from dipaco_jax.pipeline import jobs, run as run_lib, stage_records, stages
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dipaco_jax.core import choices, dense_control, settings
+from dipaco_jax.config import choices, dense_control, settings
 from dipaco_jax.pipeline import plan
 
 

@@ -5,12 +5,12 @@ import pathlib
 
 import pytest
 
-from dipaco_jax.core.settings import Settings, from_dict, recorded
+from dipaco_jax.config.settings import Settings, from_dict, recorded
 from dipaco_jax.data import json_tokenizer
 from dipaco_jax.pipeline import preflight, tokenize_stage
 from dipaco_jax.planning import cost_check
 from dipaco_jax.storage import publishing
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 
 def test_a_microbatch_that_does_not_divide(caplog):

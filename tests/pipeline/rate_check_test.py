@@ -2,7 +2,7 @@
 
 import pytest
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.pipeline import rate_check
 from dipaco_jax.storage import user_modules
 

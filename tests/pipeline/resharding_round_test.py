@@ -11,7 +11,8 @@ import pytest
 import tiny_run
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import errors, settings
+from dipaco_jax.config import settings
+from dipaco_jax.core import errors
 from dipaco_jax.data import holdouts, loader, tokenizer_files
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.models import transformer

@@ -8,11 +8,11 @@ import bits
 import pytest
 import tiny_run
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.pipeline import inputs, reuse, run as run_lib, stage_records
 from dipaco_jax.storage import publishing
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 
 def test_stages_of_the_same_settings_are_taken(undisturbed, tmp_path):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiny_run
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import features, router_refit, run as run_lib

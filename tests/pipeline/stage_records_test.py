@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from dipaco_jax.core import fields
-from dipaco_jax.core.settings import Settings
+from dipaco_jax.config import fields
+from dipaco_jax.config.settings import Settings
 from dipaco_jax.pipeline import stage, stage_records
 
 S = Settings()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data import corpus
 from dipaco_jax.pipeline import inputs, route_stage, run as run_lib, stage_records, tokenize_stage
 

@@ -10,7 +10,7 @@ import pytest
 import small
 
 from dipaco_jax.planning import cost_text, dry_run, topology
-from dipaco_jax.training import metrics_log, performance
+from dipaco_jax.telemetry import metrics_log, performance
 
 CHIP = performance.Chip(flops=1e12, hbm_bytes=2**30, hbm_bytes_per_s=1e11, ici_bytes_per_s=1e10)
 

@@ -6,9 +6,9 @@ import pytest
 import slow
 import small
 
-from dipaco_jax.core import settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.planning import roofline
-from dipaco_jax.training import performance
+from dipaco_jax.telemetry import performance
 
 
 def test_turns_without_a_path_that_trains_take_no_time():

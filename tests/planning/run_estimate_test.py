@@ -11,7 +11,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import cost_check, dry_run, machine, run_estimate
 from dipaco_jax.planning.machine import Machine
-from dipaco_jax.training import performance
+from dipaco_jax.telemetry import performance
 
 WIDE = dict(width=64, num_layers=2, num_heads=4, head_dim=16, mlp_dim=172, seq_len=128, loss_chunk=512, dtype='float32')
 GB = 10**9

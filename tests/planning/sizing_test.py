@@ -4,7 +4,7 @@ import pytest
 import slow
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import sizing
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models import transformer
 from dipaco_jax.planning import wire_needs
 

@@ -9,7 +9,7 @@ import slow
 import small
 
 from dipaco_jax.algorithm import compression, modules
-from dipaco_jax.core import choices
+from dipaco_jax.config import choices
 from dipaco_jax.planning import wire_traffic
 
 

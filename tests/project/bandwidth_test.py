@@ -9,7 +9,7 @@ import sys
 import pytest
 import repository
 
-from dipaco_jax.islands import registry as registry_lib
+from dipaco_jax.registry import registry as registry_lib
 
 FILE = repository.ROOT / 'benchmarks' / 'bandwidth.py'
 SPEC = importlib.util.spec_from_file_location('bandwidth', FILE)

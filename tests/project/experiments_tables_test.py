@@ -8,7 +8,7 @@ import pytest
 import repository
 from experiment_scripts import start
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 import again

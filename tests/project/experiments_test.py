@@ -13,11 +13,11 @@ import repository
 import slow
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.inference import trained_run
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import stage
-from dipaco_jax.training import performance
+from dipaco_jax.telemetry import performance
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 import beginnings

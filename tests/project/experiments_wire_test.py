@@ -11,7 +11,7 @@ import repository
 import tiny_run
 from experiment_scripts import finish, start
 
-from dipaco_jax.core import choices, settings, wires
+from dipaco_jax.config import choices, settings, wires
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 import common

@@ -15,7 +15,7 @@ from repository import ROOT
 
 from dipaco_jax.algorithm import modules
 from dipaco_jax.command_line import config_file
-from dipaco_jax.core import fields, settings
+from dipaco_jax.config import fields, settings
 from dipaco_jax.models import transformer
 from dipaco_jax.reports import run_report
 
@@ -45,7 +45,7 @@ COMMANDS = (
   'report',
   'inspect',
 )
-FILES = {'inspect': 'inspect/__main__'}
+FILES = {name: f'{name}/__main__' for name in ('inspect', 'registry')}
 
 
 def blocks(page: str, language: str) -> list[str]:

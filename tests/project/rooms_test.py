@@ -4,6 +4,7 @@ import ast
 import functools
 import graphlib
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -13,12 +14,13 @@ from repository import ROOT
 PACKAGE = 'dipaco_jax'
 
 ROOMS = (  # each imports from those before it, and from itself
-  'algorithm core models routing storage data huggingface training planning pipeline inference reports islands '
-  'command_line'
+  'algorithm core config models processes storage routing data buckets telemetry registry huggingface training '
+  'planning pipeline inference serving reports islands command_line'
 ).split()
-PURE = ('algorithm', 'core', 'models', 'routing')
+PURE = ('algorithm', 'core', 'config', 'models', 'routing')
 COMMANDS = 'main size recipe local status registry generate serve route export harness inspect report'.split()
-TOP = {'__init__', '__main__', 'inspect.__main__', *COMMANDS} - {'inspect'}
+FOLDERS = {'inspect', 'registry'}  # commands that are a __main__.py
+TOP = {'__init__', '__main__', *COMMANDS, *(f'{name}.__main__' for name in FOLDERS)} - FOLDERS
 
 FLAGS = ('absl.flags', 'absl.app', 'ml_collections')
 NEVER_BEFORE_USE = ('tensorflow', 'tensorflow_datasets', 'seqio', 'pyarrow', 'fsspec', 'backports', 'wandb', 'mlflow')
@@ -55,7 +57,7 @@ SOURCES = {
   for path in sorted((ROOT / PACKAGE).rglob('*.py'))
   if path.parent.resolve() != ROOT / 'configs' and 'configs' not in path.parts
 }
-FILES = {name: path for name, path in SOURCES.items() if '.' in name and name != 'inspect.__main__'}
+FILES = {name: path for name, path in SOURCES.items() if '.' in name and name not in TOP}
 
 
 def room(name: str) -> str:
@@ -81,6 +83,14 @@ def test_every_file_is_in_a_room_or_a_command():
 def test_a_room_says_what_lives_there_and_nothing_else(name):
   tree = ast.parse(SOURCES[f'{name}.__init__'].read_text())
   assert ast.get_docstring(tree) and len(tree.body) == 1
+
+
+@pytest.mark.parametrize('name', [name for name in ROOMS if name != 'algorithm'])
+def test_a_room_says_which_rooms_it_imports_from(name):
+  text = ast.get_docstring(ast.parse(SOURCES[f'{name}.__init__'].read_text()))
+  named = re.findall(r'`(\w+)`', text.partition('\nImports from ')[2])
+  imported = {room(other) for file in FILES if room(file) == name for other in inside(file) if other in FILES}
+  assert named == [other for other in ROOMS if other in imported - {name}]
 
 
 @pytest.mark.parametrize('name', FILES)

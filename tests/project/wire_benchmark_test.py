@@ -11,7 +11,7 @@ import repository
 import slow
 
 from dipaco_jax.algorithm import modules
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import transformer
 

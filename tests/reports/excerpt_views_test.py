@@ -11,7 +11,7 @@ import pytest
 import synthetic
 from excerpts_of_four import FOUND, FOUR
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import excerpt_choice, run as run_lib, stage_records

@@ -1,7 +1,7 @@
 """What status and report say of paths that were left out, and of steps that were skipped."""
 
 from dipaco_jax.reports import failures
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 
 def write(folder, *rows):

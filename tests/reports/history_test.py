@@ -3,7 +3,7 @@
 import numpy as np
 
 from dipaco_jax.reports import history
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 
 def test_history_has_paths_that_take_turns(tmp_path):

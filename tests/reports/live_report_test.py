@@ -12,7 +12,7 @@ import repository
 import synthetic
 
 from dipaco_jax.reports import live_report
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 PATIENCE_S = 120
 

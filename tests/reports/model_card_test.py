@@ -1,6 +1,6 @@
 """The card of an exported path says what its run was, in Markdown that no name breaks."""
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.huggingface import families
 from dipaco_jax.reports import model_card
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import synthetic
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.reports import run_report
 
 FIELDS = (

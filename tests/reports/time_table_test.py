@@ -1,7 +1,7 @@
 """Tables of seconds: rows and columns add up, and a line names the largest causes."""
 
+from dipaco_jax.processes import time_use
 from dipaco_jax.reports import time_table
-from dipaco_jax.storage import time_use
 
 SECONDS = {'tokenize': {'start': 2.0, 'stages': 8.0}, 'train': {'inner': 80.0, 'outer': 4.0, 'wait': 6.0}}
 

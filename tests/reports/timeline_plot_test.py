@@ -6,9 +6,10 @@ import time
 import pytest
 import synthetic
 
-from dipaco_jax.islands import registry as registry_lib, run_history
+from dipaco_jax.islands import run_history
 from dipaco_jax.islands.island import Island
-from dipaco_jax.islands.registry import Fact, NewTask
+from dipaco_jax.registry import registry as registry_lib
+from dipaco_jax.registry.registry import Fact, NewTask
 from dipaco_jax.reports import island_figures, run_data, run_report, timeline_plot
 from dipaco_jax.reports.timeline_plot import Task
 from dipaco_jax.storage import object_store as storage_lib

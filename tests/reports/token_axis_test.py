@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.reports import token_axis
 from dipaco_jax.reports.plot_style import Curve
 

@@ -5,7 +5,7 @@ import pytest
 
 from dipaco_jax.pipeline import stage_records
 from dipaco_jax.reports import history, plot_style, run_data, run_report, training_figures
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 
 def test_a_great_gap_is_explained(runs, tmp_path):

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import chunk_policies, chunk_router
 

@@ -7,7 +7,7 @@ import slow
 from points import blobs, hidden_like
 from sklearn import linear_model
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.routing import classifier, router
 
 

@@ -11,7 +11,7 @@ import pytest
 import safetensors.numpy
 
 import dipaco_jax
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.inference.request import Request

@@ -9,7 +9,7 @@ from points import blobs, hidden_like, squared_distances
 from safetensors import numpy as safetensors
 from sklearn import cluster
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.routing import kmeans, router
 
 pytestmark = pytest.mark.usefixtures('strict_dtypes')

@@ -17,7 +17,7 @@ import slow
 from backports import zstd
 from fsspec.implementations.memory import MemoryFileSystem
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.data import corpus, tokenizer_files
 from dipaco_jax.data.sentencepiece_tokenizer import train

@@ -9,7 +9,7 @@ import pytest
 
 from dipaco_jax.core import errors
 from dipaco_jax.storage import module_store, publishing, records, seals
-from dipaco_jax.training import metrics_log
+from dipaco_jax.telemetry import metrics_log
 
 
 def test_no_changed_byte_of_json_is_read():

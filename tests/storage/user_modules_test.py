@@ -14,7 +14,7 @@ import pytest
 import repository
 
 import dipaco_jax
-from dipaco_jax.core import extension, settings
+from dipaco_jax.config import extension, settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.huggingface import pretrained
 from dipaco_jax.inference import trained_run

@@ -7,7 +7,8 @@ import types
 
 import pytest
 
-from dipaco_jax.training import devices, display
+from dipaco_jax.processes import display
+from dipaco_jax.training import devices
 
 
 def device(kind: str, platform: str = 'tpu', limit: int | None = None):

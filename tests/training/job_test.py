@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.core import choices
+from dipaco_jax.config import choices
 from dipaco_jax.data import loader
 from dipaco_jax.islands import inner_phase
 from dipaco_jax.training import job as job_lib

@@ -10,7 +10,8 @@ import ports
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from dipaco_jax.storage import mirror, object_store
+from dipaco_jax.buckets import mirror
+from dipaco_jax.storage import object_store
 from dipaco_jax.training import run_checkpoints
 
 SHARDED, WHOLE = np.arange(64, dtype=np.float32).reshape(8, 8), np.arange(3, dtype=np.float32)
@@ -19,8 +20,11 @@ PROCESS = """
 import pathlib, sys
 import jax, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from dipaco_jax.storage import disks_apart, mirror, object_store, other_disk
-from dipaco_jax.training import disks, processes, run_checkpoints
+from dipaco_jax.buckets import disks_apart, mirror, other_disk
+from dipaco_jax.storage import object_store
+from dipaco_jax.buckets import disks
+from dipaco_jax.processes import processes
+from dipaco_jax.training import run_checkpoints
 
 place, scratch, port, index = sys.argv[1:]
 processes.join(f'localhost:{port}', 2, int(index))

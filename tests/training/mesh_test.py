@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from dipaco_jax.algorithm.grid import Grid
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.training import mesh
 
 

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.training import performance, programs
+from dipaco_jax.telemetry import performance
+from dipaco_jax.training import programs
 
 GRID = {'a': 2, 'b': 2}
 SGD = {'outer': dict(optimizer='sgd', learning_rate=1.0, rescale=False, reweigh=False)}

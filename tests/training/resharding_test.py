@@ -11,8 +11,9 @@ import small
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from dipaco_jax.algorithm.grid import Grid
-from dipaco_jax.core import settings
-from dipaco_jax.training import mesh, metrics_log, resharding, training_loop
+from dipaco_jax.config import settings
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import mesh, resharding, training_loop
 
 GRID = {'a': 4, 'b': 2}
 

@@ -14,15 +14,15 @@ import psutil
 import pytest
 import repository
 
-from dipaco_jax.training import curves, metrics_log, sink_mlflow, sinks
+from dipaco_jax.telemetry import curves, metrics_log, sink_mlflow, sinks
 
 pytestmark = pytest.mark.slow  # sinks_test.py has what is ours of it
 
 # Two paths take turns; in its first life, the process is killed after the first's turn of the second phase.
 PROGRAM = """
 import json, os, pathlib, signal, sys, time
-from dipaco_jax.core import settings
-from dipaco_jax.training import metrics_log, sinks
+from dipaco_jax.config import settings
+from dipaco_jax.telemetry import metrics_log, sinks
 
 workdir, is_killed = pathlib.Path(sys.argv[1]), sys.argv[2] == 'yes'
 made = sinks.make(settings.from_dict({'metrics': {'sinks': ('wandb', 'mlflow'), 'project': 'mine'}}), 'my_run')

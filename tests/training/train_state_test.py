@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.storage import files
-from dipaco_jax.training import metrics_log, run_checkpoints, train_state, training_loop
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import run_checkpoints, train_state, training_loop
 
 
 @pytest.mark.slow

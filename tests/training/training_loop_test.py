@@ -12,10 +12,11 @@ import small
 from holdout_rows import COUNTS, ROWS, load
 
 from dipaco_jax.algorithm import averaging_gap
-from dipaco_jax.core import settings
+from dipaco_jax.config import settings
 from dipaco_jax.models import loss
 from dipaco_jax.storage import module_store
-from dipaco_jax.training import evaluation, metrics_log, training_loop
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import evaluation, training_loop
 
 
 def mean(made, params, path):

@@ -22,8 +22,8 @@ import small
 import tensorstore
 import tiny_run
 
+from dipaco_jax.processes import processes as processes_lib
 from dipaco_jax.storage import seals
-from dipaco_jax.training import processes as processes_lib
 
 pytestmark = pytest.mark.slow  # its fixture is a whole run, or several
 

@@ -9,7 +9,8 @@ import slow
 import small
 from poison import poisoned
 
-from dipaco_jax.training import metrics_log, programs, training_loop
+from dipaco_jax.telemetry import metrics_log
+from dipaco_jax.training import programs, training_loop
 
 AB = {'a': 2, 'b': 2}
 THIN = dict(wire='thin', overlap_steps=2, closed_every=2)

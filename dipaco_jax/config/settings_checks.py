@@ -1,0 +1,190 @@
+"""Checks of settings: the range of each field, and the constraints between fields. `s` is a Settings."""
+
+import math
+from typing import Any
+
+from dipaco_jax.config import text_settings, wires
+from dipaco_jax.config.extension import is_reference
+from dipaco_jax.config.fields import Field, fields, flatten
+from dipaco_jax.core.errors import InputError
+
+
+def check(s: Any) -> None:
+  """Checks the range of each field, then the constraints between fields; raises InputError that names the fix."""
+  described = dict(fields(type(s)))
+  for name, value in flatten(s.to_dict()).items():
+    _check_range(name, value, described.get(name, Field('')))
+  num_paths = s.num_paths
+  _check_model(s.model)
+  if s.model.block and s.pretrain.init:
+    words = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave out one of the two'
+    raise InputError(f'config.pretrain.init={s.pretrain.init}: {words}')
+  text_settings.check_data(s.data)
+  _check_routing(s, num_paths)
+  _check_evaluate(s, num_paths)
+  if s.train.paths_per_phase > num_paths:
+    raise InputError(f'config.train.paths_per_phase={s.train.paths_per_phase} is more than the {num_paths} paths')
+  if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
+    raise InputError(f'config.outer.lost={s.outer.lost} requires that all paths train in every phase')
+  _check_streaming(s)
+  if s.outer.row_weights and s.inner.optimizer != 'adamw':
+    raise InputError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
+  if s.outer.row_weights and s.outer.rescale:
+    words = 'a row that only one path has moved would move further than that path did'
+    raise InputError(f'config.outer.row_weights requires config.outer.rescale=False: {words}')
+  _check_inner(s)
+  if len({*s.metrics.sinks}) < len(s.metrics.sinks):
+    raise InputError(f'config.metrics.sinks={s.metrics.sinks} names a sink twice')
+  _check_schedule(s, num_paths)
+  text_settings.check_all_is_read(s.data)
+  text_settings.check_tokenizer(s.tokenizer)
+  _check_warmup(s)
+  _check_replicas(s)
+  if s.evaluate.matrix and not s.train.early_stopping:
+    raise InputError(
+      'config.evaluate.matrix=True needs hold-outs, which config.train.early_stopping=False does not keep'
+    )
+
+
+def _check_replicas(s: Any) -> None:
+  """Raises InputError where paths that are one model would have to compete for texts."""
+  varied = {axis for _, _, axes in s.levels for axis in axes}
+  replicas = [axis for axis, size in s.grid if size > 1 and axis not in varied]
+  if s.routing.method == 'discriminative' and replicas:
+    words = f'no level varies over the grid axis {replicas[0]!r}, so its paths are equal and none suits a text better'
+    raise InputError(f"config.routing.method='discriminative': {words}; use 'kmeans'")
+
+
+def _check_inner(s: Any) -> None:
+  if s.mesh.shard_states and s.inner.optimizer not in ('adamw', 'sgd'):
+    words = 'may need whole matrices, which no device has with config.mesh.shard_states: leave that out'
+    raise InputError(f'config.inner.optimizer={s.inner.optimizer!r} {words}')
+  if is_reference(s.inner.schedule):
+    for name, value in (('inner.rewarm_steps', s.inner.rewarm_steps), ('train.learning_rate', s.train.learning_rate)):
+      if value:
+        raise InputError(f'config.{name}={value}: leave that to your config.inner.schedule={s.inner.schedule!r}')
+
+
+def _check_warmup(s: Any) -> None:
+  """Raises InputError where a schedule ends before its learning rate has risen."""
+  if is_reference(s.inner.schedule):
+    return
+  path_steps = s.num_steps - s.pretrain.steps
+  if s.inner.warmup_steps > s.num_steps:
+    words = f'is longer than the {s.num_steps} steps of the run (config.pretrain.steps + phases * steps_per_phase)'
+    raise InputError(
+      f'config.inner.warmup_steps={s.inner.warmup_steps} {words}: lower it, or set -1 for a tenth of them'
+    )
+  if s.inner.rewarm_steps > path_steps:
+    words = f'is longer than the {path_steps} steps of a path (config.train.phases * steps_per_phase): lower it'
+    raise InputError(f'config.inner.rewarm_steps={s.inner.rewarm_steps} {words}')
+  if 0 < s.inner.decay_steps < s.inner.warmup_steps:
+    words = (
+      f'is below config.inner.warmup_steps={s.inner.warmup_steps}: the learning rate would fall before it has risen'
+    )
+    raise InputError(f'config.inner.decay_steps={s.inner.decay_steps} {words}; raise it, or set 0 for the whole run')
+
+
+def _check_model(m: Any) -> None:
+  if m.head_dim % 2:
+    raise InputError(f'config.model.head_dim={m.head_dim} should be even: rotary embedding rotates pairs of dimensions')
+  if m.num_kv_heads and m.num_heads % m.num_kv_heads:
+    words = f'should divide config.model.num_heads={m.num_heads}: each serves the same number of query heads'
+    raise InputError(f'config.model.num_kv_heads={m.num_kv_heads} {words}')
+  for name in ('full_every', 'rope_local_base'):
+    if getattr(m, name) and not m.window:
+      raise InputError(f'config.model.{name}={getattr(m, name)} requires config.model.window')
+  if m.rope_scaling == 'none' and m.rope_factor != 1:
+    raise InputError(f'config.model.rope_factor={m.rope_factor} requires config.model.rope_scaling')
+  if m.rope_scaling in ('llama3', 'yarn') and not m.rope_original_len:
+    raise InputError(f'config.model.rope_scaling={m.rope_scaling!r} needs config.model.rope_original_len')
+  if m.rope_low >= m.rope_high:
+    raise InputError(f'config.model.rope_low={m.rope_low} should be below config.model.rope_high={m.rope_high}')
+
+
+def _check_range(name: str, value: Any, field: Field) -> None:
+  if field.choices or field.extensible:
+    for one in value if isinstance(value, tuple) else (value,):
+      _check_choice(name, one, field)
+  if type(value) in (int, float) and (value < field.least or (value == 0 and not field.zero)):
+    raise InputError(f'config.{name}={value} should be {f"{field.least} or more" if field.zero else "above 0"}')
+  if type(value) is float and not math.isfinite(value):
+    raise InputError(f'config.{name}={value} should be a finite number')
+  if field.below is not None and value >= field.below:
+    raise InputError(f'config.{name}={value} should be below {field.below}')
+  if field.most is not None and value > field.most:
+    raise InputError(f'config.{name}={value} should be {field.most} or below')
+
+
+def _check_choice(name: str, value: str, field: Field) -> None:
+  if value not in field.choices and not (field.extensible and (is_reference(value) or not (value or field.choices))):
+    own = ["your own, as 'package.module:name'"] if field.extensible else []
+    raise InputError(f'config.{name}={value!r}: choose one of {", ".join([*field.choices, *own])}')
+
+
+def _check_routing(s: Any, num_paths: int) -> None:
+  _check_length('model', s.model.seq_len, s.routing.prefix_tokens, 'is not trained on')
+  if s.routing.top_n > num_paths:
+    raise InputError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')
+  if s.routing.method == 'single' and num_paths > 1:
+    raise InputError(f"config.routing.method='single' is for one path; config.grid has {num_paths}: use 'kmeans'")
+  first = s.routing.method
+  if first == 'discriminative':
+    first, end = s.routing.first, s.routing.rounds * s.routing.phases_per_round
+    if not s.routing.router_fraction:
+      raise InputError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
+    if end >= s.train.phases:
+      words = f'times config.routing.rounds={s.routing.rounds} should be below config.train.phases={s.train.phases}'
+      words += ': the last shards need phases, too'
+      raise InputError(f'config.routing.phases_per_round={s.routing.phases_per_round} {words}')
+  if s.routing.capacity and s.routing.method in ('random', 'single'):
+    raise InputError(f'config.routing.capacity requires a router with scores, which {s.routing.method!r} does not have')
+  if 0 < s.routing.capacity < 1:
+    raise InputError(
+      f'config.routing.capacity={s.routing.capacity} should be 1 or more: otherwise not all text has room'
+    )
+  if s.routing.capacity and s.routing.top_n > 1:
+    raise InputError(f'config.routing.capacity requires config.routing.top_n=1, not {s.routing.top_n}')
+
+
+def _check_length(section: str, length: int, prefix: int, why: str) -> None:
+  if length <= prefix:
+    words = f'should be above config.routing.prefix_tokens={prefix}: the prefix {why}'
+    raise InputError(f'config.{section}.seq_len={length} {words}')
+
+
+def _check_evaluate(s: Any, num_paths: int) -> None:
+  _check_length('evaluate', s.evaluate.seq_len or s.model.seq_len, s.routing.prefix_tokens, 'does not count')
+  if min(s.evaluate.reroute_every, default=2) < 2:
+    raise InputError(f'config.evaluate.reroute_every={s.evaluate.reroute_every}: chunks should have 2 tokens or more')
+  if s.evaluate.chunk_router_steps and not s.routing.router_fraction:
+    raise InputError('config.evaluate.chunk_router_steps needs router data: set config.routing.router_fraction')
+  if s.evaluate.refit_router and not s.routing.router_fraction:
+    raise InputError('config.evaluate.refit_router=True needs router data: set config.routing.router_fraction')
+  if s.evaluate.refit_router and (num_paths == 1 or is_reference(s.routing.method)):
+    words = 'a router of your own' if num_paths > 1 else 'one path'
+    raise InputError(f'config.evaluate.refit_router=True has nothing to fit with {words}: leave it out')
+
+
+def _check_streaming(s: Any) -> None:
+  wire, tau = wires.make_wire(s.outer, s.train), s.train.steps_per_phase
+  if -1 < s.outer.mix < 0:
+    raise InputError(f'config.outer.mix={s.outer.mix} should be 0 or more, or -1 for what config.outer.overlap says')
+  if not wire.stream and s.outer.overlap_steps > 0:
+    raise InputError(f"config.outer.overlap_steps={s.outer.overlap_steps} requires config.outer.stream='on'")
+  if wire.stream and (s.outer.lost or s.train.paths_per_phase or s.train.schedule):
+    words = 'leave out config.outer.lost, config.train.paths_per_phase and config.train.schedule'
+    raise InputError(f'streaming (config.outer.stream, or wire) needs all paths in every phase: {words}')
+  if wire.overlap_steps >= tau:
+    raise InputError(f'config.outer.overlap_steps={wire.overlap_steps} should be below train.steps_per_phase={tau}')
+
+
+def _check_schedule(s: Any, num_paths: int) -> None:
+  firsts = [first for first, _ in s.train.schedule]
+  if firsts and (firsts[0] != 0 or firsts != sorted(set(firsts))):
+    raise InputError(f'config.train.schedule: first phases {firsts} should start at 0 and increase')
+  for first, paths in s.train.schedule:
+    if not paths or not all(0 <= path < num_paths for path in paths):
+      raise InputError(
+        f'config.train.schedule: phase {first} names paths {paths}; valid paths are 0 to {num_paths - 1}'
+      )

@@ -1,0 +1,401 @@
+"""The registry of islands [3]: facts, which are the only authority, and tasks, which merely coordinate.
+
+A fact is an immutable row that is inserted once: a path's checkpoint of a phase, a module's version, an evaluation. A
+task is what makes facts, and could be derived from them again. Both are named by (kind, key, number). Facts are
+withdrawn in two cases: when a run that has diverged is resumed, and when nobody can read them (withdrawals.py).
+Each fact of the second case leaves a fact `withdrawn` ('KIND KEY N', number), where N counts those of the same name.
+
+    waiting --wake--> ready --claim--> running --complete--> done
+                        ^---- release, or the lease ran out
+
+A task may name a holder, who has what it goes on from: others may claim it when it has been ready for `lease_s`. A
+claim lasts until `lease_s` after the last heartbeat, by the database's clock; a lease that ends more than ten times
+`lease_s` from now was taken while that clock was ahead, and counts as run out. Every claim raises the task's fence,
+and only the owner of the newest fence can complete it: a process that was stopped past its lease is refused when it
+wakes. Publication is idempotent: the same facts are accepted again, others under the same names never.
+
+A database that restarts or is away is waited for. A call that is repeated because its acknowledgement was lost does no
+harm: a task whose claim went unheard is ready again when its lease runs out, a second wake finds nothing to do, and a
+completion finds its own facts.
+"""
+
+import collections
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, TypeVar
+
+import sqlalchemy as sa
+
+from dipaco_jax.registry import fact_rows, registry_schema as schema
+from dipaco_jax.registry.database import Among, Database, Now, Row
+from dipaco_jax.registry.fact_rows import WITHDRAWN, Conflict as Conflict, Fact, Withdrawal
+from dipaco_jax.registry.known_facts import KnownFacts
+from dipaco_jax.registry.registry_schema import FACTS, ROLES, TASKS
+from dipaco_jax.storage import retry
+
+T = TypeVar('T')
+FINISHED = 'finished'  # kind of a run's last fact
+RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
+SILENT_S = 60  # a role that gives no sign of life for longer counts as gone
+STOPPED = 'stopped'  # in what a role tells of itself when it ends
+# Of `Task.words`, for people.
+TASK_NAMES = (
+  'tasks: train PATH PHASE, outer MODULE VERSION, evaluate PATH VERSION; paths, phases and versions count from 0'
+)
+CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
+
+
+class NewTask(NamedTuple):
+  """A task to be inserted."""
+
+  kind: str
+  key: str
+  number: int
+  state: str = 'ready'  # or 'waiting', for a wake
+  holder: str = ''  # who has what the task goes on from, and takes it before others; '': nobody
+
+
+class Task(NamedTuple):
+  """A task that was claimed, and the claim's fence."""
+
+  id: int
+  kind: str
+  key: str
+  number: int
+  fence: int
+  owner: str
+  wakes: int  # how often it had been woken when it was claimed
+
+  @property
+  def words(self) -> str:
+    return f'{self.kind} {self.key} {self.number}'.replace('  ', ' ')
+
+  @property
+  def is_first(self) -> bool:
+    """Whether nobody can have done it before."""
+    return self.fence == 1
+
+
+class Lost(Exception):
+  """The task went to another owner; this claim is void."""
+
+
+class Registry:
+  """One process's access to a run's registry; its threads may share it."""
+
+  def __init__(self, url: str, lease_s: float = 30, patience_s: float = 600, reads_only: bool = False):
+    """Makes the tables where there are none, unless it `reads_only`.
+
+    Args:
+      url: sqlite:////absolute/file.db, or postgresql://user:password@host/database; raises InputError for others, and
+        where the tables are another version's.
+      lease_s: how long a claim lasts without a heartbeat.
+      patience_s: how long every call waits for a database that is away, before it raises its error.
+    """
+    self.lease_s, self._db = lease_s, Database(url, patience_s, reads_only)
+    self._known = KnownFacts()
+    self.diverged = 0  # how often the run has diverged, as the last claim told
+    self.withdrawn = 0  # how many facts were withdrawn, as the database's last answer to a claim or heartbeat says
+    self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
+    try:
+      if reads_only:
+        self._db.read_snapshot(schema.check_version)
+      else:
+        self._db.transact(schema.prepare)
+    except BaseException:
+      self.close()
+      raise
+
+  def close(self):
+    self._db.close()
+
+  @property
+  def name(self) -> str:
+    """The file or the URL, without a password, for messages."""
+    return self._db.name
+
+  def read_snapshot(self, work: Callable[[sa.Connection], T]) -> T:
+    """Returns work(connection), whose statements read the registry as it is at one moment."""
+    return self._db.read_snapshot(work)
+
+  def conversation(self, is_urgent: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Makes this thread's calls in the block one conversation, after which the process may hold no connection.
+
+    While the database is away, attempts are at most a tenth of a lease apart where they are urgent.
+    """
+    return self._db.conversation(self.lease_s / 10 if is_urgent else retry.LONGEST_WAIT_S)
+
+  def add_tasks(self, tasks: Iterable[NewTask]):
+    """Inserts those that are not there yet; the others stay as they are."""
+    insert = self._db.insert(TASKS).values(since=Now()).on_conflict_do_nothing()
+    rows = [task._asdict() | {'lease': {'ready': 0.0, 'waiting': None}[task.state]} for task in tasks]
+    for start in range(0, len(rows), CHUNK):
+      self._db.change(insert, rows[start : start + CHUNK])
+
+  def wake(self, kind: str, keys: Sequence[str], number: int):
+    """Makes waiting tasks ready; one that runs becomes ready if its owner releases it to wait."""
+    self._db.change(schema.WAKE, {'kind_': kind, 'keys': json.dumps(list(keys)), 'number_': number})
+
+  def claim(self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None, holder: str = '') -> Task | None:
+    """Claims a task of these kinds, and of these keys, if given, that is ready or whose lease has run out.
+
+    Takes first the tasks that name this holder; else the task that has been ready for longest, by the database's clock,
+    of those that name nobody, that have been ready for longer than `lease_s`, or whose lease has run out. Number and id
+    only order tasks that became ready at one moment. As a task that comes back goes to the end, nobody waits for ever
+    behind tasks of lower numbers; paths stay about as far as each other, since whoever is behind became ready earlier.
+    """
+    parameters = {'claimant': owner, 'lease_s': self.lease_s}
+    among = {} if keys is None else {'keys': json.dumps(list(keys))}
+    held = {'holder_': holder} if holder else {}
+    statement = schema.claim(tuple(kinds), keys is not None, bool(holder))
+    with self.conversation():
+      rows = self._db.returned(statement, parameters | among | held)
+      if not rows:
+        return None
+      self._db.linger()
+    self.diverged = rows[0].pop('diverged')
+    self._note_withdrawn(rows[0].pop('withdrawn'))
+    return Task(**rows[0])
+
+  def heartbeat(self, task: Task) -> int:
+    """Renews the lease from now; raises Lost.
+
+    Returns how often the run has diverged, as this is asked for as often, and an answer of its own costs as much.
+    """
+    rows = self._db.returned(schema.HEARTBEAT, _claimed(task) | {'lease_s': self.lease_s})
+    if not rows:
+      raise Lost(f'{task} is no longer owned by this process')
+    self._note_withdrawn(rows[0]['withdrawn'])
+    return rows[0]['diverged']
+
+  def _note_withdrawn(self, count: int):
+    """Forgets the facts that are known here if others were withdrawn since the last answer."""
+    if count != self.withdrawn:
+      self._known.clear()
+      self.withdrawn = count
+
+  def watch(self, task: Task) -> int:
+    """Raises Lost, or returns, what `heartbeat` would, without renewing the lease."""
+    rows = self._db.rows(schema.IS_RUNNING, _claimed(task))
+    if not rows:
+      raise Lost(f'{task} no longer runs')
+    self._note_withdrawn(rows[0]['withdrawn'])
+    return rows[0]['diverged']
+
+  def release(self, task: Task, waiting: bool = False, error: str = ''):
+    """Hands the task back at once, with what went wrong, for people; does nothing where it is lost.
+
+    A `waiting` one is not ready until it is woken; a wake since the claim counts, as we may not have seen its cause.
+    """
+    why = error.replace('\0', '').encode(errors='backslashreplace').decode()  # what PostgreSQL can hold
+    seen = {'seen': task.wakes} if waiting else {}
+    self._db.change(schema.WAIT if waiting else schema.RELEASE, _claimed(task) | seen | {'why': why})
+
+  def complete(self, task: Task, facts: Sequence[Fact], withdrawal: Withdrawal | None = None):
+    """Inserts the facts and marks the task as done, in one transaction, which begins with the withdrawal, if any.
+
+    With the fact that the run is finished, all other tasks are done too.
+
+    Where the task is another's by now, identical facts in the registry will do: another owner has done it, or an
+    earlier attempt of this call. Else raises Lost, or, for other facts under these names, Conflict, and writes nothing.
+    """
+
+    def work(connection: sa.Connection) -> bool:
+      if connection.execute(schema.COMPLETE, _claimed(task)).rowcount:
+        if any(fact.kind == FINISHED for fact in facts):
+          connection.execute(schema.CLOSE)
+        return self._replace(connection, facts, withdrawal)
+      if facts:
+        if not all(fact_rows.is_same(fact_rows.read_stored(connection, fact), fact) for fact in facts):
+          raise Lost(f'{task} is no longer owned by this process, and its facts are missing')
+      elif connection.execute(schema.IS_DONE, _claimed(task)).one_or_none() is None:
+        raise Lost(f'{task} is no longer owned by this process')
+      return False
+
+    self._insert(work, facts, withdrawal)
+
+  def _insert(self, work: Callable[[sa.Connection], bool], facts: Sequence[Fact], withdrawal: Withdrawal | None):
+    """Runs a transaction that inserts facts, and knows them from then on if all were new."""
+    generation = self._known.generation
+    are_new = self._db.transact(work)
+    if withdrawal:
+      self._known.clear()
+    elif are_new:
+      self._known.add(facts, generation)
+
+  def reopen(self, task: Task, kind: str, key: str, number: int):
+    """Makes a task that is done ready again, as `task` misses what it made. Its facts stay; it makes the same again.
+
+    Does nothing where `task` is lost: what it misses may have been deleted for good reason.
+    """
+    self._db.change(schema.REOPEN, _claimed(task) | {'kind_': kind, 'key_': key, 'number_': number})
+
+  def put(self, facts: Sequence[Fact], withdrawal: Withdrawal | None = None):
+    """Inserts facts without a task, or raises Conflict and inserts none where others exist under these names."""
+    self._insert(lambda connection: self._replace(connection, facts, withdrawal), facts, withdrawal)
+
+  def _replace(self, connection: sa.Connection, facts: Sequence[Fact], withdrawal: Withdrawal | None) -> bool:
+    """Inserts facts after a withdrawal, if any; returns whether all were new."""
+    if withdrawal:
+      fact_rows.withdraw(connection, self._new_fact, withdrawal)
+    return fact_rows.insert(connection, self._new_fact, facts)
+
+  def revoke(self, withdrawal: Withdrawal, tasks: Iterable[NewTask] = ()) -> bool:
+    """Withdraws facts that nothing replaces yet, and opens the tasks that make them again, for any process.
+
+    Returns False, and changes nothing, where the first of the facts is no longer there.
+    """
+
+    def work(connection: sa.Connection) -> bool:
+      if not fact_rows.withdraw(connection, self._new_fact, withdrawal):
+        return False
+      for task in tasks:
+        connection.execute(schema.REMAKE, fact_rows.name(task))
+      return True
+
+    is_done = self._db.transact(work)
+    self._known.clear()
+    return is_done
+
+  def times_withdrawn(self, fact: Fact) -> int:
+    """Counts how often a fact of this name was withdrawn."""
+    found = self.facts(WITHDRAWN, number=fact.number)
+    return sum(mark.key.rpartition(' ')[0] == f'{fact.kind} {fact.key}' for mark in found)
+
+  def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
+    """Deletes facts and makes tasks ready that were done, once; all running tasks are lost to their owners.
+
+    Inserts `mark` in the same transaction; does nothing, and returns False, where that is there already.
+    """
+
+    def work(connection: sa.Connection) -> bool:
+      if not connection.execute(self._new_fact, fact_rows.to_row(mark)).rowcount:
+        return False
+      for fact in facts:
+        connection.execute(schema.WITHDRAW, fact_rows.name(fact))
+      for task in tasks:
+        connection.execute(schema.RENEW, fact_rows.name(task))
+      connection.execute(schema.DISOWN)
+      return True
+
+    is_done = self._db.transact(work)
+    self._known.clear()
+    return is_done
+
+  def facts(
+    self, kind: str, keys: Sequence[str] | None = None, number: int | None = None, at_least: int = 0,
+    at_most: int | None = None,
+  ) -> list[Fact]:  # fmt: skip
+    """Returns the facts of a kind, by number, then key; only those of these keys and these numbers, if given."""
+    known: list[Fact] = []
+    if is_named := keys is not None and number is not None:
+      known, keys = self._known.find(kind, keys, number)
+      if not keys:
+        return sorted(known, key=lambda fact: fact.key)
+    generation = self._known.generation
+    query, parameters = sa.select(*schema.FACT).where(FACTS.c.kind == kind), {}
+    if keys is not None:
+      query, parameters = query.where(Among(FACTS.c.key, schema.KEYS)), {'keys': json.dumps(list(keys))}
+    if number is not None:
+      query = query.where(FACTS.c.number == number)
+    if at_least:
+      query = query.where(FACTS.c.number >= at_least)
+    if at_most is not None:
+      query = query.where(FACTS.c.number <= at_most)
+    found = [fact_rows.from_row(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
+    if is_named:
+      self._known.add(found, generation)
+      found = sorted(known + found, key=lambda fact: fact.key)
+    return found
+
+  def newest(self, kind: str, below: int | None = None, keys: Sequence[str] | None = None) -> dict[str, int]:
+    """Returns the highest number of the facts of a kind, by key; maybe only of numbers below one, or of these keys."""
+    query = sa.select(FACTS.c.key, sa.func.max(FACTS.c.number).label('number')).where(FACTS.c.kind == kind)
+    query = query if below is None else query.where(FACTS.c.number < below)
+    query = query if keys is None else query.where(Among(FACTS.c.key, schema.KEYS))
+    parameters = None if keys is None else {'keys': json.dumps(list(keys))}
+    return {row['key']: row['number'] for row in self._db.rows(query.group_by(FACTS.c.key), parameters)}
+
+  def unscheduled(self, limit: int = 100) -> list[Fact]:
+    """Returns facts whose consequences may not be there as tasks yet, the lowest numbers first."""
+    query = sa.select(*schema.FACT).where(schema.UNSCHEDULED).order_by(FACTS.c.number).limit(limit)
+    return [fact_rows.from_row(row) for row in self._db.rows(query)]
+
+  def mark_scheduled(self, facts: Sequence[Fact]):
+    """Notes that the facts have had their consequences."""
+    if facts:
+      self._db.change(schema.MARK, [fact_rows.name(fact) for fact in facts])
+
+  def counts(self) -> dict[str, dict[str, int]]:
+    """Counts the tasks of each kind in each state."""
+    found, names = collections.defaultdict[str, dict[str, int]](dict), (TASKS.c.kind, TASKS.c.state)
+    for row in self._db.rows(sa.select(*names, sa.func.count().label('tasks')).group_by(*names)):
+      found[row['kind']][row['state']] = row['tasks']
+    return dict(found)
+
+  def ready_kinds(self) -> set[str]:
+    """Returns the kinds of tasks that are ready; reads none that are done."""
+    query = sa.select(TASKS.c.kind).where(schema.OPEN, TASKS.c.state == 'ready').distinct()
+    return {row['kind'] for row in self._db.rows(query)}
+
+  def is_idle(self) -> bool:
+    """Returns whether, at one moment, all tasks are done and every fact has had its consequences."""
+    [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled'), schema.COUNT_WITHDRAWN))
+    self._note_withdrawn(row['withdrawn'])
+    return not row['unsettled']
+
+  def is_done(self, kind: str, key: str, number: int) -> bool:
+    """Returns whether a task is done."""
+    named = (TASKS.c.kind == kind, TASKS.c.key == key, TASKS.c.number == number)
+    return bool(self._db.rows(sa.select(TASKS.c.id).where(*named, TASKS.c.state == 'done')))
+
+  def lowest_open(self) -> dict[str, int]:
+    """Returns by kind the lowest number of tasks that are not done, and of facts that may lack their consequences."""
+    return {row['kind']: row['lowest'] for row in self._db.rows(schema.LOWEST)}
+
+  def tasks(
+    self, state: str | None = None, kind: str | None = None, limit: int | None = None, failed: bool = False,
+  ) -> list[Row]:  # fmt: skip
+    """Returns tasks with all their columns; `lease_left_s` of those that run is negative once the lease has run out.
+
+    In the order of their kinds, numbers and ids, `limit` of them at most; `failed`: only those with an error.
+    """
+    left = sa.case((TASKS.c.state == 'running', TASKS.c.lease - Now())).label('lease_left_s')
+    query = sa.select(TASKS, left).order_by(TASKS.c.kind, TASKS.c.number, TASKS.c.id).limit(limit)
+    if state is not None:
+      query = query.where(TASKS.c.state == state)
+    if state in ('ready', 'running'):
+      query = query.where(schema.OPEN)  # by the index, without reading all that are done
+    if kind is not None:
+      query = query.where(TASKS.c.kind == kind)
+    if failed:
+      query = query.where(TASKS.c.error != '')
+    return self._db.rows(query)
+
+  def durations(self, kind: str, limit: int) -> list[float]:
+    """Returns the seconds from the last claim to the end, of the newest tasks of a kind that are done."""
+    seconds = (TASKS.c.ended - TASKS.c.claimed).label('seconds')
+    # A task that ended before it was claimed did so because the clock was set back meanwhile.
+    query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done', TASKS.c.ended >= TASKS.c.claimed)
+    return [row['seconds'] for row in self._db.rows(query.order_by(TASKS.c.id.desc()).limit(limit))]
+
+  def beat(self, name: str, role: str, about: dict):
+    """Records a sign of life of the role of that name."""
+    row = {'name': name, 'role': role, 'about': fact_rows.to_json(about)}
+    insert = self._db.insert(ROLES).values(seen=Now())
+    news = {column: insert.excluded[column] for column in ('about', 'seen')}
+    self._db.change(insert.on_conflict_do_update(index_elements=['name', 'role'], set_=news), row)
+
+  def roles(self) -> list[Row]:
+    """Returns name, role and about of every role, and `silent_s`, the seconds since its last sign of life.
+
+    A sign of life from the future was given while the clock was ahead: its distance counts, as it is as old or older.
+    """
+    names = ROLES.c.name, ROLES.c.role
+    query = sa.select(*names, ROLES.c.about, sa.func.abs(Now() - ROLES.c.seen).label('silent_s')).order_by(*names)
+    return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query)]
+
+
+def _claimed(task: Task) -> Row:
+  return {'task': task.id, 'fenced': task.fence}

@@ -1,0 +1,77 @@
+"""MLflow as a sink: the curves that TensorBoard shows, by global step. MLFLOW_* configure it.
+
+The id of MLflow's run is kept in ours, which goes on in it.
+"""
+
+import contextlib
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from dipaco_jax.config import fields, settings as settings_lib
+from dipaco_jax.telemetry.curves import Points
+
+SETTLES_S = 0.0  # what it has taken is in its database, or at its server
+MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 500  # in one call; of a parameter
+
+
+def check():
+  """Loads the library; what MLFLOW_TRACKING_URI leads to shows when rows are sent."""
+  import mlflow.tracking  # noqa: F401
+
+  with contextlib.suppress(ImportError):
+    import IPython  # noqa: F401 - MLflow would, later and in its thread: half of it there makes matplotlib fail in another
+
+  logging.getLogger('urllib3').setLevel(logging.ERROR)  # it would tell of each attempt
+
+
+class Sink:
+  """A run of MLflow, which begins with the first row, or goes on."""
+
+  def __init__(self, settings: settings_lib.Settings, kept: dict[str, Any]):
+    self._settings, self._kept = settings, kept
+    self._client: Any = None
+
+  def write(self, wall_time: float, points: Iterable[Points]):
+    """Takes points of curves, measured `wall_time` seconds since 1970."""
+    from mlflow.entities import Metric
+
+    if self._client is None:
+      self._client = self._begin()
+    at_ms = int(1000 * wall_time)
+    for step, values in points:
+      metrics = [Metric(name_of(curve), value, at_ms, step) for curve, value in values.items()]
+      for some in _split(metrics, MOST_METRICS):
+        self._client.log_batch(self._kept['id'], metrics=some)
+
+  def close(self):
+    if self._client is not None:
+      self._client.set_terminated(self._kept['id'])
+
+  def _begin(self) -> Any:
+    from mlflow.entities import Param
+    from mlflow.tracking import MlflowClient
+
+    client, config = MlflowClient(), self._settings.metrics
+    if 'id' in self._kept:
+      client.update_run(self._kept['id'], 'RUNNING')
+      return client
+    found = client.get_experiment_by_name(config.project)
+    experiment = found.experiment_id if found else client.create_experiment(config.project)
+    self._kept['id'] = client.create_run(experiment, run_name=config.run).info.run_id
+    values = fields.flatten(self._settings.to_dict())
+    params = [Param(name, str(value)[:MOST_CHARACTERS]) for name, value in values.items()]
+    for some in _split(params, MOST_PARAMS):
+      client.log_batch(self._kept['id'], params=some)
+    return client
+
+
+def name_of(curve: str) -> str:
+  """Returns a curve's name in MLflow: without characters that it refuses, and, as names may be files, one slash."""
+  section, _, rest = curve.partition('/')
+  return f'{section}/{re.sub(r"[^a-zA-Z0-9_. -]", "_", rest.replace("/", "."))}'
+
+
+def _split(items: Sequence[Any], most: int) -> Iterator[Sequence[Any]]:
+  return (items[i : i + most] for i in range(0, len(items), most))

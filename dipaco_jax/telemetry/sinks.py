@@ -1,0 +1,278 @@
+"""Sinks: where the rows of metrics.jsonl go beside it, each by a thread of its own that training never waits for.
+
+A thread reads rows from the run's own record, hands them to its sink, and notes in the workdir how far it has come. So
+whatever a sink is at, and however slow it is, nothing waits, no row is lost, and memory holds one. A run that goes on
+makes the rows after its last checkpoint again: those that a sink has had are passed over. A sink that is new in a run
+gets all rows from the first.
+"""
+
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import logging
+import os
+import pathlib
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from dipaco_jax.config import extension, settings as settings_lib
+from dipaco_jax.core import printable
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.processes import display
+from dipaco_jax.storage import files, object_store
+from dipaco_jax.telemetry import curves, metrics_log, sink_mlflow, sink_wandb
+
+POLL_S = 0.5  # between looks at the rows
+CLOSE_S, STOP_S = 10.0, 3.0  # for the last rows, at the end of a run; and where it was stopped, or failed
+SHARED_S = 5.0  # between notes in a place that other machines share
+FOLDER = 'sinks'  # in the workdir, of what they keep
+BUILT_IN = {'wandb': sink_wandb, 'mlflow': sink_mlflow}
+
+Row = dict[str, Any]
+Rows = Generator[Row | None, None, None]  # None: no more for now; of one stage by rising updates
+
+
+class Sink(Protocol):
+  """What `make(config.metrics)` returns; one thread calls it."""
+
+  def write(self, row: Row) -> Any:
+    """Takes a row; an error leaves the sink out, until the command is started again."""
+
+  def close(self) -> Any:
+    """Is called after the last row, or after an error."""
+
+
+class Taker(NamedTuple):
+  """A sink in use."""
+
+  write: Callable[[Row], Any]
+  skip: Callable[[Row], Any]  # a row that it has had, when the run began before
+  close: Callable[[], Any]
+
+
+class Made(NamedTuple):
+  """A sink that is ready to begin."""
+
+  name: str
+  begin: Callable[[dict[str, Any]], Taker]  # with what it has kept in this run, and may add to
+  settles_s: float = 0.0  # after which rows that it has taken survive the process
+
+
+class Memory(NamedTuple):
+  """What sinks keep in the run: JSON objects, by their names."""
+
+  load: Callable[[str], dict[str, Any]]
+  save: Callable[[str, str], object]
+  every_s: float = 0.0
+
+
+def make(settings: settings_lib.Settings, run: str) -> list[Made]:
+  """Makes the sinks that the settings name, for a run of this name; TensorBoard's events are metrics_log's.
+
+  Raises InputError where a library is not there, or a user's function does not return a sink.
+  """
+  config = dataclasses.replace(settings.metrics, run=settings.metrics.run or run)
+  named = dataclasses.replace(settings, metrics=config)
+  return [_make(name, named) for name in config.sinks if name != 'tensorboard']
+
+
+def _make(name: str, settings: settings_lib.Settings) -> Made:
+  if built_in := BUILT_IN.get(name):
+    if importlib.util.find_spec(name) is None:
+      raise InputError(f"config.metrics.sinks={name!r} needs a library: pip install 'dipaco_jax[{name}]'")
+    with display.doing(f'loading {name}', tells=False):
+      built_in.check()
+
+    def begin(kept: dict[str, Any]) -> Taker:
+      sink, seen = built_in.Sink(settings, kept), curves.CurvesOfStages()
+
+      def write(row: Row):
+        sink.write(row['time'], seen.points(row))
+
+      return Taker(write, lambda row: list(seen.points(row)), sink.close)  # means that later rows complete
+
+    return Made(name, begin, built_in.SETTLES_S)
+  made: Sink = extension.make('metrics.sinks', name, settings.metrics)
+  if not all(callable(getattr(made, method, None)) for method in ('write', 'close')):
+    raise InputError(f'config.metrics.sinks={name!r} should return an object with write(row) and close()')
+  return Made(name, lambda _: Taker(made.write, lambda row: None, made.close))
+
+
+@contextlib.contextmanager
+def fed(made: Sequence[Made], rows: Callable[[], Rows], memory: Memory, poll_s: float = POLL_S) -> Iterator[None]:
+  """Feeds sinks while the block runs, and then, for some seconds, what is left; looks for rows every `poll_s`.
+
+  Each has `rows()` of its own. What goes wrong is a warning, and no more.
+  """
+  feeders = [Feeder(one, rows(), memory, poll_s) for one in made]
+  for feeder in feeders:
+    feeder.start()
+  limit_s = STOP_S
+  try:
+    yield
+    limit_s = CLOSE_S
+  finally:
+    _end(feeders, limit_s)
+
+
+def _end(feeders: Iterable['Feeder'], limit_s: float):
+  deadline = time.monotonic() + limit_s
+  for feeder in feeders:
+    feeder.ending.set()
+  for feeder in feeders:
+    with display.doing(f'handing the last metrics to {feeder.sink}', tells=False):
+      feeder.join(max(0.0, deadline - time.monotonic()))
+    if feeder.is_alive():
+      feeder.abandoned = True
+      words = (
+        'config.metrics.sinks: %s has not accepted all rows within %g s; the rest is sent when the run is started again'
+      )
+      logging.warning(words, feeder.sink, limit_s)
+
+
+class Feeder(threading.Thread):
+  """The thread that feeds one sink."""
+
+  def __init__(self, made: Made, rows: Rows, memory: Memory, poll_s: float):
+    super().__init__(name=f'metrics to {made.name}', daemon=True)
+    self.sink, self.ending, self.abandoned = made.name, threading.Event(), False
+    self._made, self._rows, self._memory, self._poll_s = made, rows, memory, poll_s
+    self._every_s = max(made.settles_s, memory.every_s)
+    self._kept: dict[str, Any] = {}
+    self._noted, self._earlier, self._saved = 0.0, '', ''  # when it was noted how far it is; that; what is saved
+
+  def run(self):
+    try:
+      self._feed()
+    except Exception as e:
+      words = printable.redacted(' '.join(extension.in_words(e).split()))
+      logging.warning('config.metrics.sinks: %s is disabled from now on: %s', self.sink, words)
+
+  def _feed(self):
+    self._kept = self._memory.load(self.sink)
+    taken = self._kept.setdefault('rows', {})
+    taker = self._made.begin(self._kept)
+    try:
+      self._note(at_once=True)
+      self._hand_over(taker, taken)
+    except Exception:
+      with contextlib.suppress(Exception):  # the first error is the one to tell
+        taker.close()
+      raise
+    if not self.abandoned:
+      taker.close()
+    self._note(at_once=True)
+
+  def _hand_over(self, taker: Taker, taken: dict[str, list]):
+    """Hands the sink all rows but those that it has taken."""
+    with contextlib.closing(self._rows):
+      for row in self._new_rows():
+        if is_before(row, taken):
+          taker.skip(row)
+          continue
+        try:
+          taker.write(row)
+          advance(taken, row)
+        finally:
+          self._note()
+
+  def _new_rows(self) -> Iterator[Row]:
+    """Yields each row once, though the record may be rewound; ends after a look that began when it was to end."""
+    seen, is_last = dict[str, list](), False
+    for row in self._rows:
+      if self.abandoned or (row is None and is_last):
+        return
+      if row is None:
+        self._note()
+        is_last = self.ending.wait(self._poll_s)
+      elif not is_before(row, seen):
+        advance(seen, row)
+        yield row
+
+  def _note(self, at_once: bool = False):
+    """Notes how far the sink has come; where rows need time to settle, how far it had come so long ago."""
+    now = time.monotonic()
+    if self.abandoned:  # the run may have been started again
+      return
+    if not at_once and now < self._noted + self._every_s:
+      return
+    text = json.dumps(self._kept)
+    due = self._earlier if self._made.settles_s and not at_once else text
+    if due != self._saved:
+      self._memory.save(self.sink, due)
+    self._noted, self._earlier, self._saved = now, text, due
+
+
+# -- how far a sink has come: by stage, the updates of the last row, and the kinds of those with so many
+
+
+def is_before(row: Row, marks: dict[str, list]) -> bool:
+  """Returns whether a row is not after those that `marks` stand for."""
+  updates, kinds = marks.get(row['stage'], (-1, ()))
+  return row['updates'] < updates or (row['updates'] == updates and row['kind'] in kinds)
+
+
+def advance(marks: dict[str, list], row: Row):
+  """Lets `marks` stand for a row, too."""
+  updates, kinds = marks.get(row['stage'], (-1, []))
+  marks[row['stage']] = [row['updates'], [*(kinds if updates == row['updates'] else []), row['kind']]]
+
+
+def in_workdir(workdir: pathlib.Path) -> Memory:
+  """Returns the memory of a run in one job. Not synced: after a power cut, rows may come once more."""
+  folder = workdir / FOLDER
+
+  def load(name: str) -> dict[str, Any]:
+    file = folder / f'{name}.json'
+    return _parse(file.read_bytes()) if file.exists() else {}
+
+  def save(name: str, text: str):
+    folder.mkdir(exist_ok=True)
+    file = folder / f'{name}.json'
+    aside = files.beside(file)
+    aside.write_text(text)
+    os.replace(aside, file)
+
+  return Memory(load, save)
+
+
+def in_storage(storage: object_store.Storage) -> Memory:
+  """Returns the memory of a run of islands, where its next monitor finds it."""
+
+  def load(name: str) -> dict[str, Any]:
+    try:
+      return _parse(bytes(storage.fetch(f'{FOLDER}/{name}.json')))
+    except object_store.Missing:
+      return {}
+
+  return Memory(load, lambda name, text: storage.write(f'{FOLDER}/{name}.json', text.encode()), SHARED_S)
+
+
+def _parse(text: bytes) -> dict[str, Any]:
+  try:
+    return dict(json.loads(text))
+  except (ValueError, TypeError):
+    return {}
+
+
+def follow(workdir: pathlib.Path) -> Rows:
+  """Yields the rows of metrics.jsonl while it is written; from its beginning once it was rewound."""
+  path, file = workdir / 'metrics.jsonl', None
+  try:
+    while True:
+      if path.exists() and not (file and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+        if file:
+          file.close()
+        file = open(path, 'rb')  # noqa: SIM115
+      while file and (line := file.readline()).endswith(b'\n'):
+        if row := metrics_log.from_line(line):
+          yield row
+      if file:
+        file.seek(-len(line), os.SEEK_CUR)  # of a line that is being written
+      yield None
+  finally:
+    if file:
+      file.close()
