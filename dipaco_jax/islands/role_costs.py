@@ -19,7 +19,9 @@ class RoleCosts:
   """Bytes and seconds of one process, of the thread that makes this, since its last fact."""
 
   def __init__(self, island: Island, role: str):
-    self.island, self.role, self.clock = island, role, time_use.begin()
+    self.island = island
+    self.role = role
+    self.clock = time_use.begin()
     self.told: tuple[Mapping[str, float], ...] = moved(island), dict.fromkeys(time_use.CAUSES, 0.0)
     self.telling = self.told
 
