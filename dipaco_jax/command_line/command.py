@@ -50,9 +50,9 @@ def run(main: Callable[[], int | None]):
     try:
       return main()
     except Exception as e:
-      if not (found := ending(e)):
+      if not (message_and_status := ending(e)):
         raise
-      fail(*found)
+      fail(*message_and_status)
 
   display.STDERR.only_terminal = True  # a command's output may go to another program: progress is for terminals only
   with processes.ending(), stopping.listening():
@@ -122,12 +122,12 @@ def full_disk_told(where: str) -> Iterator[None]:
     raise errors.Unavailable(f'the disk of {where} is full; run it again when there is space') from e
 
 
-def path_named(words: str) -> int | tuple[int, ...]:
+def path_named(text: str) -> int | tuple[int, ...]:
   """Parses --path: a path's number, or its coordinates."""
-  parts = words.split(',')
+  parts = text.split(',')
   if not all(part.strip().isdecimal() for part in parts):
-    raise InputError(f'--path={words}: give its number, such as 3, or its coordinates, such as 1,0')
-  return tuple(map(int, parts)) if len(parts) > 1 else int(words)
+    raise InputError(f'--path={text}: give its number, such as 3, or its coordinates, such as 1,0')
+  return tuple(map(int, parts)) if len(parts) > 1 else int(text)
 
 
 def check_out(option: str, file: str | None):
@@ -135,8 +135,8 @@ def check_out(option: str, file: str | None):
   if not file:
     return
   path = pathlib.Path(file)
-  there = next(folder for folder in (path.absolute().parent, *path.absolute().parents) if folder.exists())
-  if '://' in file or path.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+  parent = next(folder for folder in (path.absolute().parent, *path.absolute().parents) if folder.exists())
+  if '://' in file or path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
     raise InputError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
 
 
@@ -210,8 +210,8 @@ def keep_programs() -> None:
   compilation_cache.keep(least_s=0.1)
 
 
-def fail(words: str, status: int = 2) -> NoReturn:
-  stopping.say(printable.redacted(printable.text(words)))
+def fail(message: str, status: int = 2) -> NoReturn:
+  stopping.say(printable.redacted(printable.text(message)))
   sys.exit(status)
 
 

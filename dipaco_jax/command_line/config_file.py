@@ -40,7 +40,9 @@ def shipped() -> list[str]:
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
   """Splits arguments into others, and --config.FIELD=VALUE, --config.FIELD VALUE or --[no]config.SWITCH."""
-  rest, overrides, left = [], [], list(argv)
+  rest = []
+  overrides = []
+  left = list(argv)
   while left:
     arg = left.pop(0)
     match = re.fullmatch(r'--?(no)?config\.([^=]*)(?:=(.*))?', arg, re.DOTALL)
@@ -102,8 +104,8 @@ def _check_tokenizer(tokenizer: Any, given: set[str]):
   """Raises InputError where the command line names a tokenizer and, beside it, how to train one."""
   trained = sorted(name for name in given if name.startswith('tokenizer.') and name != 'tokenizer.model_file')
   if isinstance(tokenizer, dict) and tokenizer.get('model_file') and trained:
-    words = f'is for a tokenizer that is trained, and config.tokenizer.model_file={tokenizer["model_file"]} is given'
-    raise InputError(f'config.{trained[0]} {words}: leave one of the two out')
+    problem = f'is for a tokenizer that is trained, and config.tokenizer.model_file={tokenizer["model_file"]} is given'
+    raise InputError(f'config.{trained[0]} {problem}: leave one of the two out')
 
 
 def find(named: str) -> tuple[pathlib.Path, list[str]]:
@@ -209,8 +211,8 @@ def value_of(name: str, text: str) -> Any:
     if kind is int:
       return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _whole(float(text))
   except (ValueError, KeyError, OverflowError) as e:
-    wanted = fields.wanted(name, kind, ABOUT[name].example if name in ABOUT else '')
-    raise InputError(f'--config.{name}={text} should be {wanted}') from e
+    expected = fields.wanted(name, kind, ABOUT[name].example if name in ABOUT else '')
+    raise InputError(f'--config.{name}={text} should be {expected}') from e
   if kind in fields.OF_GLOBS and text[:1] not in ('(', '[', '{'):
     return tuple(part for part in text.split(',') if part)
   return _literal(name, text)
@@ -247,16 +249,16 @@ def _literal(name: str, text: str) -> Any:
 
 def _no_axis(axis: str, size: Any, grid: ConfigDict) -> str:
   axes = ', '.join(grid.keys()) or 'none'
-  whole = {**grid.to_dict(), axis: size}
-  words = f'the axes of this config are {axes}; to have others, give all'
-  return f'--config.grid.{axis}: {words}, as --config.grid="{whole}"'
+  full_grid = {**grid.to_dict(), axis: size}
+  problem = f'the axes of this config are {axes}; to have others, give all'
+  return f'--config.grid.{axis}: {problem}, as --config.grid="{full_grid}"'
 
 
 def _joined(overrides: Sequence[Override]) -> list[Override]:
   """Joins the values of a field of globs that were given one by one; of other fields the last counts."""
-  found: dict[str, Override] = {}
+  joined: dict[str, Override] = {}
   for name, text in overrides:
-    before = found.pop(name, None)
+    before = joined.pop(name, None)
     together = before and before.text and text and kind_of(name) in fields.OF_GLOBS
-    found[name] = Override(name, f'{before.text},{text}' if before and together else text)
-  return list(found.values())
+    joined[name] = Override(name, f'{before.text},{text}' if before and together else text)
+  return list(joined.values())
