@@ -226,11 +226,11 @@ def explain(error: Exception, meant: Mapping[str, str]) -> str:
   if match := re.fullmatch(r'Missing value for flag --?(.*)', str(error)):
     return f'--{match[1]}: give a value, such as --{match[1]}=...'
   if match := re.match(r'flag --([^=]+)=(.*?): ', str(error), re.DOTALL):
-    return f'--{match[1]}={match[2]} should be {_wanted(flags.FLAGS[match[1]].parser)}'
+    return f'--{match[1]}={match[2]} should be {_describe_parser(flags.FLAGS[match[1]].parser)}'
   return ' '.join(str(error).split())
 
 
-def _wanted(parser: flags.ArgumentParser) -> str:
+def _describe_parser(parser: flags.ArgumentParser) -> str:
   if isinstance(parser, flags.EnumParser):
     return ' or '.join(parser.enum_values)
   if isinstance(parser, flags.BooleanParser):

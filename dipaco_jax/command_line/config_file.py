@@ -145,7 +145,7 @@ def load(file: pathlib.Path, variant: Sequence[str], workdir: str = '') -> Confi
       raise InputError(f'get_config() returns {kind}; it should return ConfigDict(settings.Settings().to_dict())')
     return c if isinstance(c, ConfigDict) else ConfigDict(c)
   except Exception as e:  # a config is anybody's program
-    raise InputError(f'--config={file}{_line(e, str(file))}: {_words(e)}') from e
+    raise InputError(f'--config={file}{_line(e, str(file))}: {_message_of(e)}') from e
 
 
 def _line(error: Exception, file: str) -> str:
@@ -155,7 +155,7 @@ def _line(error: Exception, file: str) -> str:
   return f', line {lines[-1]}' if lines else ''
 
 
-def _words(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
   """Returns the message of an error of a config file; ConfigDict's messages are reworded."""
   said = ' '.join(str(error).split())
   if match := re.match(r"Could not override field '(\w+)' \(.*?\)\. (.*) is of original type", said):
@@ -168,7 +168,9 @@ def _words(error: Exception) -> str:
 
 def _wrong_type(last: str, value: str) -> str:
   """Says what type a field should have; ConfigDict gives its name without the section, so it may be one of several."""
-  kinds = {fields.wanted(name, kind_of(name), ABOUT[name].example) for name in FIELDS if name.split('.')[-1] == last}
+  kinds = {
+    fields.describe_kind(name, kind_of(name), ABOUT[name].example) for name in FIELDS if name.split('.')[-1] == last
+  }
   fix = f': write {value[:-2]}' if kinds == {'a whole number'} and re.fullmatch(r'\d+\.0', value) else ''
   return f'{last}={value} should be {" or ".join(sorted(kinds)) or "a section, with fields of its own"}{fix}'
 
@@ -209,9 +211,9 @@ def value_of(name: str, text: str) -> Any:
     if kind is float:
       return float(text)
     if kind is int:
-      return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _whole(float(text))
+      return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _to_integer(float(text))
   except (ValueError, KeyError, OverflowError) as e:
-    expected = fields.wanted(name, kind, ABOUT[name].example if name in ABOUT else '')
+    expected = fields.describe_kind(name, kind, ABOUT[name].example if name in ABOUT else '')
     raise InputError(f'--config.{name}={text} should be {expected}') from e
   if kind in fields.OF_GLOBS and text[:1] not in ('(', '[', '{'):
     return tuple(part for part in text.split(',') if part)
@@ -224,7 +226,7 @@ def from_python(name: str, value: Any) -> Any:
   return value_of(name, value) if isinstance(value, str) else value
 
 
-def _whole(value: float) -> int:
+def _to_integer(value: float) -> int:
   if not value.is_integer():
     raise ValueError
   return int(value)

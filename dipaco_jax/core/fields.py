@@ -86,7 +86,7 @@ def build(cls: Any, values: Any, prefix: str = '') -> Any:
 def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   if dataclasses.is_dataclass(kind):
     return build(kind, value, name + '.')
-  expected = wanted(name, kind, example)
+  expected = describe_kind(name, kind, example)
   if name == 'grid':
     return _grid(value.items() if isinstance(value, Mapping) else value, expected)
   if name.startswith(('data.', 'metrics.')) and isinstance(value, str) and kind in OF_GLOBS:
@@ -131,7 +131,7 @@ def _mixture(value: Any, name: str) -> tuple[Source, ...]:
 
 
 def _grid(axes: Any, expected: str) -> tuple[tuple[str, int], ...]:
-  """Converts axes and their sizes, sorted by name; `words` describes the expected value for errors."""
+  """Converts axes and their sizes, sorted by name; `expected` describes the expected value for errors."""
   if not isinstance(axes, (ItemsView, tuple, list)):
     raise InputError(f'config.grid={axes!r} should be {expected}')
   pairs = [tuple(axis) if isinstance(axis, (tuple, list)) else (axis,) for axis in axes]
@@ -145,7 +145,7 @@ def _grid(axes: Any, expected: str) -> tuple[tuple[str, int], ...]:
 
 def _tuple(value: Any, kind: Any, name: str, example: str) -> tuple:
   if not isinstance(value, (tuple, list)):
-    raise InputError(f'config.{name}={value!r} should be {wanted(name, kind, example)}')
+    raise InputError(f'config.{name}={value!r} should be {describe_kind(name, kind, example)}')
   kinds = typing.get_args(kind)
   kinds = kinds[:1] * len(value) if kinds[1:] == (Ellipsis,) else kinds
   if len(kinds) != len(value):
@@ -153,7 +153,7 @@ def _tuple(value: Any, kind: Any, name: str, example: str) -> tuple:
   return tuple(_convert(v, k, f'{name}[{i}]', example) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
 
 
-def wanted(name: str, kind: Any, example: str) -> str:
+def describe_kind(name: str, kind: Any, example: str) -> str:
   """Describes the expected value of a field or of one of its entries."""
   return PLAIN.get(kind) or f'a {"dict" if name == "grid" else "tuple"}: {_written(name, example)}'
 

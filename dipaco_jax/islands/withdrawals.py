@@ -69,7 +69,7 @@ def _settle(island: Island, facts: Sequence[Fact], insert: Callable[..., None]) 
       standing = e.standing
       continue
     outcome = f'is replaced by the repeated result: {why}' if why else 'stays: the repeated result is dropped'
-    logging.warning('%s was already published with different bits, and %s', _words(facts), outcome)
+    logging.warning('%s was already published with different bits, and %s', _names_of(facts), outcome)
     return to_insert
 
 
@@ -98,7 +98,7 @@ def replace(island: Island, old: Fact, new: Fact):
 def withdraw(island: Island, fact: Fact, why: Gone):
   """Withdraws a fact that cannot be read, and that no task makes again."""
   if island.registry.revoke(Withdrawal([fact], str(why), island.name)):
-    logging.warning('%s is withdrawn: %s', _words([fact]), why)
+    logging.warning('%s is withdrawn: %s', _names_of([fact]), why)
 
 
 def times_withdrawn(registry: Registry, fact: Fact) -> int:
@@ -115,14 +115,14 @@ def train_again(island: Island, fact: Fact, why: Gone) -> bool:
   withdrawal = Withdrawal([fact, *_dependents(island, fact)], str(why), island.name)
   if island.registry.revoke(withdrawal, [NewTask(kind, fact.key, fact.number)]):
     message = '%s by %s is withdrawn, and trained again: %s'
-    logging.warning(message, _words([fact]), fact.meta.get('worker', 'an unnamed worker'), why)
+    logging.warning(message, _names_of([fact]), fact.meta.get('worker', 'an unnamed worker'), why)
   return True
 
 
 def why_unreadable(island: Island, first: Fact, standing: Sequence[Fact]) -> str:
   """Says why facts of a task cannot stand: the first of them was withdrawn, or one cannot be read; '' if they can."""
   if first[:3] not in [fact[:3] for fact in standing]:
-    return f'{_words([first])} was withdrawn'
+    return f'{_names_of([first])} was withdrawn'
   try:
     for fact in standing:
       _read(island, fact)
@@ -169,5 +169,5 @@ def _dependents(island: Island, fact: Fact) -> list[Fact]:
   return states + [exclusion for exclusion in excluded if 'executor' not in exclusion.meta]
 
 
-def _words(facts: Sequence[Fact]) -> str:
+def _names_of(facts: Sequence[Fact]) -> str:
   return f'{facts[0].kind} {facts[0].key} {facts[0].number}'

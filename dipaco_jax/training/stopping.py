@@ -154,7 +154,7 @@ _listening: Signals | None = None  # signals are the process's
 def listening(message: str = '') -> Iterator[Signals]:
   """Handles signals in a thread while the block of a command runs; the main thread enters it.
 
-  Nested blocks share the handler. `words` are printed where a signal ends the process.
+  Nested blocks share the handler. `message` is printed where a signal ends the process.
   """
   global _listening
   if _listening:
@@ -215,7 +215,7 @@ def _read(numbers: int, hear: Callable[[int], None]):
 def interrupting(message: str = '') -> Iterator[Signals]:
   """Handles signals while the block of another's program runs: they raise an exception in the main thread.
 
-  SIGINT ends the block with KeyboardInterrupt, which says `words`; SIGTERM and SIGHUP, which ask for the program's end,
+  SIGINT ends the block with KeyboardInterrupt, which says `message`; SIGTERM and SIGHUP, which ask the program to end,
   with SystemExit. In another thread than the main one signals stay the program's.
   """
 
