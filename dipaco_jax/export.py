@@ -46,10 +46,10 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int
   from dipaco_jax.huggingface import config_json, model_folder
   from dipaco_jax.reports import model_card
 
-  found = run.module_files(number, version)
-  params = {name: x for file in found.values() for name, x in run.files.required_arrays(*file).items()}
+  module_files = run.module_files(number, version)
+  params = {name: x for file in module_files.values() for name, x in run.files.required_arrays(*file).items()}
   run.check_parameters(params, f'modules of path {number}, version {version}')
-  modules = {level: name.removesuffix('.safetensors') for level, (name, _) in found.items()}
+  modules = {level: name.removesuffix('.safetensors') for level, (name, _) in module_files.items()}
   facts = model_card.Facts(
     settings=run.settings,
     number=number,
@@ -66,7 +66,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int
     has_pieces=tokenizer_files.MODEL in run.tokenizer.files,
     origin=run.origin,
   )
-  named = {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in found.items()}
+  named = {level: {'name': modules[level], 'sha256': sha256} for level, (_, sha256) in module_files.items()}
   about = {'path': number, 'coordinates': list(facts.coordinates), 'version': version, 'modules': named}
   files = model_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about, run.max_positions)
   files['README.md'] = model_card.render(facts).encode()

@@ -40,11 +40,11 @@ def summary(engine, texts, seconds: float) -> str:
   """Returns a line: tokens, seconds, paths, and what changes of path have cost."""
   num_tokens = sum(text.num_new for text in texts)
   paths = '; '.join(', '.join(map(str, text.paths)) for text in texts)
-  words = f'{num_tokens} tokens in {seconds:.1f} s, by path {paths}'
+  line = f'{num_tokens} tokens in {seconds:.1f} s, by path {paths}'
   if engine.recomputed_without_cache:
     share = engine.recomputed / engine.recomputed_without_cache
-    words += f'; changes of path recomputed {share:.0%} of what starting again would have'
-  return words
+    line += f'; changes of path recomputed {share:.0%} of what starting again would have'
+  return line
 
 
 def requests_from_flags(run, max_length: int) -> list[Request]:
@@ -54,15 +54,15 @@ def requests_from_flags(run, max_length: int) -> list[Request]:
     raise InputError(f'--samples={f.samples} should be 1 or more')
   path = None if f.path is None else run.number(command.path_named(f.path))
   template = load_template(run) if f.chat else None
-  found: list[Request] = []
+  requests: list[Request] = []
   for prompt in f.prompt:
-    words = command.decode_text(sys.stdin.buffer.read(), '--prompt=-') if prompt == '-' else prompt
-    if template and not words:
+    prompt_text = command.decode_text(sys.stdin.buffer.read(), '--prompt=-') if prompt == '-' else prompt
+    if template and not prompt_text:
       raise InputError('--prompt is empty: with --chat, give some text')
-    if SURROGATES.search(words):
-      raise InputError(f'--prompt={words!r} is not UTF-8: convert it')
-    text = tuple(int(t) for t in run.tokenizer.encode(words, eos=False))
-    tokens = tuple(template.encode([{'role': 'user', 'content': words}])) if template else text
+    if SURROGATES.search(prompt_text):
+      raise InputError(f'--prompt={prompt_text!r} is not UTF-8: convert it')
+    text = tuple(int(t) for t in run.tokenizer.encode(prompt_text, eos=False))
+    tokens = tuple(template.encode([{'role': 'user', 'content': prompt_text}])) if template else text
     room = max(1, min(Request.max_tokens, max_length - len(tokens)))
     most = room if f.max_tokens is None else f.max_tokens
     request = Request(
@@ -79,8 +79,8 @@ def requests_from_flags(run, max_length: int) -> list[Request]:
       text,
     )
     check_request(request, max_length)
-    found += [dataclasses.replace(request, seed=(f.seed + n) % 2**32) for n in range(f.samples)]
-  return found
+    requests += [dataclasses.replace(request, seed=(f.seed + n) % 2**32) for n in range(f.samples)]
+  return requests
 
 
 def load_template(run):

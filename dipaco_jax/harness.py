@@ -41,10 +41,10 @@ def main():
   path = None if f.path is None else command.path_named(f.path)
   model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size, f.trust_modules)
   options = {'num_fewshot': f.num_fewshot, 'limit': f.limit, 'task_manager': manager, 'log_samples': False}
-  found = lm_eval.simple_evaluate(model=model, tasks=tasks, **options)
-  print(make_table(found))
+  results = lm_eval.simple_evaluate(model=model, tasks=tasks, **options)
+  print(make_table(results))
   if f.out:
-    files.write_file(pathlib.Path(f.out), json.dumps(found['results'], indent=1, default=str) + '\n')
+    files.write_file(pathlib.Path(f.out), json.dumps(results['results'], indent=1, default=str) + '\n')
 
 
 if __name__ == '__main__':

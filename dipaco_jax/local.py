@@ -50,21 +50,23 @@ class Screen:
   """Lines that overwrite themselves on a terminal; elsewhere the first line, and those of excluded paths, once each."""
 
   def __init__(self, stream: TextIO):
-    self.stream, self.height, self.last = stream, 0, set[str]()
+    self.stream = stream
+    self.height = 0
+    self.last = set[str]()
     self.terminal = stream.isatty() and os.environ.get('TERM') != 'dumb'
 
-  def show(self, found: list[str]):
+  def show(self, lines: list[str]):
     if not self.terminal:
       from dipaco_jax.islands import status_table
 
-      wanted = [found[0], *(line for line in found if line.startswith(status_table.EXCLUDED))]
-      for line in wanted:
+      important = [lines[0], *(line for line in lines if line.startswith(status_table.EXCLUDED))]
+      for line in important:
         if line not in self.last:
           print(line, file=self.stream, flush=True)
-      self.last = {*wanted}
+      self.last = {*important}
       return
     size = shutil.get_terminal_size()
-    shown = [line[: size.columns - 1] for line in found[: size.lines - 1]]
+    shown = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
     up = f'\x1b[{self.height}F' if self.height else ''
     self.stream.write(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J')
     self.stream.flush()
@@ -174,6 +176,14 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument('--outers', type=int, default=1, help='Number of processes that make outer steps. Default: 1.')
   parser.add_argument('--evaluators', type=int, default=1, help='Number of processes that evaluate. Default: 1.')
   options, rest = parser.parse_known_args()
+  check_numbers(parser, options)
+  if unknown := config_file.split(rest)[0]:
+    parser.error(f'{printable.redacted(unknown[0])}: there is no such option')
+  return options, rest
+
+
+def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace):
+  """Exits with status 2 where an option has a number that it cannot have."""
   for name in ('workers', 'outers', 'evaluators'):
     if (number := getattr(options, name)) is not None and number < 1:
       parser.error(f'--{name}={number}: give 1 or more')
@@ -181,9 +191,6 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
     parser.error(f'--backups={options.backups}: give 0 or more')
   if options.lease_s <= 0:
     parser.error(f'--lease_s={options.lease_s}: give a time above 0')
-  if unknown := config_file.split(rest)[0]:
-    parser.error(f'{printable.redacted(unknown[0])}: there is no such option')
-  return options, rest
 
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
@@ -211,10 +218,10 @@ def main() -> int:
     )
     return run(options, rest, check(options, rest), devices)
   except Exception as e:
-    if not (found := command.ending(e)):
+    if not (message_and_status := command.ending(e)):
       raise
-    words, status = found
-    print(f'local.py: {words}', file=sys.stderr)
+    message, status = message_and_status
+    print(f'local.py: {message}', file=sys.stderr)
     return status
 
 
@@ -231,8 +238,8 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
   logs.mkdir(parents=True, exist_ok=True)
   url = url or registry_url.in_folder(local)
   os.environ[registry_url.VARIABLE] = url  # of the roles, too: others may read their command lines
-  words = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
-  words += [f'--lease_s={options.lease_s}', *rest]
+  argv = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
+  argv += [f'--lease_s={options.lease_s}', *rest]
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
   counts['backup'] = options.backups
   remaining, running = iter(devices), list[Role]()
@@ -243,7 +250,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
       for role, count in counts.items():
         for i in range(count):
           env = next(remaining) if role in ('worker', 'backup') else worker_devices.CPU
-          running.append(Role(role, i, count, words, logs, env))
+          running.append(Role(role, i, count, argv, logs, env))
       status = supervise(running, registry.Registry(url, options.lease_s), resumed)
   except Stopped as e:
     print('local.py: stopped; run the same command to resume', file=sys.stderr)
@@ -284,19 +291,19 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
   while True:
     silent_s = silence.by_role()
     for role in running:
-      if words := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
+      if message := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
         screen.close()
-        print(f'local.py: {words}', file=sys.stderr, flush=True)
+        print(f'local.py: {message}', file=sys.stderr, flush=True)
     if trouble := next(filter(None, (role.restart() for role in running)), ''):
       print(f'local.py: {trouble}', file=sys.stderr)
       return 2 if 'ended with status 2:' in trouble else 1
     screen.show(status_table.lines(facts))
-    if found := facts.facts('finished'):
+    if finished := facts.facts('finished'):
       screen.close()
-      if found[0].meta['perplexity'] is None:
+      if finished[0].meta['perplexity'] is None:
         status = diverged(errors.NO_PERPLEXITY)
       else:
-        print('\n'.join(headline.outcome(found[0].meta)), flush=True)
+        print('\n'.join(headline.outcome(finished[0].meta)), flush=True)
         status = 0
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)
       return status

@@ -110,8 +110,8 @@ def parse(argv: list[str]) -> settings_lib.Settings:
 
 def check_options(rest: list[str]):
   if rest:
-    words = printable.redacted(rest[0])
-    raise InputError(f'{words!r} is not an option: write --name=value, with patterns of files in quotes')
+    argument = printable.redacted(rest[0])
+    raise InputError(f'{argument!r} is not an option: write --name=value, with patterns of files in quotes')
   if not FLAGS.config:
     raise InputError('--config is missing: a file, or one of ' + ', '.join(config_file.shipped()))
   if not FLAGS.workdir and not FLAGS.compile_only:
@@ -162,8 +162,8 @@ def guarded(argv: list[str], signals: stopping.Signals):
     if isinstance(e, errors.Diverged):
       command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
     is_explained = isinstance(e, (InputError, errors.Unavailable)) or (isinstance(e, OSError) and FLAGS.role)
-    if is_explained and (found := command.ending(e)):
-      command.fail(*found)
+    if is_explained and (message_and_status := command.ending(e)):
+      command.fail(*message_and_status)
     raise
 
 
@@ -188,8 +188,8 @@ def run_in(workdir: str, settings: settings_lib.Settings, signals: stopping.Sign
       processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
     from dipaco_jax.command_line import whole_run
 
-  words = f'python -m dipaco_jax.main {shlex.join(map(printable.redacted, sys.argv[1:]))}'
-  call = whole_run.Call(workdir, words, FLAGS.reuse, FLAGS.scratch, profiling.parse(FLAGS.profile), watched)
+  command_text = f'python -m dipaco_jax.main {shlex.join(map(printable.redacted, sys.argv[1:]))}'
+  call = whole_run.Call(workdir, command_text, FLAGS.reuse, FLAGS.scratch, profiling.parse(FLAGS.profile), watched)
   report = whole_run.train(call, settings, signals)
   if report:
     print_summary(workdir, report)
@@ -201,9 +201,9 @@ def serve_metrics() -> Any:
     return None
   from dipaco_jax.telemetry import metrics_server
 
-  made, url = metrics_server.serve(FLAGS.metrics_port)
+  server, url = metrics_server.serve(FLAGS.metrics_port)
   stopping.say(f'metrics for Prometheus: {url}')
-  return made
+  return server
 
 
 def compile_only(settings: settings_lib.Settings):
@@ -219,20 +219,20 @@ def compile_only(settings: settings_lib.Settings):
 
     sized = dataclasses.replace(settings.tokenizer, vocab_size=model_folder.vocab_size(settings))
     settings = dataclasses.replace(settings, tokenizer=sized)
-    there = [] if is_here else [topology.find_topology(name) for name in FLAGS.topology.split(',')]
+    topologies = [] if is_here else [topology.find_topology(name) for name in FLAGS.topology.split(',')]
     parameters = cost_text.parameters_to_text(dry_run.count_parameters(settings))
     if is_here:
       print(parameters)
       cost_check.check(settings, print)
       return
-  found = []
-  for one in there:
+  estimates = []
+  for one in topologies:
     with performance.watch_compilations(), display.doing(f'compiling for {one.name}', tells=False):
-      found.append(metrics_log.plain(dry_run.estimate(settings, one)))
-  if len(found) == 1:
-    print(parameters, cost_text.to_text(found[0]), json.dumps(found[0]), sep='\n')
+      estimates.append(metrics_log.plain(dry_run.estimate(settings, one)))
+  if len(estimates) == 1:
+    print(parameters, cost_text.to_text(estimates[0]), json.dumps(estimates[0]), sep='\n')
   else:
-    print(parameters, cost_text.to_table(found), json.dumps({'topologies': found}), sep='\n')
+    print(parameters, cost_text.to_table(estimates), json.dumps({'topologies': estimates}), sep='\n')
 
 
 def run_role(settings: settings_lib.Settings):
@@ -307,13 +307,13 @@ def print_summary(workdir: str, r: dict[str, Any]):
 
   lines = [
     f'perplexity    {headline.with_interval(r["perplexity"], r["perplexity_interval"])}',
-    *(f'              {words}' for words in headline.results(r)),
+    *(f'              {text}' for text in headline.results(r)),
     f'bits per byte {r["bits_per_byte"]:.3f}',
     f'validated on  {r["validation_tokens"]:,} tokens of {_count_documents(r["validation_documents"])}',
     f'paths         {r["paths"]}, {r["parameters_path"]:,} parameters each, {r["parameters_total"]:,} in all',
     f'trained on    {r["train_tokens"]:,} tokens at {r["tokens_per_s"]:,.0f} tokens/s',
     *([f'learning rate at most {rate:.3g}'] if (rate := r['highest_learning_rate']) else []),
-    *([f'epochs        {words}'] if (words := headline.epochs(r)) else []),
+    *([f'epochs        {text}'] if (text := headline.epochs(r)) else []),
     *([f'bytes a token {r["bytes_per_token"]:.2f}'] if r['bytes_per_token'] else []),
     f'wall time     {headline.wall_time(r)}',
     f'report        {place}/report.html',

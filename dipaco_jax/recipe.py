@@ -119,10 +119,12 @@ class Search:
     folder = self.workdir / title.replace(',', '').replace(' ', '-')
     diverged = folder.with_name(f'{folder.name}.diverged')
     if (folder / 'config.json').exists():
-      there, wanted = (settings.digest(s) for s in (stage_records.read_settings(folder), self.settings_with(changes)))
-      if there != wanted:
-        words = f'{folder.name} holds a run with other options or another config: name another folder'
-        raise InputError(f'--workdir={self.workdir}: {words}')
+      actual, expected = (
+        settings.digest(s) for s in (stage_records.read_settings(folder), self.settings_with(changes))
+      )
+      if actual != expected:
+        problem = f'{folder.name} holds a run with other options or another config: name another folder'
+        raise InputError(f'--workdir={self.workdir}: {problem}')
     if not (folder / 'stages' / 'evaluate.json').exists() and not diverged.exists():
       print(f'[{self.num_done + 1}/{self.num_runs}] {title}', file=sys.stderr, flush=True)
       other = str(self.bases.get(seed, self.reuse))

@@ -75,7 +75,9 @@ def find_hardware(device: str, parameters: int) -> Hardware:
     about = f'this machine: {cores} cores of {measured / 1e9:,.0f} GFLOP/s in matrix products'
     memory = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
     return Hardware('cpu', 1, cores * measured * CPU_EFFICIENCY, memory, about)
-  chip, part, number = accelerators[name], sizing.efficiency(parameters), int(count or 1)
+  chip = accelerators[name]
+  part = sizing.efficiency(parameters)
+  number = int(count or 1)
   about = f'{number} of {name}, {part:.0%} of {chip.flops_per_s / 1e12:,.0f} TFLOP/s each'
   return Hardware(name, number, number * part * chip.flops_per_s, chip.memory_bytes, about)
 
@@ -153,18 +155,18 @@ def describe(plan: sizing.Plan, hardware: Hardware, num_files: int, text_bytes: 
 
 def warnings(plan: sizing.Plan, hardware: Hardware) -> list[str]:
   """Returns what speaks against the plan, a sentence each."""
-  found = []
+  reasons = []
   if not plan.has_enough_tokens:
     least = sizing.ENOUGH * sizing.TOKENS_PER_PARAMETER
-    found.append(
+    reasons.append(
       f'fewer than {least:.0f} tokens for each parameter: more text or more hours would help more than more paths, and '
       'paths may not be ahead of the dense control'
     )
   if estimate_bytes(plan, hardware.num_devices) > 0.9 * hardware.memory_bytes:
-    found.append(
+    reasons.append(
       'memory is short: set --config.train.offload=True or a smaller --config.train.microbatch, or use more devices'
     )
-  return found
+  return reasons
 
 
 def main():

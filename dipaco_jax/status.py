@@ -51,7 +51,7 @@ def status(workdir: pathlib.Path) -> str:
     ]
   lines += _quality(workdir, complete) + (_averaging_gap(workdir, config) if stage == 'train' else [])
   lines += failures.in_words(failures.read_failures(workdir)) + _checkpoint(workdir, stage)
-  lines += [words] if (words := time_table.in_words(time_account.read(workdir))) else []
+  lines += [text] if (text := time_table.in_words(time_account.read(workdir))) else []
   if holder:
     lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
   elif stage:
@@ -75,8 +75,8 @@ def of_islands(workdir: str, url: str) -> str:
     lines, finished = status_table.lines(facts), facts.facts('finished')
     lines += [*status_table.describe_stop(facts), *_now(facts)] if not finished else []
   for fact in finished:
-    words, *more = headline.outcome(fact.meta)
-    lines = [f'{workdir}: finished, {words}', *more, *lines, f'the report: {workdir}/report.html']
+    outcome, *more = headline.outcome(fact.meta)
+    lines = [f'{workdir}: finished, {outcome}', *more, *lines, f'the report: {workdir}/report.html']
   return '\n'.join(lines)
 
 
@@ -119,16 +119,16 @@ def _now(facts: Any) -> list[str]:
   lines: list[str] = []
   for config in facts.facts('config'):
     with contextlib.suppress(InputError):  # of another version of this program, whose table is shown all the same
-      made = run.unattended(pathlib.Path(os.devnull), settings.of_run(config.meta['config']))
-      here = island.Island(made, facts, object_store.open_storage(os.devnull), 'status')
-      lines += status_table.time_left(facts, made.settings)
+      own_run = run.unattended(pathlib.Path(os.devnull), settings.of_run(config.meta['config']))
+      here = island.Island(own_run, facts, object_store.open_storage(os.devnull), 'status')
+      lines += status_table.time_left(facts, own_run.settings)
       lines += [f'waiting for {why}: {_paths(paths)}' for why, paths in schedule.waits(here).items()]
       lines += [
         f'without its worker, {n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again: {_paths(paths)}'
         for (n, s), paths in lineage.costs(here).items()
       ]
       lines += wire_status.lines(here)
-      lines += [words] if (words := time_table.in_words(run_costs.seconds(here))) else []
+      lines += [text] if (text := time_table.in_words(run_costs.seconds(here))) else []
   return lines
 
 
@@ -155,8 +155,8 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     position += f'{config.pretrain.steps + steps_in_all:,}'
   lines = [f'{position}, {100 * done / total:.0f}% of {"it" if is_control else "this stage"}']
   left, losses = total - done, [loss for loss in last['loss'] if loss is not None]
-  words = whose_loss(last['paths'], num_paths).replace('_', ' ')
-  figures = [f'{words} {statistics.mean(losses):.3f}'] if losses else [f'{words} is not a number']
+  loss_name = whose_loss(last['paths'], num_paths).replace('_', ' ')
+  figures = [f'{loss_name} {statistics.mean(losses):.3f}'] if losses else [f'{loss_name} is not a number']
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')
   pairs = itertools.pairwise(rows_of_steps)
@@ -181,12 +181,12 @@ def _quality(workdir: pathlib.Path, complete: dict[str, Any]) -> list[str]:
   result = complete.get('evaluate', {}).get('result', {})
   if result.get('perplexity') is not None:
     of = [('', ''), ('base_', ', of the base model'), ('control_', f', of {headline.dense(result)}')]
-    found = [
-      f'{words} {headline.with_interval(result[f"{name}perplexity"], result.get(f"{name}perplexity_interval"))}'
-      for name, words in of
+    figures = [
+      f'{label} {headline.with_interval(result[f"{name}perplexity"], result.get(f"{name}perplexity_interval"))}'
+      for name, label in of
       if result.get(f'{name}perplexity') is not None
     ]
-    return [f'validation perplexity{"".join(found)}']
+    return [f'validation perplexity{"".join(figures)}']
   so_far: dict[str, str] = {}
   for row in metrics_log.rows_backwards(workdir):
     if row['kind'] == 'evaluation' and row['perplexity'] is not None and row['stage'] not in so_far:
@@ -211,10 +211,10 @@ def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:
   """Returns a line on the newest checkpoint of the stage."""
   if stage not in ('pretrain', 'train'):
     return []
-  found = [p for p in (workdir / 'checkpoints' / stage).glob('*') if p.name.isdigit()]
-  if not found:
+  checkpoints = [p for p in (workdir / 'checkpoints' / stage).glob('*') if p.name.isdigit()]
+  if not checkpoints:
     return ['no checkpoint of this stage yet']
-  newest = max(found, key=lambda p: int(p.name))
+  newest = max(checkpoints, key=lambda p: int(p.name))
   return [f'last checkpoint after {int(newest.name):,} updates, {duration(time.time() - newest.stat().st_mtime)} ago']
 
 

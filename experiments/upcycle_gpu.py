@@ -53,23 +53,18 @@ def rows(size: str) -> list[Row]:
     lasting |= {'train.phases': times if is_alone else phases, 'inner.decay_steps': steps}
     start = {'pretrain.init': MODEL, 'pretrain.steps': 0, 'inner.rewarm_steps': max(1, steps // 20)}
     start |= {'inner.warmup_steps': 0, 'inner.final_fraction': 0.0, 'evaluate.samples': 0}
-    start['routing.router_fraction'] = at_size['routing'][
-      'router_fraction'
-    ]  # of dense rows too: they read the same text
+    # Of dense rows too: they read the same text.
+    start['routing.router_fraction'] = at_size['routing']['router_fraction']
     if high:
       start['train.learning_rate'] = HIGH * at_size['inner']['learning_rate']
     named = {key.replace('__', '.'): value for key, value in changes.items()}
-    suffix, words = ('_high', f', {HIGH}x rate') if high else ('', '')
-    return Row(name + suffix, title + words, method, lasting | start | named | config.LAST)
+    suffix, more_title = ('_high', f', {HIGH}x rate') if high else ('', '')
+    return Row(name + suffix, title + more_title, method, lasting | start | named | config.LAST)
 
   def compared(high: bool) -> list[Row]:
     make, fitted = functools.partial(row, high=high), {'evaluate__refit_router': True}
-    averaged = {
-      'outer__optimizer': 'sgd',
-      'outer__learning_rate': 1.0,
-      'outer__reweigh': True,
-      'outer__row_weights': True,
-    }
+    averaged = {'outer__optimizer': 'sgd', 'outer__learning_rate': 1.0}
+    averaged |= {'outer__reweigh': True, 'outer__row_weights': True}
     large = {'train__batch_size': paths * batch, 'train__microbatch': 2 * batch}
     return [
       make(LONG, f'dense, {paths}x steps', 'dense', times=paths),

@@ -96,15 +96,17 @@ def total(delta: Any, residual: Any) -> Any:
   return jax.tree.map(lambda d, e: d + e.astype(jnp.float32), delta, residual)
 
 
-def next_residual(wanted: jax.Array, sent: jax.Array) -> jax.Array:
-  """Returns the residual after c = `sent` was sent of Delta + e = `wanted`."""
-  return jax.lax.reduce_precision(wanted - sent, exponent_bits=8, mantissa_bits=7).astype(jnp.bfloat16)
+def next_residual(to_send: jax.Array, sent: jax.Array) -> jax.Array:
+  """Returns the residual after c = `sent` was sent of Delta + e = `to_send`."""
+  return jax.lax.reduce_precision(to_send - sent, exponent_bits=8, mantissa_bits=7).astype(jnp.bfloat16)
 
 
 def _nearest_integer(sizes: jax.Array, s: jax.Array, largest: int) -> jax.Array:
   """Returns the integers nearest to |x| / s, even ones at a tie, up to `largest`, as float32."""
   guess = jnp.minimum(jnp.round(sizes / s), largest)
-  above, below, odd = s * (guess + 0.5), s * (guess - 0.5), guess % 2 == 1
+  above = s * (guess + 0.5)
+  below = s * (guess - 0.5)
+  odd = guess % 2 == 1
   up = (sizes > above) | ((sizes == above) & odd)
   down = (sizes < below) | ((sizes == below) & odd)
   return jnp.where(jnp.isinf(s), 0.0, jnp.minimum(guess + up - down, largest))

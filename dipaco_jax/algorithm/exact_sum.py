@@ -73,7 +73,9 @@ class ExactSum:
         if np.isfinite(largest):
           raise ValueError(f'{name}: weight * (old - new) is {largest:g}, {LIMIT:.0f} and more is out of range')
         raise FloatingPointError(f'{name}: weight * (old - new) is {largest}')
-    self.sums, self.contributions, self.weight_quanta = sums, self.contributions + 1, self.weight_quanta + quanta
+    self.sums = sums
+    self.contributions = self.contributions + 1
+    self.weight_quanta = self.weight_quanta + quanta
     return math.fsum(square for square, _ in done)
 
   def take_back(self, weight: float, old: Arrays, new: Arrays) -> None:
@@ -174,7 +176,9 @@ def add_strip(
       block = slice(start, min(start + BLOCK, sum_N.size))
       n = block.stop - start
       c_B[n:] = 0  # left from the block before
-      c_n, moved_n, sum_n = c_B[:n], moved_B[:n], sum_N[block]
+      c_n = c_B[:n]
+      moved_n = moved_B[:n]
+      sum_n = sum_N[block]
       np.subtract(old_N[block], new_N[block], out=c_n)
       if w != 1:
         np.multiply(c_n, w, out=c_n)

@@ -178,15 +178,15 @@ def gradient_over_data(
   count = jnp.maximum(count, 1)
   scatter = functools.partial(jax.lax.psum_scatter, axis_name='data', tiled=True)
   sharded = {n: scatter(grads[n], scatter_dimension=d) / count for n, d in dims.items() if d is not None}
-  whole = {n: jax.lax.psum(grads[n], 'data') / count for n, d in dims.items() if d is None}
-  square = jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') + optax.tree.norm(whole, squared=True)
-  return nll / count, dict(sorted((sharded | whole).items())), jnp.sqrt(square)
+  replicated = {n: jax.lax.psum(grads[n], 'data') / count for n, d in dims.items() if d is None}
+  square = jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') + optax.tree.norm(replicated, squared=True)
+  return nll / count, dict(sorted((sharded | replicated).items())), jnp.sqrt(square)
 
 
 def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[str, jax.Array]:
   """Gathers one path's parameters, so that every device of its slice has them whole."""
-  whole = functools.partial(jax.lax.all_gather, axis_name='data', tiled=True)
-  return {n: x if dims[n] is None else whole(x, axis=dims[n]) for n, x in shards.items()}
+  all_gather = functools.partial(jax.lax.all_gather, axis_name='data', tiled=True)
+  return {n: x if dims[n] is None else all_gather(x, axis=dims[n]) for n, x in shards.items()}
 
 
 def step(inner: Inner, compute: Gradient, params: Any, state: InnerState, batch: tuple, s: jax.Array) -> Stepped:

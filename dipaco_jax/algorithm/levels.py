@@ -166,12 +166,12 @@ class Levels:
     every_level = tuple(level.name for level in self.layout.levels)
     if only is None:
       return every_level
-    wanted = _split(only)
-    if unknown := sorted(set(wanted) - set(every_level)):
+    names = _split(only)
+    if unknown := sorted(set(names) - set(every_level)):
       raise ValueError(
         f'only={only!r}: no level is named {", ".join(unknown)}; the levels are {", ".join(every_level)}'
       )
-    return tuple(name for name in every_level if name in wanted)
+    return tuple(name for name in every_level if name in names)
 
   def flat(self, tree: Tree) -> dict[str, jax.Array]:
     """Returns a pytree like the parameters as {name: array}; raises ValueError for another structure.

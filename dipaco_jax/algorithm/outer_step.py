@@ -27,6 +27,16 @@ class State(NamedTuple):
   residuals: dict[str, jax.Array]  # e of each path, [P, ...] by parameter, of the same levels
 
 
+class _Sent(NamedTuple):
+  """What the paths send of the levels that exchange, and how it counts."""
+
+  deltas: Modules  # c_i, [P, ...]
+  residuals: dict[str, jax.Array]  # after it, [P, ...] by parameter
+  weights: jax.Array  # w_i, [P]
+  rows: Any  # row weights by parameter, [P, rows], or None
+  rates: jax.Array  # by which moves are divided, []
+
+
 class Report(NamedTuple):
   """What an outer step has seen."""
 
@@ -132,27 +142,35 @@ class OuterStep:
       >>> modules, report.excluded
       ({'all': {'w': Array(2., dtype=float32)}}, Array([False, False,  True], dtype=bool))
     """
+    weights, rates = self._check(weights, rows, rates)
+    chosen = self.levels.select(only)
+    deltas, residuals = self._send(self._outer_gradients(modules, paths, chosen), state.residuals)
+    return self._move(modules, state, _Sent(deltas, residuals, weights, rows, rates))
+
+  def _move(self, modules: Modules, state: State, sent: _Sent) -> tuple[Modules, State, Report]:
+    """Moves the modules by what the paths have sent; returns as `step` does."""
+    moved = {level: jax.vmap(optax.tree.norm)(delta) / sent.rates for level, delta in sent.deltas.items()}
+    excluded = self._excluded(moved, state)
+    counts = ~excluded & (sent.weights > 0)
+    sums = self._sum(sent.deltas, jnp.where(counts, sent.weights, 0), counts, sent.rows)
+    before = modules | {level: _at_least_float32(modules[level]) for level in sent.deltas}
+    layout, outer = self.levels.layout, outer_lib.Outer(self.optimizer, self.rescale, self.compress)
+    masters = {level: state.masters[level] for level in state.masters if level in sent.deltas}
+    after, masters, states, norms = outer_lib.update(layout, outer, before, state.levels, sums, masters)
+    on_grid = {level: r.reshape(self.levels.grid.shape) for level, r in moved.items()}
+    states = outer_lib.update_usual(layout, after, states, sums.weights, on_grid, self.inner_optimizer)
+    new_modules = modules | {level: _with_dtypes_of(modules[level], after[level]) for level in sent.deltas}
+    kept = {name: where_path(counts, e, state.residuals[name]) for name, e in sent.residuals.items()}
+    kept = {name: where_path(excluded, jnp.zeros_like(e), e) for name, e in (state.residuals | kept).items()}
+    return new_modules, State(states, state.masters | masters, kept), Report(excluded, moved, norms)
+
+  def _check(self, weights: Any, rows: Any, rates: Any) -> tuple[jax.Array, jax.Array]:
+    """Returns w_i, float32 [P], and what moves are divided by."""
     if rows and self.rescale:
       raise ValueError(
         'row weights go with rescale=False: a row that one path has moved would go further than the path'
       )
-    chosen, weights = self.levels.select(only), self._check_weights(weights)
-    before = modules | {level: _at_least_float32(modules[level]) for level in chosen}
-    sent, residuals = self._send(self._outer_gradients(modules, paths, chosen), state.residuals)
-    rates = self._check_rates(rates)
-    moved = {level: jax.vmap(optax.tree.norm)(delta) / rates for level, delta in sent.items()}
-    excluded = self._excluded(moved, state)
-    counts = ~excluded & (weights > 0)
-    sums = self._sum(sent, jnp.where(counts, weights, 0), counts, rows)
-    layout, outer = self.levels.layout, outer_lib.Outer(self.optimizer, self.rescale, self.compress)
-    masters = {level: state.masters[level] for level in state.masters if level in chosen}
-    after, masters, states, norms = outer_lib.update(layout, outer, before, state.levels, sums, masters)
-    on_grid = {level: r.reshape(self.levels.grid.shape) for level, r in moved.items()}
-    states = outer_lib.update_usual(layout, after, states, sums.weights, on_grid, self.inner_optimizer)
-    new_modules = modules | {level: _with_dtypes_of(modules[level], after[level]) for level in chosen}
-    kept = {name: where_path(counts, e, state.residuals[name]) for name, e in residuals.items()}
-    kept = {name: where_path(excluded, jnp.zeros_like(e), e) for name, e in (state.residuals | kept).items()}
-    return new_modules, State(states, state.masters | masters, kept), Report(excluded, moved, norms)
+    return self._check_weights(weights), self._check_rates(rates)
 
   def _check_weights(self, weights: Any) -> jax.Array:
     """Returns w_i, float32 [P]."""
@@ -188,9 +206,9 @@ class OuterStep:
     sent = dict(deltas)
     new_residuals: dict[str, jax.Array] = {}
     for level in (name for name in deltas if name in self._compressed):
-      wanted = {name: compression.total(d, residuals[name]) for name, d in deltas[level].items()}
-      sent[level] = {n: jax.vmap(lambda x: compression.rounded(x, self.compress))(x) for n, x in wanted.items()}
-      new_residuals |= {name: compression.next_residual(wanted[name], x) for name, x in sent[level].items()}
+      totals = {name: compression.total(d, residuals[name]) for name, d in deltas[level].items()}
+      sent[level] = {n: jax.vmap(lambda x: compression.rounded(x, self.compress))(x) for n, x in totals.items()}
+      new_residuals |= {name: compression.next_residual(totals[name], x) for name, x in sent[level].items()}
     return sent, new_residuals
 
   def _excluded(self, moved: dict[str, jax.Array], state: State) -> jax.Array:

@@ -113,9 +113,9 @@ def module_without_paths(layout: Layout, expected: np.ndarray, excluded: np.ndar
   `expected`: paths whose outer gradient should reach the outer step, bool, shaped like the grid; `excluded` is alike.
   """
   for level in layout.levels:
-    wanted, left = (np.sum(x, axis=layout.grid.lacking(level)) for x in (expected, expected & ~excluded))
+    num_expected, num_left = (np.sum(x, axis=layout.grid.lacking(level)) for x in (expected, expected & ~excluded))
     for module in layout.grid.modules(level):
-      if wanted[module] > 1 and not left[module]:
+      if num_expected[module] > 1 and not num_left[module]:
         return module_name(level, module)
   return None
 

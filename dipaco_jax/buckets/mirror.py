@@ -143,7 +143,7 @@ class Mirror:
     """
     name = str(path.relative_to(self.workdir))
     folder, _, number = name.rpartition('/')
-    seals = run_objects.found(self.workdir, [f'{folder}.sha256/{number}/*.json'])
+    seals = run_objects.list_files(self.workdir, [f'{folder}.sha256/{number}/*.json'])
     files_before = [*run_objects.GROWING, *self._changed(run_objects.PAGES), *seals]
     older = [left for left in self._left if left.startswith(f'{folder}/')]
     self._upload(name, [*files_before, name], self._gone() + older, checkpoints=folder)
@@ -173,7 +173,7 @@ class Mirror:
     """Publishes intermediate results of unfinished stages if worthwhile; called by a thread from time to time."""
     with contextlib.suppress(OSError):  # the stage ends at this moment
       trees = run_objects.trees(self.workdir, run_objects.PARTS)
-      for name in trees + run_objects.found(self.workdir, run_objects.PART_FILES):
+      for name in trees + run_objects.list_files(self.workdir, run_objects.PART_FILES):
         is_old = time.time() - (self.workdir / name).stat().st_mtime > older_than_s
         if is_old and name not in self._published and name not in self._begun and name not in self._states:
           self._upload(name, [name])
@@ -217,7 +217,7 @@ class Mirror:
 
   def _changed(self, patterns: Sequence[str]) -> list[str]:
     """Lists the files that match globs and have changed since they were last published."""
-    names = run_objects.found(self.workdir, patterns)
+    names = run_objects.list_files(self.workdir, patterns)
     return [name for name in names if self._states.get(name) != files.state(self.workdir / name)]
 
   def _upload(self, needed: str, names: Sequence[str], gone: Sequence[str] = (), **about: str):

@@ -62,7 +62,7 @@ class Other:
   def publish_parts(self, older_than_s: float = mirror.PART_AGE_S):
     """Uploads parts of unfinished stages, once that is worth it; called by a thread from time to time."""
     with contextlib.suppress(OSError):  # the stage ends at this moment
-      for name in self._made(run_objects.PARTS + run_objects.PART_FILES):
+      for name in self._new_files(run_objects.PARTS + run_objects.PART_FILES):
         if time.time() - (self.workdir / name).stat().st_mtime > older_than_s:
           self._upload(name)
 
@@ -86,7 +86,7 @@ class Other:
   def gather(self, occasion: str, patterns: Sequence[str]):
     """Uploads this process's files and trees that match globs, for the first process to fetch."""
     with disks_apart.exchanging():
-      digests = {name: self._upload(name) for name in self._made(patterns)}
+      digests = {name: self._upload(name) for name in self._new_files(patterns)}
     self._known |= digests
     self.peers.say(f'{occasion}: made/{self.peers.index}', json.dumps(digests))
 
@@ -119,9 +119,9 @@ class Other:
           disks_apart.complete(self.storage, name, self.workdir, published[name])
     self._known |= published
 
-  def _made(self, patterns: Sequence[str]) -> list[str]:
+  def _new_files(self, patterns: Sequence[str]) -> list[str]:
     """Lists files that match globs and do not come from the first process."""
-    names = run_objects.trees(self.workdir, patterns) + run_objects.found(self.workdir, patterns)
+    names = run_objects.trees(self.workdir, patterns) + run_objects.list_files(self.workdir, patterns)
     return [name for name in names if name not in self._known]
 
   def _upload(self, name: str) -> str:

@@ -45,7 +45,7 @@ PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no 
 CHECKPOINTS = 'checkpoints/*/*', 'control/checkpoints/*/*'  # trees too, of which the newest of each stage is enough
 
 
-def found(workdir: Path, patterns: Sequence[str]) -> list[str]:
+def list_files(workdir: Path, patterns: Sequence[str]) -> list[str]:
   """Lists the files of a workdir that match globs, in their order."""
   paths = (path for pattern in patterns for path in sorted(workdir.glob(pattern)))
   return [str(p.relative_to(workdir)) for p in paths if files.written_as(p) == p and p.is_file()]
@@ -104,7 +104,7 @@ def index_name(process: int) -> str:
 def followed(workdir: Path, with_checkpoints: bool = True) -> list[str]:
   """Lists the files and trees of a workdir that the processes of a job have alike."""
   patterns = TREES + PARTS + (CHECKPOINTS if with_checkpoints else ())
-  return trees(workdir, patterns) + found(workdir, READ)
+  return trees(workdir, patterns) + list_files(workdir, READ)
 
 
 def remove_others(workdir: Path, kept: Collection[str]):

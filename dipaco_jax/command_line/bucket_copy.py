@@ -61,7 +61,7 @@ def upload_pages(url: str, folder: pathlib.Path):
   """Uploads what a run shows."""
   storage = object_store.open_storage(url, START_PATIENCE_S)
   with answering(storage):
-    for name in run_objects.found(folder, run_objects.PAGES):
+    for name in run_objects.list_files(folder, run_objects.PAGES):
       storage.write(name, (folder / name).read_bytes())
 
 

@@ -137,12 +137,12 @@ def naming(url: str, scratch: pathlib.Path) -> Iterator[None]:
   try:
     yield
   except InputError as e:
-    words = str(e)
+    message = str(e)
     for folder in (scratch / mirror_lib.RUN, scratch):
-      words = words.replace(f'--workdir={folder}', f'--workdir={url}')
-    if words == str(e):
+      message = message.replace(f'--workdir={folder}', f'--workdir={url}')
+    if message == str(e):
       raise
-    raise InputError(words) from e
+    raise InputError(message) from e
 
 
 def _is_finished(workdir: pathlib.Path, settings: settings_lib.Settings) -> bool:

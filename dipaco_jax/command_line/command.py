@@ -52,9 +52,9 @@ def run(main: Callable[[], int | None]):
     try:
       return main()
     except Exception as e:
-      if not (found := ending(e)):
+      if not (message_and_status := ending(e)):
         raise
-      fail(*found)
+      fail(*message_and_status)
 
   display.STDERR.only_terminal = True  # a command's output may go to another program: progress is for terminals only
   with processes.ending(), stopping.listening():
@@ -124,12 +124,12 @@ def full_disk_told(where: str) -> Iterator[None]:
     raise errors.Unavailable(f'the disk of {where} is full; run it again when there is space') from e
 
 
-def path_named(words: str) -> int | tuple[int, ...]:
+def path_named(text: str) -> int | tuple[int, ...]:
   """Parses --path: a path's number, or its coordinates."""
-  parts = words.split(',')
+  parts = text.split(',')
   if not all(part.strip().isdecimal() for part in parts):
-    raise InputError(f'--path={words}: give its number, such as 3, or its coordinates, such as 1,0')
-  return tuple(map(int, parts)) if len(parts) > 1 else int(words)
+    raise InputError(f'--path={text}: give its number, such as 3, or its coordinates, such as 1,0')
+  return tuple(map(int, parts)) if len(parts) > 1 else int(text)
 
 
 def check_out(option: str, file: str | None):
@@ -137,8 +137,8 @@ def check_out(option: str, file: str | None):
   if not file:
     return
   path = pathlib.Path(file)
-  there = next(folder for folder in (path.absolute().parent, *path.absolute().parents) if folder.exists())
-  if '://' in file or path.is_dir() or not there.is_dir() or not os.access(there, os.W_OK):
+  parent = next(folder for folder in (path.absolute().parent, *path.absolute().parents) if folder.exists())
+  if '://' in file or path.is_dir() or not parent.is_dir() or not os.access(parent, os.W_OK):
     raise InputError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
 
 
@@ -212,8 +212,8 @@ def keep_programs() -> None:
   compilation_cache.keep(least_s=0.1)
 
 
-def fail(words: str, status: int = 2) -> NoReturn:
-  stopping.say(printable.redacted(printable.text(words)))
+def fail(message: str, status: int = 2) -> NoReturn:
+  stopping.say(printable.redacted(printable.text(message)))
   sys.exit(status)
 
 
@@ -228,11 +228,11 @@ def explain(error: Exception, meant: Mapping[str, str]) -> str:
   if match := re.fullmatch(r'Missing value for flag --?(.*)', str(error)):
     return f'--{match[1]}: give a value, such as --{match[1]}=...'
   if match := re.match(r'flag --([^=]+)=(.*?): ', str(error), re.DOTALL):
-    return f'--{match[1]}={match[2]} should be {_wanted(flags.FLAGS[match[1]].parser)}'
+    return f'--{match[1]}={match[2]} should be {_describe_parser(flags.FLAGS[match[1]].parser)}'
   return ' '.join(str(error).split())
 
 
-def _wanted(parser: flags.ArgumentParser) -> str:
+def _describe_parser(parser: flags.ArgumentParser) -> str:
   if isinstance(parser, flags.EnumParser):
     return ' or '.join(parser.enum_values)
   if isinstance(parser, flags.BooleanParser):

@@ -40,7 +40,9 @@ def shipped() -> list[str]:
 
 def split(argv: Sequence[str]) -> tuple[list[str], list[Override]]:
   """Splits arguments into others, and --config.FIELD=VALUE, --config.FIELD VALUE or --[no]config.SWITCH."""
-  rest, overrides, left = [], [], list(argv)
+  rest = []
+  overrides = []
+  left = list(argv)
   while left:
     arg = left.pop(0)
     match = re.fullmatch(r'--?(no)?config\.([^=]*)(?:=(.*))?', arg, re.DOTALL)
@@ -102,8 +104,8 @@ def _check_tokenizer(tokenizer: Any, given: set[str]):
   """Raises InputError where the command line names a tokenizer and, beside it, how to train one."""
   trained = sorted(name for name in given if name.startswith('tokenizer.') and name != 'tokenizer.model_file')
   if isinstance(tokenizer, dict) and tokenizer.get('model_file') and trained:
-    words = f'is for a tokenizer that is trained, and config.tokenizer.model_file={tokenizer["model_file"]} is given'
-    raise InputError(f'config.{trained[0]} {words}: leave one of the two out')
+    problem = f'is for a tokenizer that is trained, and config.tokenizer.model_file={tokenizer["model_file"]} is given'
+    raise InputError(f'config.{trained[0]} {problem}: leave one of the two out')
 
 
 def find(named: str) -> tuple[pathlib.Path, list[str]]:
@@ -143,7 +145,7 @@ def load(file: pathlib.Path, variant: Sequence[str], workdir: str = '') -> Confi
       raise InputError(f'get_config() returns {kind}; it should return ConfigDict(settings.Settings().to_dict())')
     return c if isinstance(c, ConfigDict) else ConfigDict(c)
   except Exception as e:  # a config is anybody's program
-    raise InputError(f'--config={file}{_line(e, str(file))}: {_words(e)}') from e
+    raise InputError(f'--config={file}{_line(e, str(file))}: {_message_of(e)}') from e
 
 
 def _line(error: Exception, file: str) -> str:
@@ -153,7 +155,7 @@ def _line(error: Exception, file: str) -> str:
   return f', line {lines[-1]}' if lines else ''
 
 
-def _words(error: Exception) -> str:
+def _message_of(error: Exception) -> str:
   """Returns the message of an error of a config file; ConfigDict's messages are reworded."""
   said = ' '.join(str(error).split())
   if match := re.match(r"Could not override field '(\w+)' \(.*?\)\. (.*) is of original type", said):
@@ -166,7 +168,9 @@ def _words(error: Exception) -> str:
 
 def _wrong_type(last: str, value: str) -> str:
   """Says what type a field should have; ConfigDict gives its name without the section, so it may be one of several."""
-  kinds = {fields.wanted(name, kind_of(name), ABOUT[name].example) for name in FIELDS if name.split('.')[-1] == last}
+  kinds = {
+    fields.describe_kind(name, kind_of(name), ABOUT[name].example) for name in FIELDS if name.split('.')[-1] == last
+  }
   fix = f': write {value[:-2]}' if kinds == {'a whole number'} and re.fullmatch(r'\d+\.0', value) else ''
   return f'{last}={value} should be {" or ".join(sorted(kinds)) or "a section, with fields of its own"}{fix}'
 
@@ -207,10 +211,10 @@ def value_of(name: str, text: str) -> Any:
     if kind is float:
       return float(text)
     if kind is int:
-      return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _whole(float(text))
+      return int(text) if re.fullmatch(r'\s*[-+]?[\d_]+\s*', text) else _to_integer(float(text))
   except (ValueError, KeyError, OverflowError) as e:
-    wanted = fields.wanted(name, kind, ABOUT[name].example if name in ABOUT else '')
-    raise InputError(f'--config.{name}={text} should be {wanted}') from e
+    expected = fields.describe_kind(name, kind, ABOUT[name].example if name in ABOUT else '')
+    raise InputError(f'--config.{name}={text} should be {expected}') from e
   if kind in fields.OF_GLOBS and text[:1] not in ('(', '[', '{'):
     return tuple(part for part in text.split(',') if part)
   return _literal(name, text)
@@ -222,7 +226,7 @@ def from_python(name: str, value: Any) -> Any:
   return value_of(name, value) if isinstance(value, str) else value
 
 
-def _whole(value: float) -> int:
+def _to_integer(value: float) -> int:
   if not value.is_integer():
     raise ValueError
   return int(value)
@@ -247,16 +251,16 @@ def _literal(name: str, text: str) -> Any:
 
 def _no_axis(axis: str, size: Any, grid: ConfigDict) -> str:
   axes = ', '.join(grid.keys()) or 'none'
-  whole = {**grid.to_dict(), axis: size}
-  words = f'the axes of this config are {axes}; to have others, give all'
-  return f'--config.grid.{axis}: {words}, as --config.grid="{whole}"'
+  full_grid = {**grid.to_dict(), axis: size}
+  problem = f'the axes of this config are {axes}; to have others, give all'
+  return f'--config.grid.{axis}: {problem}, as --config.grid="{full_grid}"'
 
 
 def _joined(overrides: Sequence[Override]) -> list[Override]:
   """Joins the values of a field of globs that were given one by one; of other fields the last counts."""
-  found: dict[str, Override] = {}
+  joined: dict[str, Override] = {}
   for name, text in overrides:
-    before = found.pop(name, None)
+    before = joined.pop(name, None)
     together = before and before.text and text and kind_of(name) in fields.OF_GLOBS
-    found[name] = Override(name, f'{before.text},{text}' if before and together else text)
-  return list(found.values())
+    joined[name] = Override(name, f'{before.text},{text}' if before and together else text)
+  return list(joined.values())

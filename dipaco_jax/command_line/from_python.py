@@ -149,7 +149,9 @@ def _shown(progress: bool) -> Iterator[None]:
 @contextlib.contextmanager
 def _logged() -> Iterator[None]:
   """Silences the libraries' logs; warnings go to the program's handlers, or to stderr where it has none."""
-  root, handler, set_back = logging.getLogger(), command.log_handler(), command.silence_libraries()
+  root = logging.getLogger()
+  handler = command.log_handler()
+  set_back = command.silence_libraries()
   if not root.handlers:  # else logging would add one, for good
     root.addHandler(handler)
   try:

@@ -44,8 +44,8 @@ def listen(host: str, port: int) -> socket.socket:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener
   except (OSError, OverflowError) as e:
-    words = str(getattr(e, 'strerror', None) or e).partition(' (')[0]
-    raise InputError(f'--host={host} --port={port}: {words}; choose another, or --port=0 for any free port') from e
+    reason = str(getattr(e, 'strerror', None) or e).partition(' (')[0]
+    raise InputError(f'--host={host} --port={port}: {reason}; choose another, or --port=0 for any free port') from e
 
 
 def url(listener: socket.socket) -> str:

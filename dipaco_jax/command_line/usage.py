@@ -66,7 +66,7 @@ def commands() -> str:
 
 
 def main_help(about: str, options: Mapping[str, str | None]) -> str:
-  listed = [_entry(f'--{name}', words or '') for name, words in options.items()]
+  listed = [_entry(f'--{name}', help_text or '') for name, help_text in options.items()]
   fields = _entry('--config.FIELD=VALUE', 'Sets a field of the config. All fields and their defaults follow.')
   shipped = f'Included configs: {", ".join(config_file.shipped())}, in {config_file.SHIPPED.resolve()}'
   return '\n'.join([about, 'options:', *listed, fields, *_sections(), '', *textwrap.wrap(shipped, _width())])
@@ -74,19 +74,21 @@ def main_help(about: str, options: Mapping[str, str | None]) -> str:
 
 def _sections() -> list[str]:
   """Returns every field with its default, below a description of its section."""
-  words, lines, section = explanations(), [''], ''
+  descriptions = explanations()
+  lines = ['']
+  section = ''
   for name, value in config_file.FIELDS.items():
     before, section = section, name.rpartition('.')[0]
     if section != before:
-      lines += ['', *textwrap.wrap(f'{section}: {words.get(section, "")}', _width())]
-    lines.append(_entry(f'{name}={value!r}', words.get(name, '')))
+      lines += ['', *textwrap.wrap(f'{section}: {descriptions.get(section, "")}', _width())]
+    lines.append(_entry(f'{name}={value!r}', descriptions.get(name, '')))
   return lines
 
 
-def _entry(name: str, words: str) -> str:
+def _entry(name: str, description: str) -> str:
   """Returns one option or field with its description, wrapped."""
   indent = ' ' * 40
-  wrapped = textwrap.wrap(words, _width(), initial_indent=indent, subsequent_indent=indent) or ['']
+  wrapped = textwrap.wrap(description, _width(), initial_indent=indent, subsequent_indent=indent) or ['']
   if len(name) < 37:
     return f'  {name:38}{wrapped[0].strip()}\n'.rstrip() + ''.join(f'\n{line}' for line in wrapped[1:])
   return '\n'.join([f'  {name}', *wrapped]).rstrip()
@@ -99,9 +101,9 @@ def _width() -> int:
 def explanations() -> dict[str, str]:
   """Returns {section or field: its description}."""
   sections = [f for f in dataclasses.fields(settings.Settings) if not f.metadata]
-  found = {f.name: (f.type.__doc__ or '').partition('\n')[0] for f in sections}
+  descriptions = {f.name: (f.type.__doc__ or '').partition('\n')[0] for f in sections}
   for name, about in config_file.ABOUT.items():
     own = ["'package.module:name'"] if about.extensible else []
     choices = f' Choices: {", ".join([*about.choices, *own])}.' if about.choices else ''
-    found[name] = f'{about.about}{choices}'
-  return found
+    descriptions[name] = f'{about.about}{choices}'
+  return descriptions

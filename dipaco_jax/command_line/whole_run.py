@@ -25,7 +25,7 @@ class Call(NamedTuple):
   """What the user has asked for beside the settings."""
 
   workdir: str  # a folder, or the URL of a bucket
-  words: str  # the command or call, for command.txt
+  command: str  # or call, for command.txt
   reuse: str | os.PathLike | None = None
   scratch: str | os.PathLike | None = None  # with a bucket; see `bucket_run.scratch_parent`
   # To look at the run with; nothing that it makes depends on it.
@@ -75,18 +75,18 @@ def _train(
     with display.doing('looking at the model'):
       preflight.check_model(settings)
     place = call.workdir.rstrip('/') if disk.mirror else workdir.resolve()
-    made = sinks.make(settings, pathlib.Path(place).name) if first else []
+    metric_sinks = sinks.make(settings, pathlib.Path(place).name) if first else []
     stack.enter_context(preflight.kept(workdir))
     if first:
       stack.enter_context(lock.hold(workdir))
-      preflight.settle_config(workdir, settings, call.words)
+      preflight.settle_config(workdir, settings, call.command)
       inputs.check_inputs(workdir, settings)
       preflight.check_costs(workdir, settings)
       account = stack.enter_context(time_account.kept(workdir, signals))
     disk.follow('config', with_checkpoints=True)  # of which some may have gone with an earlier config
     compilation_cache.keep()
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
-    with sinks.fed(made, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):
+    with sinks.fed(metric_sinks, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):
       _run_stages(workdir, settings, signals, page.write_if_due, call, disk)
     page.close()
     report = _finish(workdir, account) if first else {}

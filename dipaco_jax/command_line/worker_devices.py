@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.training import devices
 
-CUDA, ROCR, HIP = 'CUDA_VISIBLE_DEVICES', 'ROCR_VISIBLE_DEVICES', 'HIP_VISIBLE_DEVICES'
+CUDA = 'CUDA_VISIBLE_DEVICES'
+ROCR = 'ROCR_VISIBLE_DEVICES'
+HIP = 'HIP_VISIBLE_DEVICES'
 AMD_NODES = '/sys/class/kfd/kfd/topology/nodes/*/gpu_id'
 CPU = {'JAX_PLATFORMS': 'cpu'}  # of roles that train nothing
 DEFAULT_WORKERS = 2  # on CPUs
@@ -66,7 +68,7 @@ def jax_plugins() -> list[str]:
   return names + [module.name for module in pkgutil.iter_modules(package.__path__)]
 
 
-def assign(workers: int | None, backups: int, found: list[Environment]) -> tuple[int, list[Environment]]:
+def assign(workers: int | None, backups: int, available: list[Environment]) -> tuple[int, list[Environment]]:
   """Returns the number of workers, and the variables of each worker and then of each backup.
 
   Args:
@@ -76,16 +78,20 @@ def assign(workers: int | None, backups: int, found: list[Environment]) -> tuple
 
   Raises InputError where there are more workers than devices.
   """
-  if not found:
+  if not available:
     workers = DEFAULT_WORKERS if workers is None else workers
     return workers, [{}] * (workers + backups)
   if workers is None:
-    workers = max(1, len(found) - backups)
-  if workers + backups > len(found):
+    workers = max(1, len(available) - backups)
+  if workers + backups > len(available):
     asked = f'--workers={workers}' + (f' and --backups={backups}' if backups else '')
-    has = f'{len(found)} GPU{"s" * (len(found) > 1)}' if found[0] else 'one TPU, of which a worker takes all chips'
+    has = (
+      f'{len(available)} GPU{"s" * (len(available) > 1)}'
+      if available[0]
+      else 'one TPU, of which a worker takes all chips'
+    )
     raise InputError(
       f'{asked}: each worker needs a device of its own, and this machine has {has}; lower them, or set '
       'JAX_PLATFORMS=cpu to train on the CPU. A run without islands (dipaco train) lets paths take turns on a GPU'
     )
-  return workers, found[: workers + backups]
+  return workers, available[: workers + backups]

@@ -86,9 +86,9 @@ def build(cls: Any, values: Any, prefix: str = '') -> Any:
 def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   if dataclasses.is_dataclass(kind):
     return build(kind, value, name + '.')
-  words = wanted(name, kind, example)
+  expected = describe_kind(name, kind, example)
   if name == 'grid':
-    return _grid(value.items() if isinstance(value, Mapping) else value, words)
+    return _grid(value.items() if isinstance(value, Mapping) else value, expected)
   if name.startswith(('data.', 'metrics.')) and isinstance(value, str) and kind in OF_GLOBS:
     value = tuple(value.split(',')) if value else ()
   if kind == MIXABLE:
@@ -100,20 +100,20 @@ def _convert(value: Any, kind: Any, name: str, example: str) -> Any:
   if kind is float and type(value) is int:
     value = float(value)
   if type(value) is not kind:
-    raise InputError(f'config.{name}={value!r} should be {words}')
+    raise InputError(f'config.{name}={value!r} should be {expected}')
   return value
 
 
 def _mixture(value: Any, name: str) -> tuple[Source, ...]:
   """Converts {name: globs}, {name: (globs, weight)} or (name, globs, weight)... to sources; left out, a weight is 1."""
-  words = (
+  expected = (
     "should map names to globs and weights, such as {'books': ('books/*.txt', 2.0), 'code': ('code/*.jsonl', 1.0)}"
   )
-  found = []
+  mixture = []
   entries = value.items() if isinstance(value, Mapping) else value
   for entry in entries:
     if not isinstance(entry, (tuple, list)) or len(entry) < 2:
-      raise InputError(f'config.{name}={value!r} {words}')
+      raise InputError(f'config.{name}={value!r} {expected}')
     source, globs, *weight = entry
     is_list = isinstance(value, Mapping) and isinstance(globs, (tuple, list))
     if is_list and globs and isinstance(globs[-1], (int, float)):
@@ -123,20 +123,20 @@ def _mixture(value: Any, name: str) -> tuple[Source, ...]:
     weight = weight or [1.0]
     is_number = len(weight) == 1 and type(weight[0]) in (int, float) and 0 < weight[0] < math.inf
     if not isinstance(source, str) or not source or not globs or not is_number:
-      raise InputError(f'config.{name}: {entry!r} {words}')
-    found.append(Source(source, globs, float(weight[0])))
-  if len({source.name for source in found}) < len(found):
-    raise InputError(f'config.{name} names a source twice: {", ".join(source.name for source in found)}')
-  return tuple(found)
+      raise InputError(f'config.{name}: {entry!r} {expected}')
+    mixture.append(Source(source, globs, float(weight[0])))
+  if len({source.name for source in mixture}) < len(mixture):
+    raise InputError(f'config.{name} names a source twice: {", ".join(source.name for source in mixture)}')
+  return tuple(mixture)
 
 
-def _grid(axes: Any, words: str) -> tuple[tuple[str, int], ...]:
-  """Converts axes and their sizes, sorted by name; `words` describes the expected value for errors."""
+def _grid(axes: Any, expected: str) -> tuple[tuple[str, int], ...]:
+  """Converts axes and their sizes, sorted by name; `expected` describes the expected value for errors."""
   if not isinstance(axes, (ItemsView, tuple, list)):
-    raise InputError(f'config.grid={axes!r} should be {words}')
+    raise InputError(f'config.grid={axes!r} should be {expected}')
   pairs = [tuple(axis) if isinstance(axis, (tuple, list)) else (axis,) for axis in axes]
   if any(len(pair) != 2 for pair in pairs):
-    raise InputError(f'config.grid={tuple(pairs)!r} should be {words}')
+    raise InputError(f'config.grid={tuple(pairs)!r} should be {expected}')
   names = [_convert(axis, str, 'grid axis', '') for axis, _ in pairs]
   if len({*names}) < len(names):
     raise InputError(f'config.grid={tuple(pairs)!r} names an axis twice')
@@ -145,7 +145,7 @@ def _grid(axes: Any, words: str) -> tuple[tuple[str, int], ...]:
 
 def _tuple(value: Any, kind: Any, name: str, example: str) -> tuple:
   if not isinstance(value, (tuple, list)):
-    raise InputError(f'config.{name}={value!r} should be {wanted(name, kind, example)}')
+    raise InputError(f'config.{name}={value!r} should be {describe_kind(name, kind, example)}')
   kinds = typing.get_args(kind)
   kinds = kinds[:1] * len(value) if kinds[1:] == (Ellipsis,) else kinds
   if len(kinds) != len(value):
@@ -153,7 +153,7 @@ def _tuple(value: Any, kind: Any, name: str, example: str) -> tuple:
   return tuple(_convert(v, k, f'{name}[{i}]', example) for i, (v, k) in enumerate(zip(value, kinds, strict=True)))
 
 
-def wanted(name: str, kind: Any, example: str) -> str:
+def describe_kind(name: str, kind: Any, example: str) -> str:
   """Describes the expected value of a field or of one of its entries."""
   return PLAIN.get(kind) or f'a {"dict" if name == "grid" else "tuple"}: {_written(name, example)}'
 

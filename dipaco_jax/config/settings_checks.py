@@ -17,8 +17,8 @@ def check(s: Any) -> None:
   num_paths = s.num_paths
   _check_model(s.model)
   if s.model.block and s.pretrain.init:
-    words = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave out one of the two'
-    raise InputError(f'config.pretrain.init={s.pretrain.init}: {words}')
+    problem = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave out one of the two'
+    raise InputError(f'config.pretrain.init={s.pretrain.init}: {problem}')
   text_settings.check_data(s.data)
   _check_routing(s, num_paths)
   _check_evaluate(s, num_paths)
@@ -30,8 +30,8 @@ def check(s: Any) -> None:
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
     raise InputError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
   if s.outer.row_weights and s.outer.rescale:
-    words = 'a row that only one path has moved would move further than that path did'
-    raise InputError(f'config.outer.row_weights requires config.outer.rescale=False: {words}')
+    problem = 'a row that only one path has moved would move further than that path did'
+    raise InputError(f'config.outer.row_weights requires config.outer.rescale=False: {problem}')
   _check_inner(s)
   if len({*s.metrics.sinks}) < len(s.metrics.sinks):
     raise InputError(f'config.metrics.sinks={s.metrics.sinks} names a sink twice')
@@ -51,14 +51,14 @@ def _check_replicas(s: Any) -> None:
   varied = {axis for _, _, axes in s.levels for axis in axes}
   replicas = [axis for axis, size in s.grid if size > 1 and axis not in varied]
   if s.routing.method == 'discriminative' and replicas:
-    words = f'no level varies over the grid axis {replicas[0]!r}, so its paths are equal and none suits a text better'
-    raise InputError(f"config.routing.method='discriminative': {words}; use 'kmeans'")
+    problem = f'no level varies over the grid axis {replicas[0]!r}, so its paths are equal and none suits a text better'
+    raise InputError(f"config.routing.method='discriminative': {problem}; use 'kmeans'")
 
 
 def _check_inner(s: Any) -> None:
   if s.mesh.shard_states and s.inner.optimizer not in ('adamw', 'sgd'):
-    words = 'may need whole matrices, which no device has with config.mesh.shard_states: leave that out'
-    raise InputError(f'config.inner.optimizer={s.inner.optimizer!r} {words}')
+    problem = 'may need whole matrices, which no device has with config.mesh.shard_states: leave that out'
+    raise InputError(f'config.inner.optimizer={s.inner.optimizer!r} {problem}')
   if is_reference(s.inner.schedule):
     for name, value in (('inner.rewarm_steps', s.inner.rewarm_steps), ('train.learning_rate', s.train.learning_rate)):
       if value:
@@ -71,26 +71,26 @@ def _check_warmup(s: Any) -> None:
     return
   path_steps = s.num_steps - s.pretrain.steps
   if s.inner.warmup_steps > s.num_steps:
-    words = f'is longer than the {s.num_steps} steps of the run (config.pretrain.steps + phases * steps_per_phase)'
+    problem = f'is longer than the {s.num_steps} steps of the run (config.pretrain.steps + phases * steps_per_phase)'
     raise InputError(
-      f'config.inner.warmup_steps={s.inner.warmup_steps} {words}: lower it, or set -1 for a tenth of them'
+      f'config.inner.warmup_steps={s.inner.warmup_steps} {problem}: lower it, or set -1 for a tenth of them'
     )
   if s.inner.rewarm_steps > path_steps:
-    words = f'is longer than the {path_steps} steps of a path (config.train.phases * steps_per_phase): lower it'
-    raise InputError(f'config.inner.rewarm_steps={s.inner.rewarm_steps} {words}')
+    problem = f'is longer than the {path_steps} steps of a path (config.train.phases * steps_per_phase): lower it'
+    raise InputError(f'config.inner.rewarm_steps={s.inner.rewarm_steps} {problem}')
   if 0 < s.inner.decay_steps < s.inner.warmup_steps:
-    words = (
+    problem = (
       f'is below config.inner.warmup_steps={s.inner.warmup_steps}: the learning rate would fall before it has risen'
     )
-    raise InputError(f'config.inner.decay_steps={s.inner.decay_steps} {words}; raise it, or set 0 for the whole run')
+    raise InputError(f'config.inner.decay_steps={s.inner.decay_steps} {problem}; raise it, or set 0 for the whole run')
 
 
 def _check_model(m: Any) -> None:
   if m.head_dim % 2:
     raise InputError(f'config.model.head_dim={m.head_dim} should be even: rotary embedding rotates pairs of dimensions')
   if m.num_kv_heads and m.num_heads % m.num_kv_heads:
-    words = f'should divide config.model.num_heads={m.num_heads}: each serves the same number of query heads'
-    raise InputError(f'config.model.num_kv_heads={m.num_kv_heads} {words}')
+    requirement = f'should divide config.model.num_heads={m.num_heads}: each serves the same number of query heads'
+    raise InputError(f'config.model.num_kv_heads={m.num_kv_heads} {requirement}')
   for name in ('full_every', 'rope_local_base'):
     if getattr(m, name) and not m.window:
       raise InputError(f'config.model.{name}={getattr(m, name)} requires config.model.window')
@@ -134,9 +134,11 @@ def _check_routing(s: Any, num_paths: int) -> None:
     if not s.routing.router_fraction:
       raise InputError("config.routing.router_fraction=0: routing.method='discriminative' needs router data, say 0.005")
     if end >= s.train.phases:
-      words = f'times config.routing.rounds={s.routing.rounds} should be below config.train.phases={s.train.phases}'
-      words += ': the last shards need phases, too'
-      raise InputError(f'config.routing.phases_per_round={s.routing.phases_per_round} {words}')
+      requirement = (
+        f'times config.routing.rounds={s.routing.rounds} should be below config.train.phases={s.train.phases}'
+      )
+      requirement += ': the last shards need phases, too'
+      raise InputError(f'config.routing.phases_per_round={s.routing.phases_per_round} {requirement}')
   if s.routing.capacity and s.routing.method in ('random', 'single'):
     raise InputError(f'config.routing.capacity requires a router with scores, which {s.routing.method!r} does not have')
   if 0 < s.routing.capacity < 1:
@@ -149,8 +151,8 @@ def _check_routing(s: Any, num_paths: int) -> None:
 
 def _check_length(section: str, length: int, prefix: int, why: str) -> None:
   if length <= prefix:
-    words = f'should be above config.routing.prefix_tokens={prefix}: the prefix {why}'
-    raise InputError(f'config.{section}.seq_len={length} {words}')
+    requirement = f'should be above config.routing.prefix_tokens={prefix}: the prefix {why}'
+    raise InputError(f'config.{section}.seq_len={length} {requirement}')
 
 
 def _check_evaluate(s: Any, num_paths: int) -> None:
@@ -162,8 +164,8 @@ def _check_evaluate(s: Any, num_paths: int) -> None:
   if s.evaluate.refit_router and not s.routing.router_fraction:
     raise InputError('config.evaluate.refit_router=True needs router data: set config.routing.router_fraction')
   if s.evaluate.refit_router and (num_paths == 1 or is_reference(s.routing.method)):
-    words = 'a router of your own' if num_paths > 1 else 'one path'
-    raise InputError(f'config.evaluate.refit_router=True has nothing to fit with {words}: leave it out')
+    kind = 'a router of your own' if num_paths > 1 else 'one path'
+    raise InputError(f'config.evaluate.refit_router=True has nothing to fit with {kind}: leave it out')
 
 
 def _check_streaming(s: Any) -> None:
@@ -173,8 +175,8 @@ def _check_streaming(s: Any) -> None:
   if not wire.stream and s.outer.overlap_steps > 0:
     raise InputError(f"config.outer.overlap_steps={s.outer.overlap_steps} requires config.outer.stream='on'")
   if wire.stream and (s.outer.lost or s.train.paths_per_phase or s.train.schedule):
-    words = 'leave out config.outer.lost, config.train.paths_per_phase and config.train.schedule'
-    raise InputError(f'streaming (config.outer.stream, or wire) needs all paths in every phase: {words}')
+    fix = 'leave out config.outer.lost, config.train.paths_per_phase and config.train.schedule'
+    raise InputError(f'streaming (config.outer.stream, or wire) needs all paths in every phase: {fix}')
   if wire.overlap_steps >= tau:
     raise InputError(f'config.outer.overlap_steps={wire.overlap_steps} should be below train.steps_per_phase={tau}')
 

@@ -42,8 +42,8 @@ def check_data(data: Any) -> None:
   if data.source == 'files' and not data.train:
     raise InputError("config.data.train is empty: name the text, for instance 'my/*.txt'")
   train, validation = sources(data.train), sources(data.validation)
-  if validation and {found.name for found in validation} != {found.name for found in train}:
-    names = ', '.join(found.name for found in train) or 'none'
+  if validation and {source.name for source in validation} != {source.name for source in train}:
+    names = ', '.join(source.name for source in train) or 'none'
     raise InputError(f'config.data.validation names sources: they should be those of config.data.train, {names}')
   if data.source not in EXAMPLES:
     return
@@ -67,16 +67,18 @@ def check_all_is_read(data: Any) -> None:
     value = getattr(data, name)
     if name not in READ[data.source] and value != _default(data, name):
       readers = ' or '.join(repr(source) for source in READ if name in READ[source])
-      words = f'config.data.source={data.source!r} does not read it, {readers} does: leave one of the two out'
-      raise InputError(f'config.data.{name}={_in_short(value)}: {words}')
+      problem = f'config.data.source={data.source!r} does not read it, {readers} does: leave one of the two out'
+      raise InputError(f'config.data.{name}={_in_short(value)}: {problem}')
 
 
 def check_tokenizer(tokenizer: Any) -> None:
   """Raises InputError where a tokenizer is given, and another kind is to be trained."""
   default = _default(tokenizer, 'kind')
   if tokenizer.model_file and tokenizer.kind != default:
-    words = 'and the latter is used: leave out one of them'
-    raise InputError(f'config.tokenizer.kind={tokenizer.kind!r} and config.tokenizer.model_file are both set, {words}')
+    problem = 'and the latter is used: leave out one of them'
+    raise InputError(
+      f'config.tokenizer.kind={tokenizer.kind!r} and config.tokenizer.model_file are both set, {problem}'
+    )
 
 
 def _default(section: Any, name: str) -> Any:
@@ -84,5 +86,5 @@ def _default(section: Any, name: str) -> Any:
 
 
 def _in_short(value: Any, most: int = 100) -> str:
-  words = repr(value)
-  return words if len(words) <= most else f'{words[:most]}...'
+  text = repr(value)
+  return text if len(text) <= most else f'{text[:most]}...'

@@ -34,8 +34,8 @@ def interval(
   counts_N = np.asarray(tokens_N) > 0
   contents_N = np.arange(len(counts_N)) if contents_N is None else np.asarray(contents_N)
   pair_2N = np.stack([nats_N, tokens_N])[:, counts_N]
-  found = quantiles(lambda sums: sums[0] / sums[1], pair_2N, contents_N[counts_N], seed)
-  return found and (_perplexity(found[0]), _perplexity(found[1]))
+  bounds = quantiles(lambda sums: sums[0] / sums[1], pair_2N, contents_N[counts_N], seed)
+  return bounds and (_perplexity(bounds[0]), _perplexity(bounds[1]))
 
 
 def quantiles(

@@ -18,20 +18,20 @@ class Away(Unavailable):
 
 def parting(error: Unavailable) -> str:
   """Returns the line with which a command ends by this error; a process that goes on tells the message alone."""
-  words = getattr(error, 'strerror', None) or str(error)
-  return f'{words}; run it again when it is back' if isinstance(error, Away) else words
+  message = getattr(error, 'strerror', None) or str(error)
+  return f'{message}; run it again when it is back' if isinstance(error, Away) else message
 
 
 def causes(error: BaseException) -> list[BaseException]:
   """Returns an error, the error that it was raised from, and so on."""
-  found = [error]
-  while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
-    found.append(cause)
-  return found
+  chain = [error]
+  while (cause := chain[-1].__cause__ or chain[-1].__context__) and cause not in chain:
+    chain.append(cause)
+  return chain
 
 
 def disk_is_full(error: BaseException) -> bool:
   """Returns whether an error was caused by a full disk; TensorStore reports that in its message only."""
   full = (errno.ENOSPC, errno.EDQUOT)
-  words = [os.strerror(number) for number in full]
-  return any(getattr(e, 'errno', None) in full or any(w in str(e) for w in words) for e in causes(error))
+  messages = [os.strerror(number) for number in full]
+  return any(getattr(e, 'errno', None) in full or any(w in str(e) for w in messages) for e in causes(error))

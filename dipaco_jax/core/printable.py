@@ -21,24 +21,24 @@ SECRET = re.compile(
 )
 
 
-def text(words: str) -> str:
+def text(value: str) -> str:
   """Makes control characters visible; line breaks and tabs stay."""
-  return words.translate(SHOWN)
+  return value.translate(SHOWN)
 
 
-def redacted(words: str) -> str:
+def redacted(message: str) -> str:
   """Replaces passwords by ***."""
-  return SECRET.sub(lambda found: f'{found[1] or found[2] or found[3]}***', words)
+  return SECRET.sub(lambda match: f'{match[1] or match[2] or match[3]}***', message)
 
 
-def name(words: str, most: int = MAX_NAME) -> str:
+def name(value: str, most: int = MAX_NAME) -> str:
   """Returns the text as one line of at most `most` characters; a longer one ends in '…'."""
-  line = text(' '.join(words.split()) if not words.isprintable() else words)
+  line = text(' '.join(value.split()) if not value.isprintable() else value)
   return line if len(line) <= most else line[: most - 1] + '…'
 
 
-def check_name(label: str, words: str, most: int = MAX_NAME) -> None:
+def check_name(label: str, value: str, most: int = MAX_NAME) -> None:
   """Raises InputError if a name that a user gives as `label` has control characters or is too long."""
-  if words != text(words) or {*'\n\t'} & {*words} or len(words) > most:
-    words = name(words)
-    raise InputError(f'{label}={words}: give a name without control characters, of {most} characters at most')
+  if value != text(value) or {*'\n\t'} & {*value} or len(value) > most:
+    value = name(value)
+    raise InputError(f'{label}={value}: give a name without control characters, of {most} characters at most')

@@ -28,7 +28,7 @@ class OwnTokenizer(Tokenizer):
   def __init__(self, config: settings.Tokenizer):
     """Makes the user's tokenizer, and tries it on a text; raises InputError if it does not follow the protocol."""
     self._reference = config.kind
-    self._made = tokenizer = extension.make(FIELD, config.kind, config)
+    self._tokenizer = tokenizer = extension.make(FIELD, config.kind, config)
     for name in ('encode', 'decode'):
       if not callable(getattr(tokenizer, name, None)):
         raise self._wrong(f'returns a {type(tokenizer).__name__} without {name}(...)')
@@ -44,7 +44,7 @@ class OwnTokenizer(Tokenizer):
 
   def _encode(self, texts: list[str]) -> list[list[int]]:
     with extension.blaming(FIELD, self._reference):
-      encoded = [np.asarray(self._made.encode(text)) for text in texts]
+      encoded = [np.asarray(self._tokenizer.encode(text)) for text in texts]
     for ids in encoded:
       if ids.ndim != 1 or (ids.size and ids.dtype.kind not in 'iu'):
         raise self._wrong(f'encode returns {ids.dtype} {[*ids.shape]}: expected a list of integers')
@@ -56,14 +56,14 @@ class OwnTokenizer(Tokenizer):
   def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
     special = self.special_ids.values()
     with extension.blaming(FIELD, self._reference):
-      text = self._made.decode([int(token) for token in tokens if token not in special])
+      text = self._tokenizer.decode([int(token) for token in tokens if token not in special])
     if not isinstance(text, str):
       raise self._wrong(f'decode returns a {type(text).__name__}: expected a str')
     return text
 
   def piece_bytes(self) -> np.ndarray:
     """Returns the user's `piece_bytes`, or else the number of bytes to which each token is decoded by itself."""
-    if callable(count := getattr(self._made, 'piece_bytes', None)):
+    if callable(count := getattr(self._tokenizer, 'piece_bytes', None)):
       with extension.blaming(FIELD, self._reference):
         counts = np.asarray(count(), np.int32)
       if counts.shape != (self.vocab_size,):

@@ -61,7 +61,7 @@ def _turned(theirs: Config, num_layers: int) -> list[bool]:
   """Returns which blocks have rotary embedding."""
   given = theirs.get('no_rope_layers')
   if given is None:
-    every = json_fields.whole('no_rope_layer_interval', theirs['no_rope_layer_interval'])
+    every = json_fields.check_integer('no_rope_layer_interval', theirs['no_rope_layer_interval'])
     return [(n + 1) % every != 0 for n in range(num_layers)]
   if not isinstance(given, list) or len(given) != num_layers or any(x not in (0, 1) for x in given):
     raise InputError(f'its no_rope_layers is {given!r}, which is not 0 or 1 for each of its {num_layers} blocks')
@@ -74,7 +74,7 @@ def _windows(family: Family, theirs: Config, turned: Sequence[bool]) -> dict[str
   if not isinstance(switch, bool):
     raise InputError(f'its use_sliding_window is {switch!r}, which is neither true nor false')
   if window is not None:
-    json_fields.whole('sliding_window', window)
+    json_fields.check_integer('sliding_window', window)
   is_on = window is not None and (switch or family.windows not in SWITCHED)
   kinds = theirs.get('layer_types')
   if kinds is None:
@@ -93,13 +93,17 @@ def _windows(family: Family, theirs: Config, turned: Sequence[bool]) -> dict[str
 def _usual(family: Family, theirs: Config, turned: Sequence[bool]) -> list[bool]:
   """Returns which blocks have a window, where a config.json names no kinds."""
   if family.windows == 'layers':
-    every = json_fields.whole('sliding_window_pattern', theirs['sliding_window_pattern'])
+    every = json_fields.check_integer('sliding_window_pattern', theirs['sliding_window_pattern'])
     if theirs.get('_sliding_window_pattern', every) != every:
       raise InputError(f'its _sliding_window_pattern is {theirs["_sliding_window_pattern"]!r}, its layer_types missing')
     return [(n + 1) % every != 0 for n in range(len(turned))]
   if family.windows == 'unturned':
     return [not turns for turns in turned]
-  first = json_fields.whole('max_window_layers', theirs['max_window_layers'], 0) if family.windows == 'switched' else 0
+  first = (
+    json_fields.check_integer('max_window_layers', theirs['max_window_layers'], 0)
+    if family.windows == 'switched'
+    else 0
+  )
   return [n >= first for n in range(len(turned))]
 
 
@@ -125,10 +129,10 @@ def write(family: Family, model: settings.Model) -> dict[str, Any]:
     theirs['no_rope_layers'] = [int(block.turns) for block in blocks]
   if family.windows == 'layers':
     theirs['rope_local_base_freq'] = model.rope_local_base or model.rope_base
-    theirs['query_pre_attn_scalar'] = _whole(model.query_scale) or model.head_dim
+    theirs['query_pre_attn_scalar'] = _to_integer(model.query_scale) or model.head_dim
   return theirs
 
 
-def _whole(value: float) -> float | int:
+def _to_integer(value: float) -> float | int:
   """Returns a whole number as int, which transformers insists on."""
   return int(value) if value == int(value) else value

@@ -56,7 +56,7 @@ def read_config(theirs: Config) -> dict[str, Any]:
   if missing := [name for name in (*FIELDS, 'vocab_size') if name not in theirs]:
     raise InputError(f'it has no {missing[0]}')
   _check_known(theirs, family)
-  json_fields.whole('vocab_size', theirs['vocab_size'])
+  json_fields.check_integer('vocab_size', theirs['vocab_size'])
   given = {name: field for name, field in FIELDS.items() if theirs[name] is not None or name not in DERIVED}
   values = {field: json_fields.value(name, theirs[name], field) for name, field in given.items()}
   values.setdefault('head_dim', values['width'] // values['num_heads'])

@@ -19,10 +19,10 @@ def value(name: str, x: Any, field: str) -> Any:
     if not isinstance(x, bool):
       raise InputError(f'its {name} is {x!r}, which is neither true nor false')
     return x
-  return whole(name, x) if kind is int else number(name, x)
+  return check_integer(name, x) if kind is int else number(name, x)
 
 
-def whole(name: str, x: Any, least: int = 1) -> int:
+def check_integer(name: str, x: Any, least: int = 1) -> int:
   """Returns a whole number of `least` or more; raises InputError."""
   if not isinstance(x, int) or isinstance(x, bool) or x < least:
     raise InputError(f'its {name} is {x!r}, which is not an integer of {least} or more')

@@ -66,7 +66,9 @@ def check_length(num_chars: int):
 
 def _check_items(value: Any):
   """Counts what `str(value)` would write: a list that is in another twice counts twice."""
-  waiting, num_items, num_chars = [value], 0, 0
+  waiting = [value]
+  num_items = 0
+  num_chars = 0
   while waiting:
     item = waiting.pop()
     num_items += 1

@@ -200,12 +200,12 @@ class TrainedRun:
   def check_parameters(self, params: Mapping[str, np.ndarray | jax.Array], where: str) -> int:
     """Returns the rows of the embedding; raises InputError where the parameters are not those of the run's model."""
     rows = next(iter(np.shape(params.get('embed/tokens', 0))), 0)
-    found = {name: np.shape(x) for name, x in params.items()}
+    shapes = {name: np.shape(x) for name, x in params.items()}
     expected = _shapes(self.settings.model, max(1, rows))
-    wrong = (name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name))
+    wrong = (name for name in sorted({*expected, *shapes}) if expected.get(name) != shapes.get(name))
     if (name := next(wrong, None)) is not None:
-      words = f'{name} is {found.get(name, "missing")} and should be {expected.get(name, "no parameter")}'
-      raise InputError(f'{where}: {printable.name(words)}, by config.model: these are not the files of this run')
+      difference = f'{name} is {shapes.get(name, "missing")} and should be {expected.get(name, "no parameter")}'
+      raise InputError(f'{where}: {printable.name(difference)}, by config.model: these are not the files of this run')
     return rows
 
   def number(self, path: int | Sequence[int]) -> int:

@@ -20,14 +20,14 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display
 
 
-def read_text(words: str | None, file: str | None) -> str:
+def read_text(text: str | None, file: str | None) -> str:
   """Returns the text that the options give; raises InputError where there is none."""
   from dipaco_jax.storage import remote_files
 
-  if (words is None) == (file is None):
+  if (text is None) == (file is None):
     raise InputError('give a text: --text=WORDS or --file=FILE; --file=- is standard input')
   if file is None:
-    return words or ''
+    return text or ''
   try:
     data = sys.stdin.buffer.read() if file == '-' else remote_files.read(file)
   except OSError as e:
@@ -54,11 +54,11 @@ def main():
     command.keep_programs()
   every = excerpt_choice.chunk_tokens(run.settings) if options.every is None else options.every
   path = None if options.path is None else run.number(command.path_named(options.path))
-  found = excerpts.of_text(run, text, every, path, options.version)
+  text_excerpts = excerpts.of_text(run, text, every, path, options.version)
   grid = run.layout.grid
   if options.html:
-    files.write_file(pathlib.Path(options.html), excerpt_views.to_page(found, grid, options.workdir))
-  print(excerpt_views.to_text(found, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
+    files.write_file(pathlib.Path(options.html), excerpt_views.to_page(text_excerpts, grid, options.workdir))
+  print(excerpt_views.to_text(text_excerpts, grid, sys.stdout.isatty() and not os.environ.get('NO_COLOR')))
 
 
 if __name__ == '__main__':

@@ -24,7 +24,9 @@ from dipaco_jax.registry.registry import Row, Task
 from dipaco_jax.registry.registry_schema import LONGEST_LEASES
 
 # For a next task, where there was none, after this share of a task's time; and where there was none for long.
-ASK_AGAIN, LONGEST_ASK_AGAIN_S, ASK_LATER_S = 0.1, 1.0, 10.0
+ASK_AGAIN = 0.1
+LONGEST_ASK_AGAIN_S = 1.0
+ASK_LATER_S = 10.0
 MARGIN = 1.5  # the next task is claimed when the rest of this one will take so many times as long as its fetch
 LOOK_S = 10.0  # between looks of a backup; a task that is ready at two in a row counts as abandoned
 LOOKED_AT = 1000  # ready tasks of a kind
@@ -53,7 +55,9 @@ class Backup:
   """The source of one backup worker's tasks."""
 
   def __init__(self, island: Island, kinds: tuple[str, ...], holder: str = ''):
-    self.island, self.kinds, self.holder = island, kinds, holder
+    self.island = island
+    self.kinds = kinds
+    self.holder = holder
     self.look = Interval(LOOK_S)
     self.ready: set[tuple[int, int]] = set()  # ids and fences, at the last look
 
@@ -163,9 +167,9 @@ class Claims:
   def fetch(self, task: Task) -> Any:
     """Fetches what a task reads, and notes how long that took."""
     began = time.monotonic()
-    found = self.fetches[task.kind](self.island, task)
+    inputs = self.fetches[task.kind](self.island, task)
     self.fetch_s = time.monotonic() - began
-    return found
+    return inputs
 
   def claim_ahead(self, share: float):
     """Claims the next task where the rest of this one, `share` of it, lasts no longer than what the next waits for."""

@@ -42,17 +42,17 @@ def finish(island: Island, task: Task) -> list[Fact]:
   island.fetch_trees('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
   island.fetch_tokenizer()
   with island.hold_workdir():
-    told = run_history.read(island)
-    for version in sorted({own.settings.train.phases, *told.best_version}):
-      island.publish_version(version, told.best_version)
-    pointers = {'version': told.best_version, 'holdout_loss': told.best_loss}
+    history = run_history.read(island)
+    for version in sorted({own.settings.train.phases, *history.best_version}):
+      island.publish_version(version, history.best_version)
+    pointers = {'version': history.best_version, 'holdout_loss': history.best_loss}
     publishing.write_json(own.workdir / 'paths' / 'best.json', pointers)
-    run_history.write_rows(island, own, told)
-    figures = run_history.figures(island, own, told)
-    stage_records.write_record(own.workdir, own.settings, 'train', told.wall_s, figures)
+    run_history.write_rows(island, own, history)
+    figures = run_history.figures(island, own, history)
+    stage_records.write_record(own.workdir, own.settings, 'train', history.wall_s, figures)
     stages.run_all(own)
     own.metrics.close()
-    found: dict[str, Any] = run_report.write(own.workdir)
+    report: dict[str, Any] = run_report.write(own.workdir)
     for name in (
       'excerpts.json',
       'samples.json',
@@ -67,8 +67,8 @@ def finish(island: Island, task: Task) -> list[Fact]:
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
       _upload(island, name)
     files.tidy(own.workdir)
-  about = {name: found[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.results(found)}
-  return [Fact('finished', '', 0, '', found['modules_sha256'], about)]
+  about = {name: report[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.results(report)}
+  return [Fact('finished', '', 0, '', report['modules_sha256'], about)]
 
 
 def _upload(island: Island, name: str):

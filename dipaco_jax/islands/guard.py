@@ -20,8 +20,8 @@ class Later(OSError):
 class Gone(Later):
   """An object or a directory in storage is missing or corrupt; `name` says which."""
 
-  def __init__(self, name: str, words: str):
-    super().__init__(words)
+  def __init__(self, name: str, message: str):
+    super().__init__(message)
     self.name = name
 
 
@@ -49,12 +49,12 @@ def guarding(name: str) -> Iterator[None]:
     raise Malformed(name, printable.text(f'{name} is malformed: {retry.first_line(e)}')) from e
 
 
-def objects_of(made: Fact) -> dict[str, tuple[str, str]]:
+def objects_of(fact: Fact) -> dict[str, tuple[str, str]]:
   """Returns the objects that a checkpoint or piece names, (name, sha256) by level; leaves out what is malformed."""
-  named = made.meta.get('objects')
+  named = fact.meta.get('objects')
 
-  def is_name(found: Any) -> bool:
-    return isinstance(found, list) and len(found) == 2 and all(isinstance(x, str) for x in found)
+  def is_name(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(x, str) for x in value)
 
-  found = named if isinstance(named, dict) else {}
-  return {level: (name[0], name[1]) for level, name in found.items() if is_name(name)}
+  by_level = named if isinstance(named, dict) else {}
+  return {level: (name[0], name[1]) for level, name in by_level.items() if is_name(name)}

@@ -13,7 +13,7 @@ from dipaco_jax.islands import lineage, state_facts
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.lease import Lease
-from dipaco_jax.islands.lineage import Found
+from dipaco_jax.islands.lineage import NewestState
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.registry.registry import Lost, NewTask, Task
 from dipaco_jax.storage import retry
@@ -23,18 +23,18 @@ WORTHWHILE = 4.0  # leases: as asking takes up to two, a shorter replay is begun
 LOOKS = 2  # in a lease, for what is asked of this holder
 
 
-def ask(island: Island, task: Task, found: Found):
+def ask(island: Island, task: Task, newest: NewestState):
   """Raises Later where a task has to wait for the state of its path from the holder, who is asked for it."""
-  if len(found.phases) == 1 or found.parts[-1].nth or found.within or task.owner != island.name:
+  if len(newest.phases) == 1 or newest.parts[-1].nth or newest.within or task.owner != island.name:
     return  # there is little to repeat, or, within a phase, no state that a fact knows
-  phase, path = found.phases[-2], task.key
-  made = island.registry.facts('checkpoint', [path], phase)  # none while its task is at work, or done again
-  holder = made[0].meta.get('holder') if made else None
-  if not holder or (len(found.phases) - 1) * lineage.phase_s(island) < WORTHWHILE * island.registry.lease_s:
+  phase, path = newest.phases[-2], task.key
+  checkpoints = island.registry.facts('checkpoint', [path], phase)  # none while its task is at work, or done again
+  holder = checkpoints[0].meta.get('holder') if checkpoints else None
+  if not holder or (len(newest.phases) - 1) * lineage.phase_s(island) < WORTHWHILE * island.registry.lease_s:
     return
   if not island.registry.facts(STATE, [path], phase) and not island.registry.is_done(SHIP, path, phase):
     island.registry.add_tasks([NewTask(SHIP, path, phase, holder=holder)])
-    raise Later(f'the state of path {path} is requested from its holder, {made[0].meta["worker"]}')
+    raise Later(f'the state of path {path} is requested from its holder, {checkpoints[0].meta["worker"]}')
 
 
 def answering(island: Island, held: HeldStates) -> contextlib.AbstractContextManager[None]:
@@ -51,9 +51,9 @@ def answer(island: Island, held: HeldStates):
     return
   lease = Lease(island, 'worker', task)
   try:
-    for made in island.registry.facts('checkpoint', [task.key], task.number):  # none where it was withdrawn
-      if (state := held.get(int(task.key), task.number, made.sha256)) is not None:
-        state_facts.publish(island, made, state)
+    for checkpoint in island.registry.facts('checkpoint', [task.key], task.number):  # none where it was withdrawn
+      if (state := held.get(int(task.key), task.number, checkpoint.sha256)) is not None:
+        state_facts.publish(island, checkpoint, state)
     island.registry.complete(task, [])
   except Lost:
     pass

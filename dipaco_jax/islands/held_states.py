@@ -27,7 +27,9 @@ from typing import NamedTuple
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.storage import files, lock, tensors
 
-HELD, LOCK, HOLDER = 'held', 'lock', 'holder'
+HELD = 'held'
+LOCK = 'lock'
+HOLDER = 'holder'
 NOT_FREE = lock.Held, FileNotFoundError, NotADirectoryError  # of a slot
 DIGITS = 16  # of a digest, in names
 NAME = re.compile(r'(\d+)-(\d+)-(?:step(\d+)-)?([0-9a-f]*)')
@@ -54,7 +56,9 @@ class HeldStates:
   """States of paths in a slot, for any number of threads; without a folder, in memory alone."""
 
   def __init__(self, folder: pathlib.Path | None = None, holder: str = '', memory_bytes: int = 1 << 62):
-    self.folder, self.holder, self.memory_bytes = folder, holder, memory_bytes
+    self.folder = folder
+    self.holder = holder
+    self.memory_bytes = memory_bytes
     self.memory: collections.OrderedDict[Key, Arrays] = collections.OrderedDict()  # the least recently used first
     self.kept_aside: dict[Key, Arrays | None] = dict.fromkeys(self._names(ASIDE))  # None: the disk has it
     self.newest: dict[Key, int] = {}  # see note_newest
@@ -76,11 +80,11 @@ class HeldStates:
     """Returns a path's state after a phase, None where it is not held; forgets what is older, which nobody asks for."""
     key = Key(path, phase, digest)
     with self.lock:
-      found = self.memory.get(_short(key))
-    found = self._read(key.file) if found is None else found
-    if found is not None:
+      arrays = self.memory.get(_short(key))
+    arrays = self._read(key.file) if arrays is None else arrays
+    if arrays is not None:
       self.forget(path, phase, but=key)
-    return found
+    return arrays
 
   def set_aside(self, key: Key, state: Arrays):
     """Keeps a path's state until `drop_aside`, whatever else is forgotten; in place of those of earlier phases."""
@@ -141,11 +145,11 @@ class HeldStates:
     steps = {k.step: k for k in [*self.names(), *self._in_memory()] if k.step is not None and k[:3] == named}
     for step in sorted((s for s in steps if at_least <= s <= (s if at_most is None else at_most)), reverse=True):
       with self.lock:
-        found = self.memory.get(steps[step])
-      if found is None:
-        found = self._read(steps[step].file)
-      if found is not None:
-        return step, found
+        arrays = self.memory.get(steps[step])
+      if arrays is None:
+        arrays = self._read(steps[step].file)
+      if arrays is not None:
+        return step, arrays
     return None
 
   def has_within(self, path: int, phase: int) -> bool:
@@ -183,8 +187,8 @@ class HeldStates:
       names = os.listdir(self.folder) if self.folder else []
     except OSError:
       return []
-    found = [NAME.fullmatch(name.removesuffix(suffix)) for name in names if name.endswith(suffix)]
-    return [Key(int(m[1]), int(m[2]), m[4], int(m[3]) if m[3] else None) for m in found if m]
+    matches = [NAME.fullmatch(name.removesuffix(suffix)) for name in names if name.endswith(suffix)]
+    return [Key(int(m[1]), int(m[2]), m[4], int(m[3]) if m[3] else None) for m in matches if m]
 
   def _write(self, key: Key, state: Arrays) -> bool:
     if not self.folder:
@@ -251,11 +255,11 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
 def _holder(file: pathlib.Path) -> str:
   """Returns the id in a slot, made at random where there is none."""
   with contextlib.suppress(OSError, UnicodeDecodeError):
-    if re.fullmatch('[0-9a-f]{16}', found := file.read_text()):
-      return found
-  made = secrets.token_hex(8)
-  files.write_file(file, made)
-  return made
+    if re.fullmatch('[0-9a-f]{16}', holder := file.read_text()):
+      return holder
+  new_holder = secrets.token_hex(8)
+  files.write_file(file, new_holder)
+  return new_holder
 
 
 def machine_memory() -> int:

@@ -56,9 +56,9 @@ def run(
   with hosts.ending_together():
     hosts.broadcast(start._asdict())
     evaluated = evaluate_first(job, start, hosts.share(begins_with)) if start.evaluates else None
-    found = inner_steps(island, job, start, broadcast_state(hosts, state), done)
+    trained, loss = inner_steps(island, job, start, broadcast_state(hosts, state), done)
     hosts.barrier()
-  return Result(*found, evaluated)
+  return Result(trained, loss, evaluated)
 
 
 def follow(island: Island, hosts: Hosts):
@@ -92,10 +92,10 @@ def inner_steps(
   del state
   weights, turn = job.weights(phase), np.array(programs.layout.grid.coordinates(path), np.int32)
   batches = prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step, end))
-  found: dict[str, jax.Array] = {}
+  metrics: dict[str, jax.Array] = {}
 
   def is_busy() -> bool:
-    return bool(found) and not mesh.is_ready(found['loss'])
+    return bool(metrics) and not mesh.is_ready(metrics['loss'])
 
   def settle():
     jax.block_until_ready(params)
@@ -105,10 +105,10 @@ def inner_steps(
       first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
       stop = first + job.schedule.dispatch_steps
       profiler.begin(first, stop, settle)
-      params, inner, found = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
+      params, inner, metrics = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
       profiler.end(stop, after == end, settle)
       is_due = after < end and after // every > dispatch.step // every
-      done(after, found, path_state.to_host(programs, params, inner) if is_due else None)
+      done(after, metrics, path_state.to_host(programs, params, inner) if is_due else None)
     settle()  # so that what follows is not taken for inner steps
   with time_use.doing(time_use.EVALUATE):
     loss = None if start.is_replay or end < job.schedule.steps_per_phase else holdout_loss(job, path, params)
@@ -120,16 +120,18 @@ def holdout_loss(job: Job, path: int, params) -> float | None:
   if job.evaluation.holdout is None:
     return None
   turn = job.programs.layout.grid.coordinates(path)
-  found = next(evaluation.turn_losses(job.programs, turn, lambda _: params, job.evaluation.holdout), None)
-  return evaluation.finite_mean(*found[1:]) if found else None
+  turn_loss = next(evaluation.turn_losses(job.programs, turn, lambda _: params, job.evaluation.holdout), None)
+  return evaluation.finite_mean(*turn_loss[1:]) if turn_loss else None
 
 
 @time_use.doing(time_use.EVALUATE)
 def evaluate(programs: Programs, rows: evaluation.Rows, path: int, params: Arrays) -> tuple[float | None, float]:
   """Returns a path's loss on its hold-out, nats per target, None without one, and how many targets that has."""
   loaded = evaluation.in_flight(programs, turn := programs.layout.grid.coordinates(path), lambda _: params)
-  found = next(iter(evaluation.turn_losses(programs, turn, lambda _: loaded, rows)), None)
-  return (evaluation.to_compare(evaluation.mean(*found[1:])), float(found[2].sum())) if found else (None, 0.0)
+  turn_loss = next(iter(evaluation.turn_losses(programs, turn, lambda _: loaded, rows)), None)
+  if not turn_loss:
+    return None, 0.0
+  return evaluation.to_compare(evaluation.mean(*turn_loss[1:])), float(turn_loss[2].sum())
 
 
 def evaluate_first(job: Job, start: Start, params: Arrays) -> tuple[float | None, float]:

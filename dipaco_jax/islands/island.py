@@ -69,11 +69,11 @@ class Island:
         messages.check_shapes(arrays, like)
       return arrays
 
-  def read_contribution(self, made: Fact, level: Level) -> dict[str, np.ndarray]:
+  def read_contribution(self, checkpoint: Fact, level: Level) -> dict[str, np.ndarray]:
     """Reads what a path has sent of a level, as its checkpoint or piece names it; raises Gone, or Malformed."""
-    named = objects_of(made).get(level.name)
-    with guarding(f'the {made.kind}'):
-      if named is None or maker(named[0])[:2] not in (('train', made.key), ('piece', made.key)):
+    named = objects_of(checkpoint).get(level.name)
+    with guarding(f'the {checkpoint.kind}'):
+      if named is None or maker(named[0])[:2] not in (('train', checkpoint.key), ('piece', checkpoint.key)):
         raise ValueError(f'it names no object of level {level.name}')
     by_row = self.run.settings.outer.row_weights
     return self.read_object(*named, messages.expected(self.kind(level), self.level_shapes(level), by_row))
@@ -100,7 +100,7 @@ class Island:
     indices = {tree: storage_lib.tree_index(self.run.workdir / tree) for tree in trees}
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
-    if any(there.sha256 != fact.sha256 for there in self.registry.facts(kind, number=number)):
+    if any(published.sha256 != fact.sha256 for published in self.registry.facts(kind, number=number)):
       raise InputError(
         f'{", ".join(trees)}: what this machine makes differs from what is in use; run this on a machine like the first'
       )
@@ -125,8 +125,8 @@ class Island:
 
   def publish_tokenizer(self) -> dict[str, str]:
     """Writes the tokenizer's files to storage; returns their sha256 by name."""
-    wanted = self.run.settings.tokenizer
-    names = tokenizer_files.names(wanted, lambda name: (self.run.workdir / name).exists())
+    tokenizer = self.run.settings.tokenizer
+    names = tokenizer_files.names(tokenizer, lambda name: (self.run.workdir / name).exists())
     return {name: self.storage.write(name, (self.run.workdir / name).read_bytes()) for name in names}
 
   @contextlib.contextmanager

@@ -48,10 +48,10 @@ class KeptArrays:
       if name in self.memory:
         self.memory.move_to_end(name)
         return self.memory[name]
-    if (found := self._read(name)) is not None:
+    if (arrays := self._read(name)) is not None:
       with self.lock:
-        self._remember(name, found)
-    return found
+        self._remember(name, arrays)
+    return arrays
 
   def put(self, name: str, arrays: Arrays):
     """Keeps arrays, and forgets those of earlier versions of the module, and the least recently used."""
@@ -97,9 +97,9 @@ class KeptArrays:
     if not self.folder or not name:
       return None
     with contextlib.suppress(OSError):
-      if (found := tensors.read_with_digest(self._file(name))) is not None:
+      if (arrays := tensors.read_with_digest(self._file(name))) is not None:
         os.utime(self._file(name))  # it is of use
-        return found
+        return arrays
       self._file(name).unlink()  # to be written again
     return None
 
@@ -110,31 +110,31 @@ class KeptArrays:
   def _tidy(self, name: str):
     """Removes earlier versions of a module, also such as were not written to the end, and what is too much."""
     assert self.folder
-    there = {file: urllib.parse.unquote(files.written_as(file).name) for file in self.folder.iterdir()}
-    for stale in superseded(name, there.values(), VERSIONS):
-      for file in [file for file, of in there.items() if of == stale]:
-        del there[file]
+    names_by_file = {file: urllib.parse.unquote(files.written_as(file).name) for file in self.folder.iterdir()}
+    for stale in superseded(name, names_by_file.values(), VERSIONS):
+      for file in [file for file, of in names_by_file.items() if of == stale]:
+        del names_by_file[file]
         file.unlink(missing_ok=True)
-    used = {file: found for file in there if (found := _stat(file))}
-    most = DISK_SHARE * (shutil.disk_usage(self.folder).free + sum(found.st_size for found in used.values()))
+    used = {file: status for file in names_by_file if (status := _stat(file))}
+    most = DISK_SHARE * (shutil.disk_usage(self.folder).free + sum(status.st_size for status in used.values()))
     for file in sorted(used, key=lambda file: used[file].st_mtime):
-      if sum(found.st_size for found in used.values()) > most:
+      if sum(status.st_size for status in used.values()) > most:
         del used[file]
         file.unlink(missing_ok=True)
 
 
 def superseded(name: str, names: Iterable[str], versions: int) -> list[str]:
   """Returns those names of the same module that are of `versions` versions before, or more."""
-  if not (made := NAME.fullmatch(name)):
+  if not (match := NAME.fullmatch(name)):
     return []
-  found = [(other, NAME.fullmatch(other)) for other in {*names}]
-  last = int(made[2]) - versions
-  return [other for other, of in found if of and _subject(of) == _subject(made) and int(of[2]) <= last]
+  matches = [(other, NAME.fullmatch(other)) for other in {*names}]
+  last = int(match[2]) - versions
+  return [other for other, of in matches if of and _subject(of) == _subject(match) and int(of[2]) <= last]
 
 
-def _subject(made: re.Match[str]) -> tuple[bool, str]:
+def _subject(match: re.Match[str]) -> tuple[bool, str]:
   """Returns whether a name is of an outer state, or else of weights, which are in two kinds of objects; and whose."""
-  return made[1] == 'outer', made[3]
+  return match[1] == 'outer', match[3]
 
 
 def _stat(file: pathlib.Path) -> os.stat_result | None:

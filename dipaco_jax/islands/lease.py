@@ -25,7 +25,9 @@ class Lease:
   """
 
   def __init__(self, island: Island, role: str, task: Task):
-    self.island, self.role, self.task = island, role, task
+    self.island = island
+    self.role = role
+    self.task = task
     self.is_copy = task.owner != island.name
     self.about: dict[str, Any] = {'task': COPY * self.is_copy + task.words}
     self.fetch: futures.Future | None = None
@@ -48,9 +50,9 @@ class Lease:
     fetch, self.fetch = self.fetch, None
     assert fetch
     with time_use.doing(time_use.STORAGE, first='fetch'):
-      found = fetch.result()
+      inputs = fetch.result()
     self.began = time.monotonic()
-    return found
+    return inputs
 
   def release(self, error: str = ''):
     """Gives the task back at once."""
@@ -66,10 +68,10 @@ class Lease:
 
   def describe(self) -> dict[str, Any]:
     """Returns what this process tells of the task now."""
-    found: dict[str, Any] = {}
+    observed: dict[str, Any] = {}
     with contextlib.suppress(Exception):  # files that it looks at may go: no lease is lost for that
-      found = self.observe()
-    return self.about | found
+      observed = self.observe()
+    return self.about | observed
 
   def close(self):
     """Stops renewing the lease."""
@@ -96,6 +98,6 @@ class Lease:
 
 def moved(island: Island) -> dict[str, float]:
   """Returns the bytes that this process has read from and written to storage, and for how many seconds it did."""
-  there = island.storage
-  seconds = {'reading_s': there.reading.read(), 'writing_s': there.writing.read()}
-  return {'bytes_in': there.bytes_in, 'bytes_out': there.bytes_out} | seconds
+  storage = island.storage
+  seconds = {'reading_s': storage.reading.read(), 'writing_s': storage.writing.read()}
+  return {'bytes_in': storage.bytes_in, 'bytes_out': storage.bytes_out} | seconds

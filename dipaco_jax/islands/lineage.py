@@ -34,7 +34,7 @@ from dipaco_jax.storage import tensors
 RECENT = 32  # tasks, whose median duration says what a phase takes
 
 
-class Found(NamedTuple):
+class NewestState(NamedTuple):
   """The newest state of a path from which a task can be done."""
 
   parts: tuple[Part, ...]  # to train from there: those to replay, then the task's own
@@ -68,7 +68,7 @@ def has_state(island: Island) -> bool:
   return bool(island.run.settings.inner.keep_state or island.wire.compress != 'none' or island.own)
 
 
-def find(island: Island, held: HeldStates, task: Task) -> Found:
+def find(island: Island, held: HeldStates, task: Task) -> NewestState:
   """Finds the newest state of a path that the task can be done from. Raises island.Gone."""
   path, target = int(task.key), pieces.part_of(island, task)
   parts: tuple[Part, ...] = tuple(Part(target.phase, index) for index in range(target.nth + 1))
@@ -80,7 +80,7 @@ def find(island: Island, held: HeldStates, task: Task) -> Found:
       within = held.get_within(path, phase, origin(island, path, phase), until - 1)
     if within:
       left = (part for part in parts if (part.phase, pieces.piece(island, part).end) > (phase, within[0]))
-      return Found(tuple(left), {}, False, within)
+      return NewestState(tuple(left), {}, False, within)
     before, fresh = previous(island, path, phase)
     if fresh and island.own:
       before, state = before_exclusions(island, held, path, before)
@@ -89,11 +89,11 @@ def find(island: Island, held: HeldStates, task: Task) -> Found:
     else:
       before, state = None, None
     if before is None:
-      return Found(parts, {}, fresh)
+      return NewestState(parts, {}, fresh)
     if state is not None:
       is_whole = fresh or island.timetable.begins_whole(phase)
       carried = path_state.own_alone(state) if fresh else state
-      return Found(parts, carried, fresh) if is_whole else Found(parts, {}, False, (0, state))
+      return NewestState(parts, carried, fresh) if is_whole else NewestState(parts, {}, False, (0, state))
     parts = *(Part(before, index) for index in range(len(pieces.of_phase(island, before)))), *parts
 
 
@@ -134,18 +134,18 @@ def exclusions(island: Island, path: int, phase: int, is_open: bool) -> list[Fac
   first = phase
   while not is_open and not island.timetable.begins_whole(first):
     first -= 1
-  found = island.registry.facts('excluded', [str(path)], at_least=first, at_most=phase)
-  by_worker = [fact for fact in found if 'executor' not in fact.meta and fact.number == phase]
-  return by_worker if is_open else by_worker + [fact for fact in found if 'executor' in fact.meta]
+  facts = island.registry.facts('excluded', [str(path)], at_least=first, at_most=phase)
+  by_worker = [fact for fact in facts if 'executor' not in fact.meta and fact.number == phase]
+  return by_worker if is_open else by_worker + [fact for fact in facts if 'executor' in fact.meta]
 
 
 def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
   """Returns what a path takes along after a phase, None where it is neither held nor published. Raises island.Gone."""
-  made = island.registry.facts('checkpoint', [str(path)], phase)
-  if not made:
+  checkpoints = island.registry.facts('checkpoint', [str(path)], phase)
+  if not checkpoints:
     return None  # it was withdrawn
-  inner = held.get(path, phase, made[0].sha256)
-  return state_facts.read(island, made[0]) if inner is None else inner
+  inner = held.get(path, phase, checkpoints[0].sha256)
+  return state_facts.read(island, checkpoints[0]) if inner is None else inner
 
 
 def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
@@ -154,9 +154,9 @@ def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays
   at_end = is_here and held.get_within(path, phase, origin(island, path, phase), at_least=island.timetable.tau)
   if at_end:
     return at_end[1]
-  made = island.registry.facts('checkpoint', [str(path)], phase)
-  found = held.get(path, phase, made[0].sha256) if made else None
-  return state_facts.read(island, made[0]) if made and found is None else found
+  checkpoints = island.registry.facts('checkpoint', [str(path)], phase)
+  state = held.get(path, phase, checkpoints[0].sha256) if checkpoints else None
+  return state_facts.read(island, checkpoints[0]) if checkpoints and state is None else state
 
 
 @functools.lru_cache(1024)
@@ -172,14 +172,14 @@ def origin(island: Island, path: int, phase: int) -> str:
   before, fresh = previous(island, path, first)
   facts = island.registry.facts('module', sorted(island.modules_of(path).values()), first)
   facts += island.registry.facts('checkpoint', [str(path)], before) if before is not None else []
-  words: list[Any] = [island.resumed, fresh, *([*fact[:3], fact.sha256] for fact in facts)]
-  words += [phase, again] if phase > first else []
-  return hashlib.sha256(json.dumps(words).encode()).hexdigest()
+  contents: list[Any] = [island.resumed, fresh, *([*fact[:3], fact.sha256] for fact in facts)]
+  contents += [phase, again] if phase > first else []
+  return hashlib.sha256(json.dumps(contents).encode()).hexdigest()
 
 
 def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
   """Returns who holds the states from which paths go on with a piece; paths without any are left out."""
-  found: dict[int, str] = {}
+  holder_by_path: dict[int, str] = {}
   groups = collections.defaultdict[tuple[str, int], list[str]](list)
   for path in paths if has_state(island) or not pieces.begins_whole(island, part) else ():
     if part.nth:
@@ -189,9 +189,9 @@ def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
   for (kind, before), keys in groups.items():
     is_anew = not part.nth and not island.own  # who was excluded begins with nothing
     excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)} if is_anew else set()
-    made = island.registry.facts(kind, keys, before)
-    found |= {int(fact.key): fact.meta.get('holder', '') for fact in made if fact.key not in excluded}
-  return found
+    facts = island.registry.facts(kind, keys, before)
+    holder_by_path |= {int(fact.key): fact.meta.get('holder', '') for fact in facts if fact.key not in excluded}
+  return holder_by_path
 
 
 def forget_moved(island: Island, held: HeldStates):
@@ -204,16 +204,16 @@ def forget_moved(island: Island, held: HeldStates):
   for key in keys:
     number = newest.get(str(key.path), -1)
     if number > held.note_newest(key, number) and number >= key.phase + (key.step is None):
-      made = island.registry.facts('checkpoint', [str(key.path)], number)
-      if any(fact.meta.get('holder') != held.holder for fact in made):
+      checkpoints = island.registry.facts('checkpoint', [str(key.path)], number)
+      if any(fact.meta.get('holder') != held.holder for fact in checkpoints):
         held.forget(key.path, key.phase)
 
 
-def differing_levels(made: Fact, sent: Mapping[str, Sent]) -> list[str]:
+def differing_levels(checkpoint: Fact, sent: Mapping[str, Sent]) -> list[str]:
   """Returns the levels of which a path sends what is not the object that its checkpoint's fact names."""
   digests = {level: hashlib.sha256(tensors.to_bytes(message.arrays)).hexdigest() for level, message in sent.items()}
-  there = objects_of(made)  # not of own levels, nor of a path that was excluded
-  return [name for name, found in digests.items() if name in there and found != there[name][1]]
+  published = objects_of(checkpoint)  # not of own levels, nor of a path that was excluded
+  return [name for name, digest in digests.items() if name in published and digest != published[name][1]]
 
 
 def costs(island: Island) -> dict[tuple[int, float], list[int]]:
@@ -221,15 +221,15 @@ def costs(island: Island) -> dict[tuple[int, float], list[int]]:
 
   Paths that cost nothing are left out.
   """
-  registry, found = island.registry, collections.defaultdict[tuple[int, float], list[int]](list)
+  registry, paths_by_cost = island.registry, collections.defaultdict[tuple[int, float], list[int]](list)
   anew = {} if island.own else registry.newest('excluded')
   published, seconds = registry.newest(state_facts.STATE), phase_s(island)
   for key, phase in registry.newest('checkpoint').items() if has_state(island) else ():
     since = max(published.get(key, -1), anew.get(key, -1)) + 1
     phases = sum(bool(island.active_paths(t)[int(key)]) for t in range(since, phase + 1))
     if phases and phase + 1 < island.run.settings.train.phases:
-      found[phases, phases * seconds].append(int(key))
-  return dict(sorted(found.items(), reverse=True))
+      paths_by_cost[phases, phases * seconds].append(int(key))
+  return dict(sorted(paths_by_cost.items(), reverse=True))
 
 
 def phase_s(island: Island) -> float:

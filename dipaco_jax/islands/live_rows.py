@@ -12,8 +12,8 @@ def follow(island: Island) -> sinks.Rows:
   pointers, phase = run_history.Pointers(island), 0
   while not island.registry.facts('finished'):
     while run_history.is_complete(island, phase):
-      found = run_history.read_phase(island, pointers, phase)
-      for row in run_history.rows_of_phase(island, phase, found):
+      phase_history = run_history.read_phase(island, pointers, phase)
+      for row in run_history.rows_of_phase(island, phase, phase_history):
         yield metrics_log.plain(row | {'time': time.time()})
       phase += 1
     yield None

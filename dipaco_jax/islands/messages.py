@@ -49,7 +49,9 @@ def send(
   weights = {name + ROWS: x for name, x in (rows or {}).items()}
   if kind == 'none':
     return Sent(new | weights, square_of_difference(old, new), {})
-  arrays, squares, after = Arrays(), [], Arrays()
+  arrays = Arrays()
+  squares = []
+  after = Arrays()
   for name, x in new.items():
     residual = residuals.get(name)
     residual = np.zeros(x.shape, ml_dtypes.bfloat16) if residual is None else residual
@@ -62,10 +64,10 @@ def send(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _send(kind: str, old: jax.Array, new: jax.Array, residual: jax.Array):
-  wanted = compression.total(old - new, residual)
-  packed = compression.encode(wanted, kind)
-  sent = compression.decode(packed, wanted.shape, kind)
-  return packed, compression.next_residual(wanted, sent), jnp.sum(jnp.square(sent))
+  total = compression.total(old - new, residual)
+  packed = compression.encode(total, kind)
+  sent = compression.decode(packed, total.shape, kind)
+  return packed, compression.next_residual(total, sent), jnp.sum(jnp.square(sent))
 
 
 def split_rows(arrays: Arrays) -> tuple[Arrays, Arrays]:
@@ -95,11 +97,11 @@ def _packed(kind: str, shape: tuple[int, ...]) -> compression.Packed:
 def check_shapes(arrays: Mapping[str, np.ndarray], like: Shapes):
   """Raises ValueError where arrays do not have these names, shapes and dtypes."""
   for name in sorted({*arrays, *like}):
-    found, wanted = (
+    actual_shape, expected_shape = (
       f'{x.dtype}{[*x.shape]}' if (x := of.get(name)) is not None else 'nothing' for of in (arrays, like)
     )
-    if found != wanted:
-      raise ValueError(f'{name} is {found} instead of {wanted}')
+    if actual_shape != expected_shape:
+      raise ValueError(f'{name} is {actual_shape} instead of {expected_shape}')
 
 
 def read_delta(kind: str, arrays: Arrays, old: Arrays) -> tuple[Arrays, Arrays]:

@@ -18,7 +18,9 @@ from dipaco_jax.islands.kept_arrays import KeptArrays
 from dipaco_jax.islands.messages import Arrays
 from dipaco_jax.registry.registry import Fact, Registry
 
-BEFORE, SINCE, WHOLE = 'before', 'since', 'whole'
+BEFORE = 'before'
+SINCE = 'since'
+WHOLE = 'whole'
 NAME = re.compile(r'objects/(?:modules|differences|outer)/(\d{1,15})/(.+)-[0-9a-f]+\.safetensors')
 MASTER = 'master/'  # before the names of M's arrays in the object of the outer state
 
@@ -28,8 +30,8 @@ def check_name(module: Fact, name: str):
   named = NAME.fullmatch(name)
   keys = module.key, module.key.partition('/')[0]  # of version 0, all modules of a level have one object
   if not named or int(named[1]) > module.number or named[2] not in keys[: 1 if int(named[1]) else 2]:
-    words = f'{name} cannot be of {module.key} in version {module.number}'
-    raise Malformed(f'objects/modules/{module.number}/{module.key}-', words)
+    message = f'{name} cannot be of {module.key} in version {module.number}'
+    raise Malformed(f'objects/modules/{module.number}/{module.key}-', message)
 
 
 def chain(registry: Registry, fact: Fact) -> list[Fact]:
@@ -41,13 +43,13 @@ def chain(registry: Registry, fact: Fact) -> list[Fact]:
 
 def objects(registry: Registry, facts: Sequence[Fact]) -> set[str]:
   """Returns the names of the objects that readers of these versions need, whatever they have."""
-  found = {name for fact in facts for name in (fact.uri, _whole(fact)[0])}
+  names = {name for fact in facts for name in (fact.uri, _whole(fact)[0])}
   since = {(fact.key, n) for fact in facts for n in range(fact.meta.get(SINCE, fact.number), fact.number)}
   if since:
     numbers = [number for _, number in since]
     older = registry.facts('module', at_least=min(numbers), at_most=max(numbers))
-    found |= {name for fact in older if (fact.key, fact.number) in since for name in (fact.uri, _whole(fact)[0])}
-  return found
+    names |= {name for fact in older if (fact.key, fact.number) in since for name in (fact.uri, _whole(fact)[0])}
+  return names
 
 
 def _whole(fact: Fact) -> Sequence[str]:
@@ -65,14 +67,14 @@ class ModuleWeights:
   def read(self, island: Any, fact: Fact) -> Arrays:
     """Returns the weights of a module's version. Raises island.Gone."""
     check_name(fact, fact.uri)
-    if (found := self.kept.get(fact.uri)) is not None:
-      return found
+    if (kept_weights := self.kept.get(fact.uri)) is not None:
+      return kept_weights
     with self.reading, guarding(fact.uri):
       return self._read(island, fact)
 
   def _read(self, island: Any, fact: Fact) -> Arrays:
-    if (found := self.kept.get(fact.uri)) is not None:
-      return found
+    if (kept_weights := self.kept.get(fact.uri)) is not None:
+      return kept_weights
     if (weights := self.kept.get(fact.meta.get(BEFORE, ''))) is not None:
       weights = island.read_difference(fact, weights)
     else:
@@ -82,14 +84,14 @@ class ModuleWeights:
 
   def read_state(self, island: Any, name: str, sha256: str) -> Arrays:
     """Returns a module's outer state, from its object. Raises island.Gone."""
-    if (found := self.kept.get(name)) is None:
-      self.kept.put(name, found := island.read_object(name, sha256))
-    return found
+    if (state := self.kept.get(name)) is None:
+      self.kept.put(name, state := island.read_object(name, sha256))
+    return state
 
   def _follow(self, island: Any, links: list[Fact]) -> Arrays:
     """Returns the weights at the end of a chain, from the last link that is kept, or its whole beginning."""
-    found = ((i, x) for i, link in reversed([*enumerate(links)]) if (x := self.kept.get(link.uri)))
-    begin, weights = next(found, (0, None))
+    kept_links = ((i, x) for i, link in reversed([*enumerate(links)]) if (x := self.kept.get(link.uri)))
+    begin, weights = next(kept_links, (0, None))
     if weights is None:
       weights = island.read_whole(links[0].key, *_whole(links[0]))
     for before, link in itertools.pairwise(links[begin:]):

@@ -53,15 +53,17 @@ PAGE_S = 60.0  # between pages of the run so far
 
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged where it has diverged."""
-  collector, page, backups = Collector(island), LivePage(island), Backups(island)
+  collector = Collector(island)
+  page = LivePage(island)
+  backups = Backups(island)
   about = {'task': '', 'stuck': ''}
-  s, told = island.run.settings, -1
+  s, shown = island.run.settings, -1
   # One process trains the control, and paths are trained by many: how long it takes is not known.
   progress = display.Progress('train', s.train.phases, 'phases of all paths', later=None if s.evaluate.control else 0.0)
   # Signs of life come from a thread, as collecting may take minutes.
   beating = retry.every(PAUSE_S, 'a sign of life', lambda: island.registry.beat(island.name, 'monitor', dict(about)))
-  made = sinks.make(s, island.storage.url.rstrip('/').rpartition('/')[2])
-  fed = sinks.fed(made, lambda: live_rows.follow(island), sinks.in_storage(island.storage), LOOK_S)
+  metric_sinks = sinks.make(s, island.storage.url.rstrip('/').rpartition('/')[2])
+  fed = sinks.fed(metric_sinks, lambda: live_rows.follow(island), sinks.in_storage(island.storage), LOOK_S)
   display.STDERR.note(TASK_NAMES)
   with contextlib.closing(progress), beating, fed:
     while not schedule.is_finished(island):
@@ -70,8 +72,8 @@ def watch(island: Island):
       reached = frontier(island)
       backups.write_if_due(reached)
       collector.collect(backups.reached - GENERATIONS)
-      if reached > told and island.registry.facts('prepared'):
-        told = reached
+      if reached > shown and island.registry.facts('prepared'):
+        shown = reached
         progress.update(reached)
       if (why := stuck(island)) and why != about['stuck']:
         logging.warning('%s', why)
@@ -112,8 +114,8 @@ def stuck(island: Island) -> str:
 
   Preemptions and lost leases count as claims, too, and an error may say only what a task waits for.
   """
-  found = [t for state in ('ready', 'running') for t in island.registry.tasks(state, limit=TOLD, failed=True)]
-  failing = [f'{t["kind"]} {t["key"]} {t["number"]}, claimed {t["attempts"]} times: {t["error"]}' for t in found]
+  failed_tasks = [t for state in ('ready', 'running') for t in island.registry.tasks(state, limit=TOLD, failed=True)]
+  failing = [f'{t["kind"]} {t["key"]} {t["number"]}, claimed {t["attempts"]} times: {t["error"]}' for t in failed_tasks]
   at_work = (r for r in island.registry.roles() if not r['about'].get(STOPPED))
   alive = {r['role'] for r in at_work if r['silent_s'] < SILENT_S}
   ready = island.registry.ready_kinds()
@@ -166,8 +168,8 @@ class Collector:
   def _mark_new_beginnings(self, phase: int):
     """Notes from where on a path would be replayed that begins anew after this phase."""
     keeps = lineage.has_state(self.island)
-    closed, told = self.island.timetable.is_closed(phase), self.island.registry.facts('excluded', number=phase)
-    excluded = {fact.key for fact in told if closed or 'executor' not in fact.meta}  # lineage.previous
+    closed, exclusions = self.island.timetable.is_closed(phase), self.island.registry.facts('excluded', number=phase)
+    excluded = {fact.key for fact in exclusions if closed or 'executor' not in fact.meta}  # lineage.previous
     excluded = set() if self.island.own else excluded  # who keeps its own modules
     for fact in self.island.registry.facts('checkpoint', number=phase):
       if not keeps or fact.key in excluded:
@@ -220,7 +222,9 @@ class Backups:
   def __init__(self, island: Island):
     self.island = island
     self.reached = -1  # the frontier that the newest backup knows; earlier ones are needed by no rebuilt registry
-    self.next, self.latest, self.failed = 0.0, 0.0, False
+    self.next = 0.0
+    self.latest = 0.0
+    self.failed = False
 
   def write_if_due(self, reached: int):
     """Writes a backup if it is due, in a small share of the time."""
@@ -281,11 +285,11 @@ class LivePage:
   def make_rows(self) -> list[dict[str, Any]]:
     """Makes rows as metrics.jsonl has them; those of complete phases are read once."""
     while run_history.is_complete(self.island, self.phases):
-      found = run_history.read_phase(self.island, self.pointers, self.phases)
+      phase_history = run_history.read_phase(self.island, self.pointers, self.phases)
       after = screening_facts.first_step(self.island, self.phases + 1)
-      row = run_history.phase_row(self.island, after, self.phases, found)
+      row = run_history.phase_row(self.island, after, self.phases, phase_history)
       # all of a phase at once, and last: what failed before is tried again from the phase's first row
-      self.rows += [*self.steps(found.checkpoints), {'kind': 'phase', 'stage': 'train'} | row]
+      self.rows += [*self.steps(phase_history.checkpoints), {'kind': 'phase', 'stage': 'train'} | row]
       self.phases += 1
     rows, phase = list(self.rows), self.phases
     while facts := self.island.registry.facts('checkpoint', number=phase):

@@ -26,6 +26,7 @@ import numpy as np
 
 from dipaco_jax.algorithm import outer, screening
 from dipaco_jax.algorithm.exact_sum import ExactSum
+from dipaco_jax.algorithm.grid import Level
 from dipaco_jax.algorithm.row_sum import RowSum
 from dipaco_jax.config import choices, settings
 from dipaco_jax.data import prefetching
@@ -54,7 +55,10 @@ class Partial:
   def __init__(
     self, file: pathlib.Path | None, old: Arrays, state: Arrays, bounds: Bounds, kind: str, by_row: bool = False
   ):  # fmt: skip
-    self.file, self.old, self.state, self.bounds = file, old, state, bounds  # `state`: of the outer optimizer
+    self.file = file
+    self.old = old
+    self.state = state  # of the outer optimizer
+    self.bounds = bounds
     self.kind = kind  # how contributions are compressed
     self.by_row = by_row  # whether contributions have row weights
     self.sum: ExactSum | RowSum = self.sum_type()
@@ -115,24 +119,16 @@ class Executor:
     module, phase = task.key, task.number - 1
     level, _ = island.parse_module(module)
     weights = module_weights(island, module, phase)
-    made = island.registry.facts('module', [module], task.number)  # by an earlier attempt, here or elsewhere
-    excluded: dict[str, str] = dict(made[0].meta.get('left_out', {})) if made else {}
+    published = island.registry.facts('module', [module], task.number)  # by an earlier attempt, here or elsewhere
+    excluded: dict[str, str] = dict(published[0].meta.get('left_out', {})) if published else {}
     partial = self.take(island, task)
-    if made and not partial.agrees_with(excluded):
+    if published and not partial.agrees_with(excluded):
       partial = self.take(island, task, anew=True)
     self.put_back(task, partial)  # at once: the sum is kept also where the next contribution cannot be read
-    missing = weights.keys() - partial.squares.keys() - partial.left_out.keys()
-    kind, number = pieces.fact_name(island, pieces.sender(island, level.name, task.number))
-    facts = {fact.key: fact for fact in island.registry.facts(kind, sorted(missing), number)}
+    facts = contributions(island, task, level, weights.keys() - partial.squares.keys() - partial.left_out.keys())
     excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if 'excluded' in fact.meta}
-
-    def read(fact: Fact) -> tuple[Fact, Arrays | Malformed]:
-      try:
-        return fact, island.read_contribution(fact, level)
-      except Malformed as e:
-        return fact, e
-
     to_add = [fact for path, fact in facts.items() if path not in excluded]
+    read = functools.partial(read_contribution, island, level)
     for fact, new in prefetching.prefetch(read, to_add, READERS, READERS):  # while others are added
       if not isinstance(new, Malformed):
         partial.add(fact.key, weights[fact.key], new)
@@ -141,10 +137,10 @@ class Executor:
       lease.about |= {'step': len(partial.squares), 'of': len(weights)}
       lease.check()
     left_out = excluded | partial.left_out
-    if made and not partial.agrees_with(excluded):
-      words = '%s %d: %s were counted when it was first made; if nobody else says so, check this machine'
-      logging.warning(words, module, task.number, partial.left_out)
-    if left_out and not made:
+    if published and not partial.agrees_with(excluded):
+      message = '%s %d: %s were counted when it was first made; if nobody else says so, check this machine'
+      logging.warning(message, module, task.number, partial.left_out)
+    if left_out and not published:
       lease.check()
       screening_facts.check(island, module, phase, path_weights(island, phase), left_out)
     if partial.squares.keys() | left_out.keys() != weights.keys():
@@ -190,10 +186,24 @@ def stem(task: Task) -> str:
   return f'{task.key.replace("/", "-")}-'
 
 
+def contributions(island: Island, task: Task, level: Level, missing: Collection[str]) -> dict[str, Fact]:
+  """Returns the facts of what these paths, by name, have sent for the task's module; leaves out who sent nothing."""
+  kind, number = pieces.fact_name(island, pieces.sender(island, level.name, task.number))
+  return {fact.key: fact for fact in island.registry.facts(kind, sorted(missing), number)}
+
+
+def read_contribution(island: Island, level: Level, fact: Fact) -> tuple[Fact, Arrays | Malformed]:
+  """Returns a fact and what its path has sent of a level, or the error that this is malformed."""
+  try:
+    return fact, island.read_contribution(fact, level)
+  except Malformed as e:
+    return fact, e
+
+
 def version_before(island: Island, task: Task) -> Fact:
   """Returns the fact of the task's module before the outer step."""
-  for found in island.registry.facts('module', [task.key], task.number - 1):
-    return found
+  for fact in island.registry.facts('module', [task.key], task.number - 1):
+    return fact
   raise Later(f'{task.key} is not there in version {task.number - 1}')
 
 
@@ -216,16 +226,16 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
   if partial.file:
     partial.file.unlink(missing_ok=True)
   out = [(int(path), phase, why, owners[path], island.name) for path, why in partial.left_out.items()]
-  made = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
-  return [made, *(screening_facts.exclusion(island, *each) for each in out)]
+  module_fact = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
+  return [module_fact, *(screening_facts.exclusion(island, *each) for each in out)]
 
 
 def keep_made(island: Island, facts: list[Fact], partial: Partial) -> list[Fact]:
   """Keeps what the partial sum has become, the module's next version, which need not be read; returns its facts."""
-  made, kept = facts[0], island.weights.kept
-  if OUTER in made.meta:
-    kept.put(made.meta[OUTER][0], partial.state)
-  kept.put(made.uri, partial.old)
+  module_fact, kept = facts[0], island.weights.kept
+  if OUTER in module_fact.meta:
+    kept.put(module_fact.meta[OUTER][0], partial.state)
+  kept.put(module_fact.uri, partial.old)
   return facts
 
 
@@ -250,8 +260,8 @@ def outer_step(
   new, state, norm, is_sound = step(s.outer, master, state, mean, np.float32(factor))
   del mean, master  # as large as the module, of which writing makes a copy
   if not is_sound:
-    words = str(screening.module_too_large(screening.module_name(*island.parse_module(module))))
-    screening_facts.end(island, version - 1, words)
+    message = str(screening.module_too_large(screening.module_name(*island.parse_module(module))))
+    screening_facts.end(island, version - 1, message)
   # |sum w d|^2 and sum |w d|^2, from which the mean cosine between outer gradients follows.
   square = square if weight is None else (norm / factor * weight) ** 2
   squares = {'square_of_sum': square, 'sum_of_squares': math.fsum(partial.squares.values())}
@@ -284,8 +294,8 @@ def step(config: settings.Outer, params: Arrays, state: Arrays, mean: Arrays, fa
   A state is by place in Optax's tree, {} for a new one. Returns (parameters, state, |Delta|, whether all is sound).
   """
   init = choices.make_outer_optimizer(config).init
-  there = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
-  new, moved, norm, is_sound = _compiled(config)(params, there, mean, factor)
+  outer_state = jobs.from_leaves(state, jax.eval_shape(init, params)) if state else init(params)
+  new, moved, norm, is_sound = _compiled(config)(params, outer_state, mean, factor)
   return jax.tree.map(np.asarray, new), jobs.named_leaves(moved), float(norm), bool(is_sound)
 
 
@@ -308,9 +318,9 @@ def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
   The mean stays the same, and whether a contribution is in the exact sum's range depends on the path's move alone.
   """
   weights = path_weights(island, phase)
-  found = {str(path): float(weights[path]) for path in island.paths_through(module) if weights[path] > 0}
-  fraction, exponent = math.frexp(max(found.values(), default=1.0))
-  return {path: math.ldexp(w, int(fraction == 0.5) - exponent) for path, w in found.items()}
+  weight_by_path = {str(path): float(weights[path]) for path in island.paths_through(module) if weights[path] > 0}
+  fraction, exponent = math.frexp(max(weight_by_path.values(), default=1.0))
+  return {path: math.ldexp(w, int(fraction == 0.5) - exponent) for path, w in weight_by_path.items()}
 
 
 @functools.lru_cache(4)

@@ -42,10 +42,10 @@ def weights(state: PathState) -> Arrays:
 
 def facts(phase: int, state: PathState) -> list[Fact]:
   """Returns the facts of a path's own modules before a phase, with what the outer step needs of them."""
-  found = state.own.facts if state.own else {}
+  own_facts = state.own.facts if state.own else {}
   return [
     Fact('module', key, phase, uri, sha256, {} if usual is None else {'usual': usual})
-    for key, (uri, sha256, usual) in found.items()
+    for key, (uri, sha256, usual) in own_facts.items()
   ]
 
 
@@ -70,18 +70,20 @@ def take_step(
   if why and len(island.own) == len(island.layout.levels):  # else executors see to it
     everyone = outer_executor.path_weights(island, phase)
     screening_facts.check(island, island.own_modules(path)[0], phase, everyone, [str(path)])
-  own, made = state.own, list[Fact]()
+  own, own_modules = state.own, list[Fact]()
   for before in facts(phase, state):
     own, fact = _step(island, path, before, own, state.params, why)
-    made.append(fact)
-  own = own._replace(facts={fact.key: _noted(fact) for fact in made})
-  return state._replace(own=own), made
+    own_modules.append(fact)
+  own = own._replace(facts={fact.key: _noted(fact) for fact in own_modules})
+  return state._replace(own=own), own_modules
 
 
 def _step(
   island: Island, path: int, before: Fact, own: Own, params: Arrays, why: str | None
 ) -> tuple[Own, Fact]:  # fmt: skip
-  module, phase, level = before.key, before.number, before.key.partition('/')[0]
+  module = before.key
+  phase = before.number
+  level = before.key.partition('/')[0]
   names = island.layout.names(island.parse_module(module)[0])
   old, new = ({name: x[name] for name in names} for x in (own.weights, params))
   bounds = screening_facts.bounds(island, [before], phase)
@@ -94,29 +96,35 @@ def _step(
   if not partial.squares:
     left_out = partial.left_out if why is None else {str(path): why}
     about |= {'left_out': left_out} if left_out else {}
-    made = Fact('module', module, phase + 1, before.uri, before.sha256, about)
+    fact = Fact('module', module, phase + 1, before.uri, before.sha256, about)
   else:
     stepped, outer, figures = outer_executor.outer_step(island, module, phase + 1, partial)
     own = own._replace(weights=own.weights | stepped, outer=own.outer | {level: outer})
     name, sha256 = island.object_name(f'modules/{phase + 1}/{module}', tensors.to_bytes(stepped))
-    made = Fact('module', module, phase + 1, name, sha256, about | figures)
-  return own, made._replace(meta=made.meta | {'ended': time.time()})
+    fact = Fact('module', module, phase + 1, name, sha256, about | figures)
+  return own, fact._replace(meta=fact.meta | {'ended': time.time()})
 
 
-def differing(island: Island, made: list[Fact]) -> list[str]:
+def differing(island: Island, own_modules: list[Fact]) -> list[str]:
   """Returns the levels of own modules that differ from what their facts tell."""
-  there = island.registry.facts('module', [fact.key for fact in made], made[0].number) if made else []
-  digests = {fact.key: fact.sha256 for fact in there}
-  return [fact.key.partition('/')[0] for fact in made if digests.get(fact.key, fact.sha256) != fact.sha256]
+  published = (
+    island.registry.facts('module', [fact.key for fact in own_modules], own_modules[0].number) if own_modules else []
+  )
+  digests = {fact.key: fact.sha256 for fact in published}
+  return [fact.key.partition('/')[0] for fact in own_modules if digests.get(fact.key, fact.sha256) != fact.sha256]
 
 
-def publish(island: Island, made: list[Fact], state: PathState):
+def publish(island: Island, own_modules: list[Fact], state: PathState):
   """Writes the objects of a path's own modules, given the facts of their new version, where others will read them."""
   own = state.own
-  if own is None or not made or not island.has_own_objects(made[0].number):
+  if own is None or not own_modules or not island.has_own_objects(own_modules[0].number):
     return
-  best = island.registry.facts('module', [fact.key for fact in made], own.best_version) if own.best_version else []
-  for fact, source in itertools.chain(((fact, own.weights) for fact in made), ((fact, own.best) for fact in best)):
+  best = (
+    island.registry.facts('module', [fact.key for fact in own_modules], own.best_version) if own.best_version else []
+  )
+  for fact, source in itertools.chain(
+    ((fact, own.weights) for fact in own_modules), ((fact, own.best) for fact in best)
+  ):
     names = island.layout.names(island.parse_module(fact.key)[0])
     data = tensors.to_bytes({name: source[name] for name in names})
     name, sha256 = island.object_name(f'modules/{fact.number}/{fact.key}', data)
@@ -152,12 +160,12 @@ def note_left_out(island: Island, path: int, phase: int, state: PathState) -> Pa
   """
   if not island.own or not island.run.settings.train.early_stopping:
     return state
-  told = island.registry.facts('excluded', [str(path)], at_most=phase - 1)
-  excluded = {fact.number for fact in told if 'executor' not in fact.meta}
+  exclusions = island.registry.facts('excluded', [str(path)], at_most=phase - 1)
+  excluded = {fact.number for fact in exclusions if 'executor' not in fact.meta}
   left_out = list(itertools.takewhile(excluded.__contains__, reversed(range(phase))))
   if left_out:
-    for found in island.registry.facts('evaluation', [str(path)], at_least=left_out[-1], at_most=phase - 1):
-      state = state if island.has_own_objects(found.number) else note_evaluation(island, found, state)
+    for evaluated in island.registry.facts('evaluation', [str(path)], at_least=left_out[-1], at_most=phase - 1):
+      state = state if island.has_own_objects(evaluated.number) else note_evaluation(island, evaluated, state)
   return state
 
 
@@ -167,11 +175,11 @@ def evaluation_fact(path: int, version: int, loss: float | None, num_targets: fl
   return Fact('evaluation', str(path), version, '', hashlib.sha256(repr(loss).encode()).hexdigest(), meta)
 
 
-def note_evaluation(island: Island, found: Fact, state: PathState) -> PathState:
+def note_evaluation(island: Island, fact: Fact, state: PathState) -> PathState:
   """Returns a path's state after a version was evaluated, with the version's own weights if it is the best."""
-  own, version = state.own, found.number
+  own, version = state.own, fact.number
   assert own
-  loss = None if found.meta['loss'] is None else float(found.meta['loss'])
+  loss = None if fact.meta['loss'] is None else float(fact.meta['loss'])
   if version == 1 or island.round_of(version - 1) != island.round_of(version - 2):
     own = own._replace(best={}, best_version=0, best_loss=None)  # a new round has other hold-outs
   best_version, best_loss = [own.best_version], [own.best_loss]

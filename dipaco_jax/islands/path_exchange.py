@@ -27,18 +27,18 @@ def whole(island: Island, path: int, phase: int, carried: Arrays) -> PathState:
 
 def version(island: Island, path: int, phase: int, state: PathState) -> Arrays:
   """Returns a path's parameters as all of its modules have them before a phase."""
-  found = island.path_parameters(path, phase, island.shared_levels) | own_levels.weights(state)
-  return dict(sorted(found.items()))
+  params = island.path_parameters(path, phase, island.shared_levels) | own_levels.weights(state)
+  return dict(sorted(params.items()))
 
 
 def take_over(island: Island, path: int, part: Part) -> Arrays:
   """Reads the parameters that a path takes over before a piece, of levels that it shares."""
-  found: Arrays = {}
+  params: Arrays = {}
   piece = pieces.piece(island, part)
   for level in {*piece.mixed} - island.own:
     version = island.timetable.version(level, part.phase, piece.begin)
-    found |= island.path_parameters(path, version, [level])
-  return found
+    params |= island.path_parameters(path, version, [level])
+  return params
 
 
 def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
@@ -47,7 +47,9 @@ def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
     before = island.timetable.left(island.timetable.places, part.phase - 1)
     return state._replace(left=of_levels(island, state.params, before))
   own_weights = of_levels(island, own_levels.weights(state), pieces.piece(island, part).mixed)
-  new, own, left = take_over(island, path, part) | own_weights, state.params, state.left
+  new = take_over(island, path, part) | own_weights
+  own = state.params
+  left = state.left
   alphas = {n: island.timetable.mix(island.layout.owner[n].name) for n in new}
   moved = {n: np.asarray(_taken(alphas[n], own[n], left.get(n), x)) for n, x in new.items()}
   return state._replace(params=own | moved, left={name: x for name, x in left.items() if name not in new})
@@ -84,7 +86,9 @@ def send(
 
   `trained` has the path's parameters and inner state after the piece, `state` all else.
   """
-  sent, levels, residuals = {}, pieces.piece(island, part).sent, state.residuals
+  sent = {}
+  levels = pieces.piece(island, part).sent
+  residuals = state.residuals
   old = island.path_parameters(path, part.phase, {*levels} - island.own) | own_levels.weights(state)
   for level in (level for level in island.layout.levels if level.name in levels):
     new = {name: trained.params[name] for name in island.layout.names(level)}

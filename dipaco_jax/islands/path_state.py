@@ -16,8 +16,16 @@ from dipaco_jax.training.job import Job
 from dipaco_jax.training.programs import Programs
 
 INNER = 'inner'  # the AdamW state: before its arrays' names
-RESIDUALS, EXCLUDED, LEFT, OWN = 'residuals', 'excluded', 'left', 'own'
-WEIGHTS, OUTER, FACTS, BEST, BEST_VERSION, BEST_LOSS = 'weights', 'outer', 'facts', 'best', 'best_version', 'best_loss'
+RESIDUALS = 'residuals'
+EXCLUDED = 'excluded'
+LEFT = 'left'
+OWN = 'own'
+WEIGHTS = 'weights'
+OUTER = 'outer'
+FACTS = 'facts'
+BEST = 'best'
+BEST_VERSION = 'best_version'
+BEST_LOSS = 'best_loss'
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,8 +43,8 @@ class Own(NamedTuple):
 
   def to_arrays(self) -> Arrays:
     """Packs all for one object, by place in `{OWN: ...}`; `own_from_arrays` is the inverse."""
-    found = {WEIGHTS: self.weights, BEST: self.best}
-    arrays = {place(OWN, part, name): x for part, of_part in found.items() for name, x in of_part.items()}
+    by_part = {WEIGHTS: self.weights, BEST: self.best}
+    arrays = {place(OWN, part, name): x for part, of_part in by_part.items() for name, x in of_part.items()}
     arrays |= {place(OWN, OUTER, level) + at: x for level, state in self.outer.items() for at, x in state.items()}
     arrays[place(OWN, FACTS)] = np.frombuffer(json.dumps(self.facts, sort_keys=True).encode(), np.uint8)
     arrays[place(OWN, BEST_VERSION)] = np.array(self.best_version)
@@ -59,8 +67,8 @@ class PathState(NamedTuple):
     """Packs all for one object; `from_arrays` is the inverse."""
     marks = {place(EXCLUDED): np.ones((), bool)} if self.excluded else {}
     parts = {'params': self.params, LEFT: self.left}
-    whole = {place(part, name): x for part, arrays in parts.items() for name, x in arrays.items()}
-    return whole | self.carried() | marks
+    packed = {place(part, name): x for part, arrays in parts.items() for name, x in arrays.items()}
+    return packed | self.carried() | marks
 
   def carried(self) -> Arrays:
     """Packs what a path takes along where it goes on from modules: all but the parameters."""
@@ -131,7 +139,8 @@ def zeros(job: Job, has_inner: bool) -> PathState:
   shapes = job.programs.shapes
   inner = {INNER: jax.eval_shape(job.programs.specs.inner.init, shapes)} if has_inner else {}
   params, state = (
-    {name: np.zeros(x.shape, x.dtype) for name, x in found.items()} for found in (shapes, jobs.by_place(inner))
+    {name: np.zeros(x.shape, x.dtype) for name, x in named_shapes.items()}
+    for named_shapes in (shapes, jobs.by_place(inner))
   )
   return PathState(params, state)
 

@@ -16,7 +16,10 @@ class PhaseMetrics:
 
   def __init__(self, lease: Lease, job: Job, phase: int, is_warm: bool = False):
     """`is_warm`: whether this process has trained before, so that the first dispatch does not compile."""
-    self.lease, self.job, self.phase, self.is_warm = lease, job, phase, is_warm
+    self.lease = lease
+    self.job = job
+    self.phase = phase
+    self.is_warm = is_warm
     self.pending: tuple[int, dict[str, jax.Array]] | None = None
     self.rows: list[list[Any]] = []  # steps, loss, norm, learning rate, and how many steps were finite, and skipped
     self.first_done: float | None = None  # from when on steps are timed: when one that may have compiled was done

@@ -16,7 +16,9 @@ from dipaco_jax.algorithm import streaming
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry.registry import Fact, NewTask, Task
 
-PIECE, TRAIN, CHECKPOINT = 'piece', 'train', 'checkpoint'
+PIECE = 'piece'
+TRAIN = 'train'
+CHECKPOINT = 'checkpoint'
 KNOWN = 10_000  # exclusions that a process remembers
 
 
@@ -59,11 +61,11 @@ def fact_name(island: Island, part: Part) -> tuple[str, int]:
   return CHECKPOINT if kind == TRAIN else kind, number
 
 
-def part_of(island: Island, made: Task | Fact) -> Part:
+def part_of(island: Island, task_or_fact: Task | Fact) -> Part:
   """Returns the piece of a task or a fact."""
-  if made.kind == PIECE:
-    return Part(*divmod(made.number, island.timetable.most_pieces))
-  return Part(made.number, len(of_phase(island, made.number)) - 1)
+  if task_or_fact.kind == PIECE:
+    return Part(*divmod(task_or_fact.number, island.timetable.most_pieces))
+  return Part(task_or_fact.number, len(of_phase(island, task_or_fact.number)) - 1)
 
 
 def phase_of(island: Island, kind: str, number: int) -> int:
@@ -94,7 +96,7 @@ def after(island: Island, part: Part) -> Part | None:
 def sender(island: Island, level: str, version: int) -> Part:
   """Returns the piece after which a level's outer gradients leave for a version of its modules."""
   parts = of_phase(island, version - 1)
-  return Part(version - 1, next(i for i, found in enumerate(parts) if level in found.sent))
+  return Part(version - 1, next(i for i, each in enumerate(parts) if level in each.sent))
 
 
 def readers(island: Island, level: str, version: int) -> list[Part]:
@@ -102,12 +104,12 @@ def readers(island: Island, level: str, version: int) -> list[Part]:
   times, phases = island.timetable, island.run.settings.train.phases
   if times.begins_whole(version):
     return [Part(version, 0)] if version < phases else []
-  found = [Part(version, 0)] if version < phases else []  # of paths that were excluded
+  parts = [Part(version, 0)] if version < phases else []  # of paths that were excluded
   for phase in (version - 1, version):
     for index, each in enumerate(of_phase(island, phase) if phase < phases else ()):
       if level in each.mixed and times.version(level, phase, each.begin) == version:
-        found.append(Part(phase, index))
-  return found
+        parts.append(Part(phase, index))
+  return parts
 
 
 def needed(island: Island, path: int, part: Part, is_excluded: bool) -> dict[str, int]:
@@ -115,8 +117,12 @@ def needed(island: Island, path: int, part: Part, is_excluded: bool) -> dict[str
   modules = island.shared_modules(path)
   if begins_whole(island, part) or (part.nth == 0 and is_excluded):
     return dict.fromkeys(modules.values(), part.phase)
-  found, version = piece(island, part), island.timetable.version
-  return {module: version(level, part.phase, found.begin) for level, module in modules.items() if level in found.mixed}
+  next_piece, version = piece(island, part), island.timetable.version
+  return {
+    module: version(level, part.phase, next_piece.begin)
+    for level, module in modules.items()
+    if level in next_piece.mixed
+  }
 
 
 def ready(island: Island, paths: Iterable[int], part: Part, trained: bool = True) -> list[int]:
@@ -127,20 +133,20 @@ def ready(island: Island, paths: Iterable[int], part: Part, trained: bool = True
   paths = list(paths)
   if not begins_whole(island, part) and trained and (last := before(island, part)):
     kind, number = fact_name(island, last)
-    made = {fact.key for fact in island.registry.facts(kind, list(map(str, paths)), number)}
-    paths = [path for path in paths if str(path) in made]
+    trained_paths = {fact.key for fact in island.registry.facts(kind, list(map(str, paths)), number)}
+    paths = [path for path in paths if str(path) in trained_paths]
   excluded = excluded_before(island, paths, part)
   waits = {path: needed(island, path, part, path in excluded) for path in paths}
   keys: dict[int, set[str]] = {}
   for modules in waits.values():
     for module, version in modules.items():
       keys.setdefault(version, set()).add(module)
-  there = {
+  available = {
     (fact.key, version)
     for version, modules in keys.items()
     for fact in island.registry.facts('module', sorted(modules), version)
   }
-  return [path for path, modules in waits.items() if modules.items() <= there]
+  return [path for path, modules in waits.items() if modules.items() <= available]
 
 
 def excluded_before(island: Island, paths: Sequence[int], part: Part) -> set[int]:
@@ -152,15 +158,15 @@ def excluded_before(island: Island, paths: Sequence[int], part: Part) -> set[int
     return set()
   phase, known = part.phase - 1, island.exclusions
   withdrawn = island.registry.withdrawn  # what was found before a fact was withdrawn counts no more
-  found = {path: known.get((path, phase, withdrawn)) for path in paths}
-  if unknown := [path for path, is_excluded in found.items() if is_excluded is None]:
+  excluded_by_path = {path: known.get((path, phase, withdrawn)) for path in paths}
+  if unknown := [path for path, is_excluded in excluded_by_path.items() if is_excluded is None]:
     if len(known) > KNOWN:
       known.clear()
     facts = island.registry.facts('excluded', list(map(str, unknown)), phase)
     by_worker = {int(fact.key) for fact in facts if 'executor' not in fact.meta}
     for path in unknown:
-      found[path] = known[path, phase, withdrawn] = path in by_worker
-  return {path for path, is_excluded in found.items() if is_excluded}
+      excluded_by_path[path] = known[path, phase, withdrawn] = path in by_worker
+  return {path for path, is_excluded in excluded_by_path.items() if is_excluded}
 
 
 def tasks(island: Island, paths: Iterable[int], part: Part, holders: dict[int, str]) -> Iterator[NewTask]:

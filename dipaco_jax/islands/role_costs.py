@@ -19,21 +19,23 @@ class RoleCosts:
   """Bytes and seconds of one process, of the thread that makes this, since its last fact."""
 
   def __init__(self, island: Island, role: str):
-    self.island, self.role, self.clock = island, role, time_use.begin()
-    self.told: tuple[Mapping[str, float], ...] = moved(island), dict.fromkeys(time_use.CAUSES, 0.0)
-    self.telling = self.told
+    self.island = island
+    self.role = role
+    self.clock = time_use.begin()
+    self.settled: tuple[Mapping[str, float], ...] = moved(island), dict.fromkeys(time_use.CAUSES, 0.0)
+    self.noted = self.settled
 
   def note(self, facts: Sequence[Fact]) -> list[Fact]:
     """Returns the facts; the first notes what came since those that were last told, for sums that go on too."""
-    self.telling = moved(self.island), self.clock.read()
-    since, spent = map(_difference, self.told, self.telling)
+    self.noted = moved(self.island), self.clock.read()
+    since, spent = map(_difference, self.settled, self.noted)
     seconds = {cause: round(s, 4) for cause, s in spent.items() if s}
     noted: dict[str, Any] = since | {'role': self.role, 'seconds': seconds, 'until': time.time()}
     return [facts[0]._replace(meta=facts[0].meta | noted), *facts[1:]]
 
   def settle(self):
     """Counts from the last `note` on, whose facts are in the registry."""
-    self.told = self.telling
+    self.settled = self.noted
 
 
 def _difference(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:

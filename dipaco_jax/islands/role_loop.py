@@ -45,7 +45,9 @@ class Role:
   """One process in one role: does the tasks that `claims` finds, one at a time, and publishes what they make."""
 
   def __init__(self, claims: Claims, perform: Perform):
-    self.island, self.claims, self.perform = claims.island, claims, perform
+    self.island = claims.island
+    self.claims = claims
+    self.perform = perform
     self.publisher = futures.ThreadPoolExecutor(1)
     self.publications = collections.deque[futures.Future]()
     self.failures = 0  # in a row
@@ -84,7 +86,9 @@ class Role:
 
   def work(self, lease: Lease):
     """Does a task; its publication goes on in another thread, one at a time, while one more may wait."""
-    lease.is_at_work, self.lease, publish = True, lease, None
+    lease.is_at_work = True
+    self.lease = lease
+    publish = None
     with self.failing(lease):
       publish = self.perform(self.island, lease.task, lease)
       if lease.began:
@@ -153,9 +157,9 @@ class Role:
       self.claims.drop(lease)
       raise
     except Exception as e:
-      words = f'{type(e).__name__}: {e}'.split('\n')[0]
-      logging.warning('%s failed: %s', lease.about['task'], words, exc_info=not is_of_storage(e))
-      lease.release(words)
+      message = f'{type(e).__name__}: {e}'.split('\n')[0]
+      logging.warning('%s failed: %s', lease.about['task'], message, exc_info=not is_of_storage(e))
+      lease.release(message)
       self.claims.drop(lease)
       self.failures += 1
       if self.failures >= FAILURES or isinstance(e, ValueError):

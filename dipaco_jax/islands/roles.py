@@ -208,9 +208,9 @@ def part_named(share: str) -> slice:
 
 def local_place(workdir: str) -> pathlib.Path:
   """Returns the folder of a run's files on this machine: the workdir itself, if it is a folder."""
-  there = open_storage(workdir).local_path('here')
+  local_file = open_storage(workdir).local_path('here')
   name = hashlib.sha256(workdir.encode()).hexdigest()[:16]
-  return there.parent if there else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{name}'
+  return local_file.parent if local_file else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{name}'
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
@@ -230,8 +230,8 @@ def check_place(storage: Storage, local: pathlib.Path, url: str):
   has_run, file = storage.exists(ISLANDS_MARK), database.sqlite_file(url)
   if holder is not None and not has_run:
     pid, host, started = (holder.get(name, '?') for name in ('pid', 'host', 'started'))
-    words = f'{storage.url} is in use by `main`, process {pid} on {host} since {started}'
-    raise InputError(f'{words}: stop that first, and islands continue from there, or leave out --role')
+    message = f'{storage.url} is in use by `main`, process {pid} on {host} since {started}'
+    raise InputError(f'{message}: stop that first, and islands continue from there, or leave out --role')
   if has_run and file and not file.exists():
     raise InputError(f'there is no registry {file}, but {registry_url.explain_unknown(storage.url)}')
 
@@ -249,17 +249,17 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   try:
     registry.put([Fact('config', '', 0, '', settings_lib.digest(settings), about)])
   except Conflict as e:
-    words = changes(settings_lib.of_run(registry.facts('config')[0].meta['config']), settings)
-    raise InputError(f'--registry is that of a run with another config ({words}): use another database') from e
+    differences = changes(settings_lib.of_run(registry.facts('config')[0].meta['config']), settings)
+    raise InputError(f'--registry is that of a run with another config ({differences}): use another database') from e
   [fact] = registry.facts('config')
   check_versions(fact.meta['versions'], about['versions'], settings.other_code)
   if registry.facts('prepared') and not storage.exists(ISLANDS_MARK):  # all would be made again there
-    words = 'check --workdir, or whether it is mounted'
-    raise InputError(f'{storage.url} has no data of the run in this --registry: {words}')
+    advice = 'check --workdir, or whether it is mounted'
+    raise InputError(f'{storage.url} has no data of the run in this --registry: {advice}')
   if not (file := local / 'config.json').exists():
     publishing.write_json(file, settings_lib.recorded(settings))
-  elif words := changes(stage_records.read_settings(local), settings):
-    raise InputError(f'{local} holds a run with another config ({words}): use another --workdir')
+  elif differences := changes(stage_records.read_settings(local), settings):
+    raise InputError(f'{local} holds a run with another config ({differences}): use another --workdir')
   if storage.agree(ISLANDS_MARK, fact.meta['id'].encode()).decode() != fact.meta['id']:
     raise InputError(registry_url.explain_unknown(storage.url))
   registry.add_tasks([NewTask('prepare', '', 0)])
@@ -277,10 +277,10 @@ def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code
   unlike = [f'{name} {was[:16]}' for name, was in begun.items() if here.get(name) != was]
   if not unlike:
     return
-  words = f'this run was begun with {", ".join(unlike)}, which differs here'
+  message = f'this run was begun with {", ".join(unlike)}, which differs here'
   if other_code == 'reject':
-    raise InputError(f"{words}, and its config.other_code is 'reject': install those versions")
-  logging.warning('%s: the last bits of results may depend on which process does which task', words)
+    raise InputError(f"{message}, and its config.other_code is 'reject': install those versions")
+  logging.warning('%s: the last bits of results may depend on which process does which task', message)
 
 
 def changes(before: settings_lib.Settings, settings: settings_lib.Settings) -> str:

@@ -34,10 +34,10 @@ def figures(island: Island) -> dict[str, Any]:
   taking_part = sum(int(island.active_paths(phase).sum()) for phase in range(s.train.phases)) / s.train.phases
   spells = read_spells([fact for kind in WORKERS_FACTS for fact in facts[kind]])
   return {
-    'island_bytes': sum_by_role(found for of_kind in facts.values() for found in of_kind),
+    'island_bytes': sum_by_role(fact for of_kind in facts.values() for fact in of_kind),
     'island_bytes_by_phase': bytes_by_phase(island, facts),
     'diloco_bytes_per_phase': round(2 * 4 * n * taking_part),  # float32, up and down
-    'island_mbits': speeds(found for of_kind in facts.values() for found in of_kind),
+    'island_mbits': speeds(fact for of_kind in facts.values() for fact in of_kind),
     'seconds': {'train': by_cause} if (by_cause := sum_by_cause(spells)) else None,
     'seconds_by_path': sum_by_path(island, facts) if spells else None,
     'goodput_over_time': goodput_over_time(spells),
@@ -52,11 +52,11 @@ def sum_by_role(facts: Iterable[Fact]) -> dict[str, dict[str, int]]:
 
   A killed process counts up to its last fact. Traffic with the database is not included.
   """
-  found: dict[str, dict[str, int]] = {}
+  sums_by_role: dict[str, dict[str, int]] = {}
   for meta in (fact.meta for fact in facts if 'role' in fact.meta):
-    sums = found.setdefault(meta['role'], {'in': 0, 'out': 0})
+    sums = sums_by_role.setdefault(meta['role'], {'in': 0, 'out': 0})
     sums['in'], sums['out'] = sums['in'] + meta['bytes_in'], sums['out'] + meta['bytes_out']
-  return found
+  return sums_by_role
 
 
 def bytes_by_phase(island: Island, facts: dict[str, list[Fact]]) -> list[dict[str, dict[str, int]]]:
@@ -65,7 +65,7 @@ def bytes_by_phase(island: Island, facts: dict[str, list[Fact]]) -> list[dict[st
   for fact in (fact for of_kind in facts.values() for fact in of_kind):
     if (phase := phase_of(island, fact)) is not None:
       by_phase[phase].append(fact)
-  return [sum_by_role(found) for found in by_phase]
+  return [sum_by_role(phase_facts) for phase_facts in by_phase]
 
 
 def phase_of(island: Island, fact: Fact) -> int | None:
@@ -103,14 +103,14 @@ def read_spells(facts: Iterable[Fact]) -> list[Spell]:
 
 def sum_by_cause(spells: Sequence[Spell]) -> dict[str, float] | None:
   """Returns the seconds of all workers together, by cause; None without spells."""
-  found = {c: math.fsum(spell.seconds.get(c, 0.0) for spell in spells) for c in time_use.CAUSES}
-  return {cause: round(s, 3) for cause, s in found.items() if s} if spells else None
+  totals = {c: math.fsum(spell.seconds.get(c, 0.0) for spell in spells) for c in time_use.CAUSES}
+  return {cause: round(s, 3) for cause, s in totals.items() if s} if spells else None
 
 
 def seconds(island: Island) -> dict[str, dict[str, float]]:
   """Returns the seconds of all workers so far, by stage and cause; {} where that is not told."""
-  found = sum_by_cause(read_spells(fact for kind in WORKERS_FACTS for fact in island.registry.facts(kind)))
-  return {'train': found} if found else {}
+  by_cause = sum_by_cause(read_spells(fact for kind in WORKERS_FACTS for fact in island.registry.facts(kind)))
+  return {'train': by_cause} if by_cause else {}
 
 
 def sum_by_path(island: Island, facts: Mapping[str, list[Fact]]) -> list[dict[str, float]]:
@@ -132,7 +132,9 @@ def goodput_over_time(spells: Sequence[Spell]) -> list[tuple[float, float]] | No
   begin, end = min(start for start, _ in parts), max(spell.end for _, spell in parts)
   longest = max(spell.end - start for start, spell in parts)
   count = max(1, min(STRETCHES, int((end - begin) / max(longest, 1e-9))))  # none shorter than a spell
-  width, inner, whole = (end - begin) / count, [0.0] * count, [0.0] * count
+  width = (end - begin) / count
+  inner = [0.0] * count
+  present_s = [0.0] * count
   for spell in spells:
     start = _training_from(spell)
     share = math.fsum(spell.seconds.get(cause, 0.0) for cause in time_use.STEPS) / max(spell.end - start, 1e-9)
@@ -140,9 +142,9 @@ def goodput_over_time(spells: Sequence[Spell]) -> list[tuple[float, float]] | No
     for i in range(count):
       left, right = begin + i * width, begin + (i + 1) * width
       inner[i] += share * max(0.0, min(right, spell.end) - max(left, start))
-      whole[i] += max(0.0, min(right, spell.end) - max(left, present))
+      present_s[i] += max(0.0, min(right, spell.end) - max(left, present))
   times = ((i + 1) * width for i in range(count))
-  return [(round(t, 3), round(a / b, 4)) for t, a, b in zip(times, inner, whole, strict=True) if b]
+  return [(round(t, 3), round(a / b, 4)) for t, a, b in zip(times, inner, present_s, strict=True) if b]
 
 
 def _training_from(spell: Spell) -> float:

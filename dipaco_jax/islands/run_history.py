@@ -60,8 +60,8 @@ def read(island: Island) -> History:
   """Reads the history of a run all of whose phases are done."""
   pointers = Pointers(island)
   phases = [read_phase(island, pointers, phase) for phase in range(island.run.settings.train.phases)]
-  made = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
-  times = [meta[which] for meta in made for which in ('started', 'ended')]
+  metas = [fact.meta for phase in phases for fact in (*phase.checkpoints, *phase.modules) if 'ended' in fact.meta]
+  times = [meta[which] for meta in metas for which in ('started', 'ended')]
   return History(phases, pointers.version, pointers.loss, max(times) - min(times))
 
 
@@ -77,8 +77,10 @@ def is_complete(island: Island, phase: int) -> bool:
 def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
   """Reads the next phase, all facts of which are there."""
   losses, facts = pointers.add(phase + 1), island.registry.facts
-  made = facts('checkpoint', number=phase), facts('module', number=phase + 1), facts('excluded', number=phase)
-  return Phase(*made, losses, list(pointers.version))
+  checkpoints = facts('checkpoint', number=phase)
+  modules = facts('module', number=phase + 1)
+  excluded = facts('excluded', number=phase)
+  return Phase(checkpoints, modules, excluded, losses, list(pointers.version))
 
 
 def holdout_losses(island: Island, version: int) -> tuple[list[float | None], list[float]]:
@@ -91,39 +93,39 @@ def holdout_losses(island: Island, version: int) -> tuple[list[float | None], li
   return losses, targets
 
 
-def write_rows(island: Island, run: run_lib.Run, told: History):
+def write_rows(island: Island, run: run_lib.Run, history: History):
   """Writes what training leaves in the workdir: its rows, as SPMD writes them, and the timeline of tasks."""
-  publishing.write_json(run.workdir / 'timeline.json', timeline(island, replays(trained(island, told))))
+  publishing.write_json(run.workdir / 'timeline.json', timeline(island, replays(trained(island, history))))
   run.metrics.rewind('train', -1)
-  for phase, found in enumerate(told.phases):
-    for row in rows_of_phase(island, phase, found):
+  for phase, phase_history in enumerate(history.phases):
+    for row in rows_of_phase(island, phase, phase_history):
       run.metrics.write(**row)
 
 
-def rows_of_phase(island: Island, phase: int, found: Phase) -> list[dict[str, Any]]:
+def rows_of_phase(island: Island, phase: int, phase_history: Phase) -> list[dict[str, Any]]:
   """Makes the rows of a phase's steps, by rising `updates`, and of its end."""
   s, rows = island.run.settings, list[dict[str, Any]]()
-  for fact in found.checkpoints:
+  for fact in phase_history.checkpoints:
     seconds = max(fact.meta['timed_s'], 1e-9)
     rate = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len / seconds or None
     for after, loss, norm, learning_rate, _, skipped in fact.meta['rows']:
       values = {
         'phase': phase, 'step': screening_facts.first_step(island, phase) + after, 'paths': [int(fact.key)],
-        'paths_in_phase': len(found.checkpoints), 'loss': [loss], 'grad_norm': [norm], 'learning_rate': learning_rate,
-        'tokens_per_s': rate, **({'skipped': [skipped]} if skipped else {}),
+        'paths_in_phase': len(phase_history.checkpoints), 'loss': [loss], 'grad_norm': [norm],
+        'learning_rate': learning_rate, 'tokens_per_s': rate, **({'skipped': [skipped]} if skipped else {}),
       }  # fmt: skip
       rows.append({'kind': 'step', 'updates': updates(island, int(fact.key), phase, after), **values})
   rows.sort(key=lambda row: row['updates'])
   first, after = updates(island, 0, phase + 1, 0), screening_facts.first_step(island, phase + 1)
-  rows.append({'kind': 'phase', 'updates': first, **phase_row(island, after, phase, found)})
+  rows.append({'kind': 'phase', 'updates': first, **phase_row(island, after, phase, phase_history)})
   return [{'stage': 'train'} | row for row in rows]
 
 
-def phase_row(island: Island, after: int, phase: int, found: Phase) -> dict[str, Any]:
+def phase_row(island: Island, after: int, phase: int, phase_history: Phase) -> dict[str, Any]:
   """Makes the row of a phase; `after` is the global step at its end."""
   means: list[float | None] = [None] * island.layout.grid.num_paths
   before, skipped = [None] * len(means), [0] * len(means)
-  for fact in found.checkpoints:
+  for fact in phase_history.checkpoints:
     rows, path = fact.meta['rows'], int(fact.key)  # steps, loss, norm, learning rate, finite steps, skipped
     before[path] = fact.meta['holdout_loss']
     skipped[path] = sum(count for *_, count in rows)
@@ -131,21 +133,21 @@ def phase_row(island: Island, after: int, phase: int, found: Phase) -> dict[str,
       means[path] = math.fsum(loss * finite for _, loss, *_, finite, _ in rows if finite) / steps
   norms, cosines = {}, {}
   for level in island.layout.levels:
-    split = [(fact.key.partition('/'), fact.meta) for fact in found.modules if 'norm' in fact.meta]
+    split = [(fact.key.partition('/'), fact.meta) for fact in phase_history.modules if 'norm' in fact.meta]
     mine = {module: meta for (name, _, module), meta in split if name == level.name}
     norms[level.name] = {module: meta['norm'] for module, meta in mine.items()}
     if several := [m for m in mine.values() if m['paths'] > 1]:
       each = [outer.cosine(m['paths'], m['square_of_sum'], m['sum_of_squares'], np) for m in several]
       cosines[level.name] = math.fsum(each) / len(each)
-  excluded = {f.key: f'{f.meta["why"]}; trained by {f.meta["worker"]}' for f in found.excluded}
+  excluded = {f.key: f'{f.meta["why"]}; trained by {f.meta["worker"]}' for f in phase_history.excluded}
   failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
   failed |= {'skipped_by_path': skipped} if any(skipped) else {}
   return {
-    'phase': phase + 1, 'step': after, 'inner_s': busy_seconds(found.checkpoints),
-    'outer_s': busy_seconds(found.modules), 'loss_by_path': means, 'holdout_loss_by_path': found.losses,
+    'phase': phase + 1, 'step': after, 'inner_s': busy_seconds(phase_history.checkpoints),
+    'outer_s': busy_seconds(phase_history.modules), 'loss_by_path': means, 'holdout_loss_by_path': phase_history.losses,
     'holdout_loss_before_by_path': before,
-    'averaging_gap': averaging_gap.mean_gap(averaging_gap.gaps(before, found.losses)),
-    'best_version_by_path': found.best_version, 'outer_gradient_norm': norms, 'cosine': cosines, **failed,
+    'averaging_gap': averaging_gap.mean_gap(averaging_gap.gaps(before, phase_history.losses)),
+    'best_version_by_path': phase_history.best_version, 'outer_gradient_norm': norms, 'cosine': cosines, **failed,
   }  # fmt: skip
 
 
@@ -162,10 +164,10 @@ def updates(island: Island, path: int, phase: int, after: int) -> int:
   return job_lib.count_updates(times, num_paths, num_paths, job_lib.Point(phase, path, after, piece))
 
 
-def trained(island: Island, told: History) -> list[Fact]:
+def trained(island: Island, history: History) -> list[Fact]:
   """Returns the facts of all tasks of training: checkpoints, and the earlier pieces of their phases."""
-  found = [fact for phase in told.phases for fact in phase.checkpoints]
-  return found + (island.registry.facts(pieces.PIECE) if island.timetable.most_pieces > 1 else [])
+  checkpoints = [fact for phase in history.phases for fact in phase.checkpoints]
+  return checkpoints + (island.registry.facts(pieces.PIECE) if island.timetable.most_pieces > 1 else [])
 
 
 def replays(facts: Iterable[Fact]) -> dict[tuple[str, str, int], float]:
@@ -182,35 +184,40 @@ def timeline(island: Island, replayed: Mapping[tuple[str, str, int], float]) -> 
 
   Times are the database's: machines' clocks differ, and a picture would show a phase before what it needs.
   """
-  found = []
+  tasks = []
   for kind, first in FIRST_PHASE.items():
     for task in island.registry.tasks('done', kind, TIMELINE_TASKS):
-      owner, number, begun, ended = task['owner'], task['number'], task['claimed'], task['ended']
+      owner = task['owner']
+      number = task['number']
+      begun = task['claimed']
+      ended = task['ended']
       phase = pieces.phase_of(island, kind, number) + first
       if seconds := replayed.get((kind, task['key'], number)):
         before, begun = begun, min(begun + seconds, ended)
-        found.append((owner, 'replay', phase, before, begun))
-      found.append((owner, pieces.TRAIN if kind == pieces.PIECE else kind, phase, begun, ended))
-  begin = min((task[3] for task in found), default=0.0)
-  return {'tasks': [[*named, round(start - begin, 3), round(end - begin, 3)] for *named, start, end in found]}
+        tasks.append((owner, 'replay', phase, before, begun))
+      tasks.append((owner, pieces.TRAIN if kind == pieces.PIECE else kind, phase, begun, ended))
+  begin = min((task[3] for task in tasks), default=0.0)
+  return {'tasks': [[*named, round(start - begin, 3), round(end - begin, 3)] for *named, start, end in tasks]}
 
 
-def figures(island: Island, run: run_lib.Run, told: History) -> dict[str, Any]:
+def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any]:
   """Returns the figures of the training stage for the report; tokens/s are those of all workers together."""
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
-  made = trained(island, told)
-  checkpoints = [fact for fact in made if fact.kind == pieces.CHECKPOINT]
+  trained_facts = trained(island, history)
+  checkpoints = [fact for fact in trained_facts if fact.kind == pieces.CHECKPOINT]
   tokens = len(checkpoints) * s.train.steps_per_phase * s.train.batch_size * s.model.seq_len
-  outer_s = math.fsum(busy_seconds(phase.modules) for phase in told.phases)
+  outer_s = math.fsum(busy_seconds(phase.modules) for phase in history.phases)
   inner_s, workers = busy_seconds(checkpoints), {fact.meta['worker'] for fact in checkpoints}
   timed = sum(fact.meta['timed_steps'] for fact in checkpoints)
-  record = state_lib.Record(tokens=tokens, inner_s=told.wall_s, timed_steps=timed, timed_tokens=tokens, outer_s=outer_s)
+  record = state_lib.Record(
+    tokens=tokens, inner_s=history.wall_s, timed_steps=timed, timed_tokens=tokens, outer_s=outer_s
+  )
   return stages.figures(run, job, record) | {
     'phases': s.train.phases,
     'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
     'outer_fraction': outer_s / (outer_s + inner_s),
     'workers': len(workers),
-    'replay_s': math.fsum(replays(made).values()),
+    'replay_s': math.fsum(replays(trained_facts).values()),
     **run_costs.figures(island),
     'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
   }

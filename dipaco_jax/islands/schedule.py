@@ -51,15 +51,15 @@ def checkpoint_fact(
 
   And the path's own modules: where it has no others, the digest would not tell what they have become.
   """
-  made = [*sorted(objects.items()), *([fact.key, fact.sha256] for fact in own_modules)]
-  digest = hashlib.sha256(json.dumps(made).encode()).hexdigest()
+  contents = [*sorted(objects.items()), *([fact.key, fact.sha256] for fact in own_modules)]
+  digest = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
   return Fact(kind, str(path), number, '', digest, about | {'objects': objects})
 
 
 def schedule(island: Island, facts: Sequence[Fact]):
   """Inserts the tasks that facts make possible, once, and wakes the tasks that wait for them."""
   in_order = sorted(facts, key=lambda fact: (fact.kind, fact.number, fact.key))
-  by_kind = {kind: list(found) for kind, found in itertools.groupby(in_order, lambda fact: fact.kind)}
+  by_kind = {kind: list(group) for kind, group in itertools.groupby(in_order, lambda fact: fact.kind)}
   _after_modules(island, by_kind.get('module', []))
   _after_pieces(island, [*by_kind.get('checkpoint', []), *by_kind.get('piece', [])])
   for fact in by_kind.get('round', []):
@@ -71,8 +71,8 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
   """Adds the tasks of paths whose modules are all there, and carries modules that no path trains over."""
   s, carried = island.run.settings, []
   waited_for = filter(functools.partial(_makes_possible, island), facts)
-  for version, found in itertools.groupby(waited_for, lambda fact: fact.number):
-    group = list(found)
+  for version, version_facts in itertools.groupby(waited_for, lambda fact: fact.number):
+    group = list(version_facts)
     paths = sorted({path for fact in group for path in island.paths_through(fact.key)})
     rounds = len(island.registry.facts('round')) if s.rounds else 0
     _after_paths(island, _with_modules(island, paths, version), version, rounds)
@@ -102,8 +102,8 @@ def _with_modules(island: Island, paths: Sequence[int], version: int) -> list[in
 def _missing_modules(island: Island, paths: Sequence[int], version: int) -> dict[int, list[str]]:
   """Returns the modules of each path that are not there in a version."""
   needed = {path: list(island.modules_of(path).values()) for path in paths}
-  there = {f.key for f in island.registry.facts('module', sorted({m for n in needed.values() for m in n}), version)}
-  return {path: [module for module in modules if module not in there] for path, modules in needed.items()}
+  available = {f.key for f in island.registry.facts('module', sorted({m for n in needed.values() for m in n}), version)}
+  return {path: [module for module in modules if module not in available] for path, modules in needed.items()}
 
 
 def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int):
@@ -143,10 +143,10 @@ def _after_round(island: Island, number: int):
 
 def _after_pieces(island: Island, facts: Iterable[Fact]):
   """Wakes the outer tasks of the modules that paths have sent to, and adds the paths' next pieces."""
-  for part, found in itertools.groupby(facts, functools.partial(pieces.part_of, island)):
-    paths, sent = [int(fact.key) for fact in found], pieces.piece(island, part).sent
-    named = (found for path in paths for found in island.shared_modules(path).items())
-    modules = sorted({module for level, module in named if level in sent})
+  for part, part_facts in itertools.groupby(facts, functools.partial(pieces.part_of, island)):
+    paths, sent = [int(fact.key) for fact in part_facts], pieces.piece(island, part).sent
+    shared = (island.shared_modules(path) for path in paths)
+    modules = sorted({module for by_level in shared for level, module in by_level.items() if level in sent})
     island.registry.add_tasks(NewTask('outer', module, part.phase + 1, 'waiting') for module in modules)
     island.registry.wake('outer', modules, part.phase + 1)
     following = pieces.after(island, part)
@@ -186,7 +186,9 @@ def is_finished(island: Island) -> bool:
 
 def waits(island: Island) -> dict[str, list[int]]:
   """Returns the paths that have phases left, but no task that is ready or running, by what they wait for."""
-  registry, s, found = island.registry, island.run.settings, collections.defaultdict[str, list[int]](list)
+  registry = island.registry
+  s = island.run.settings
+  paths_by_reason = collections.defaultdict[str, list[int]](list)
   if not registry.facts('prepared'):
     return {'prepare': list(range(island.layout.grid.num_paths))}
   trained, rounds = registry.newest('checkpoint'), len(registry.facts('round'))
@@ -205,5 +207,5 @@ def waits(island: Island) -> dict[str, list[int]]:
       why = f'{", ".join(missing)} of version {phases[0]}'
     elif phases[0] >= jobs.round_end(s, rounds):
       why = f'round {rounds + 1} of re-sharding'
-    found[why + (f', as it is not drawn before phase {phases[0]}' if phases[0] > begin else '')].append(path)
-  return dict(found)
+    paths_by_reason[why + (f', as it is not drawn before phase {phases[0]}' if phases[0] > begin else '')].append(path)
+  return dict(paths_by_reason)

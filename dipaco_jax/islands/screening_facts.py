@@ -67,9 +67,9 @@ def first_usual(island: Island, module: str) -> float:
 def next_usual(island: Island, module: str, usual: float, moved: Collection[float]) -> dict[str, float]:
   """Returns the metadata that notes h of the next version, from h of this one and r of the paths that took part."""
   first = first_usual(island, module)
-  told = sum(r > 0 for r in moved)  # not those that had a rate of 0
-  found = float(_next_usual(as_float32(usual), as_float32(math.fsum(moved)), np.int32(told), first))
-  return {'usual': found} if math.isfinite(found) else {}  # JSON has no infinity
+  num_moved = sum(r > 0 for r in moved)  # not those that had a rate of 0
+  next_value = float(_next_usual(as_float32(usual), as_float32(math.fsum(moved)), np.int32(num_moved), first))
+  return {'usual': next_value} if math.isfinite(next_value) else {}  # JSON has no infinity
 
 
 # Compiled: one operation at a time, they would take longer than a short inner step.
@@ -124,15 +124,15 @@ def judge(
   limits = bounds(island, modules, phase)
   moved = {level: math.sqrt(x) / limits.rates[level] if math.isfinite(x) else math.nan for level, x in squares.items()}
   why = limits.why(moved)
-  found = {level: r if math.isfinite(r) else None for level, r in moved.items()}
-  return {'moved': found} | ({'excluded': why} if why else {})
+  finite_moved = {level: r if math.isfinite(r) else None for level, r in moved.items()}
+  return {'moved': finite_moved} | ({'excluded': why} if why else {})
 
 
 def exclusion(island: Island, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
   """Makes the fact that a path takes no part in an outer step, as its worker, or an executor, says; logs it."""
   step = first_step(island, phase + 1)
-  words = screening.exclusion_message(island.layout.grid, path, why, worker)
-  logging.warning('train, phase %d, step %d: %s', phase + 1, step, words)
+  message = screening.exclusion_message(island.layout.grid, path, why, worker)
+  logging.warning('train, phase %d, step %d: %s', phase + 1, step, message)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
   return Fact('excluded', str(path), phase, '', '', about)
 
@@ -146,15 +146,15 @@ def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out
   `left_out` are the paths that the module's version after `phase` does without; `weights` are w_i of every path, [P].
   """
   layout, most = island.layout, island.run.settings.outer.max_excluded
-  told = island.registry.facts('excluded', number=phase)
-  whole = {int(fact.key) for fact in told if 'executor' not in fact.meta}  # not of one module only
-  excluded = np.isin(np.arange(weights.size), list(whole)).reshape(layout.grid.shape)
-  paths = whole | {*map(int, left_out)}
+  exclusions = island.registry.facts('excluded', number=phase)
+  excluded_everywhere = {int(fact.key) for fact in exclusions if 'executor' not in fact.meta}  # not of one module only
+  excluded = np.isin(np.arange(weights.size), list(excluded_everywhere)).reshape(layout.grid.shape)
+  paths = excluded_everywhere | {*map(int, left_out)}
   in_a_row = [1 + excluded_before(island, path, phase) if path in paths else 0 for path in range(weights.size)]
   try:
     screening.check_paths(layout, weights.reshape(layout.grid.shape) > 0, excluded, in_a_row, most)
-    wanted = {path for path in island.paths_through(module) if weights[path] > 0}
-    if len(wanted) > 1 and wanted <= paths:
+    contributing = {path for path in island.paths_through(module) if weights[path] > 0}
+    if len(contributing) > 1 and contributing <= paths:
       raise screening.no_path_left(screening.module_name(*island.parse_module(module)))
   except Diverged as e:
     end(island, phase, str(e), left_out)
@@ -220,12 +220,14 @@ def resume(island: Island) -> int:
 def to_withdraw(island: Island, ended: Fact) -> list[str]:
   """Returns the paths, of those excluded in the phase that diverged, that a module waits for and no new version has."""
   phase = ended.meta['phase']
-  made = {fact.key: fact.meta.get('left_out', ()) for fact in island.registry.facts('module', number=phase + 1)}
+  left_out = {fact.key: fact.meta.get('left_out', ()) for fact in island.registry.facts('module', number=phase + 1)}
   paths = {*ended.meta['left_out'], *(fact.key for fact in island.registry.facts('excluded', number=phase))}
 
   def is_free(path: str) -> bool:
     counted = {level for fact in pieces.earlier_facts(island, phase, [path]) for level in objects_of(fact)}
     modules = [module for level, module in island.shared_modules(int(path)).items() if level not in counted]
-    return not made.keys() >= {*modules} and all(path in made[module] for module in modules if module in made)
+    return not left_out.keys() >= {*modules} and all(
+      path in left_out[module] for module in modules if module in left_out
+    )
 
   return sorted(filter(is_free, paths), key=int)

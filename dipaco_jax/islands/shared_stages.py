@@ -26,7 +26,9 @@ TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves 
 
 def describe_stages(run: run_lib.Run) -> dict[str, Any]:
   """Returns the stage before training that is at work; of the base model's training, also step, loss and time left."""
-  complete, s, row = stage_records.read_stages(run.workdir), run.settings, run.metrics.last_step
+  complete = stage_records.read_stages(run.workdir)
+  s = run.settings
+  row = run.metrics.last_step
   stage = next(stage for stage in stage_lib.STAGES if stage.name not in complete)
   about: dict[str, Any] = {'stage': stage.doing}
   if stage.name == 'pretrain' and row:
@@ -84,13 +86,13 @@ def reshard(island: Island, task: Task, lease: Lease) -> Publish:
       take_over(island, before)
     resharding_round.reshard(run, number, version)
     lease.check()
-    made = island.publish_trees('round', number, (f'routing/{number}', f'shards/{number}'), {'version': version})
-  return lambda: [made]
+    fact = island.publish_trees('round', number, (f'routing/{number}', f'shards/{number}'), {'version': version})
+  return lambda: [fact]
 
 
-def take_over(island: Island, made: Fact):
+def take_over(island: Island, published: Fact):
   """Fetches what was published before, and removes what cannot be fetched, so that only what is missing is made."""
-  for tree, sha256 in ({'stages': ''} | made.meta['trees']).items():
+  for tree, sha256 in ({'stages': ''} | published.meta['trees']).items():
     island.storage.verified_trees.discard((tree, sha256))
     try:
       island.storage.download_tree(tree, island.run.workdir / tree, sha256)

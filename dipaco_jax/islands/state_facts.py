@@ -23,7 +23,9 @@ from dipaco_jax.storage import retry, tensors
 
 STATE = 'state'  # kind of the facts
 # A message that comes while a part is on its way shares the line with it: parts are small beside messages.
-PARTS, SMALLEST_PART, LARGEST_PART = 64, 2**18, 2**23  # how many, unless they are smaller or larger than these bytes
+PARTS = 64  # how many, unless they are smaller or larger than these
+SMALLEST_PART = 2**18  # bytes
+LARGEST_PART = 2**23  # bytes
 BYTES = 'bytes'  # name of the one array of a part
 LOOK_S, LOOK_AGAIN_S = 1.0, 20.0  # between looks for what is to be published; after an error
 
@@ -52,25 +54,25 @@ class Line:
       self._changed.wait_for(lambda: not self._messages)
 
 
-def publish(island: Island, made: Fact, state: Arrays, wait: Callable[[], None] = lambda: None):
+def publish(island: Island, checkpoint: Fact, state: Arrays, wait: Callable[[], None] = lambda: None):
   """Publishes what a path takes along after the phase of this checkpoint, unless that is there.
 
   Calls `wait` before each part, and stops at the end of the run.
   """
-  standing = island.registry.facts(STATE, [made.key], made.number)
-  if any(fact.meta.get('checkpoint') == made.sha256 for fact in standing):
+  standing = island.registry.facts(STATE, [checkpoint.key], checkpoint.number)
+  if any(fact.meta.get('checkpoint') == checkpoint.sha256 for fact in standing):
     return
   screening_facts.heed(island)  # or the checkpoint may have been withdrawn
   objects = []
   for i, part in enumerate(in_parts(state)):
     wait()
-    objects.append(island.write_object(f'{STATES}/{made.key}/{made.number}-{i}', part))
+    objects.append(island.write_object(f'{STATES}/{checkpoint.key}/{checkpoint.number}-{i}', part))
     if island.registry.facts('finished'):  # the monitor has maybe looked for what is left over before this was there
       island.storage.delete(objects[-1][0])
       return
   digest = hashlib.sha256(json.dumps(objects).encode()).hexdigest()
-  about = {'worker': island.name, 'checkpoint': made.sha256, 'objects': objects}
-  fact = Fact(STATE, made.key, made.number, '', digest, about)
+  about = {'worker': island.name, 'checkpoint': checkpoint.sha256, 'objects': objects}
+  fact = Fact(STATE, checkpoint.key, checkpoint.number, '', digest, about)
   withdrawals.put(island, [fact])
   island.registry.mark_scheduled([fact])  # nothing follows from it
 
@@ -87,12 +89,12 @@ def whole(parts: Sequence[Arrays]) -> Arrays:
   return tensors.from_bytes(np.concatenate([part[BYTES] for part in parts]).data)
 
 
-def read(island: Island, made: Fact) -> Arrays | None:
+def read(island: Island, checkpoint: Fact) -> Arrays | None:
   """Returns the state after the phase of this checkpoint, None where none is published that can be read."""
-  for fact in island.registry.facts(STATE, [made.key], made.number):
-    if fact.meta.get('checkpoint') == made.sha256:
+  for fact in island.registry.facts(STATE, [checkpoint.key], checkpoint.number):
+    if fact.meta.get('checkpoint') == checkpoint.sha256:
       try:
-        with guarding(f'the state of path {made.key} after phase {made.number + 1}'):
+        with guarding(f'the state of path {checkpoint.key} after phase {checkpoint.number + 1}'):
           state = whole([island.read_object(*each) for each in fact.meta['objects']])
           path_state.check_carried(state, island.shapes, island.inner_shapes)
           return state
@@ -123,9 +125,9 @@ def publishing(island: Island, held: HeldStates, line: Line) -> Iterator[None]:
 def publish_aside(island: Island, held: HeldStates, line: Line):
   """Publishes the states that a holder has put aside, the oldest first; forgets those that nobody needs."""
   for key in held.aside():
-    made = island.registry.facts('checkpoint', [str(key.path)], key.phase)
-    if not made:
+    checkpoints = island.registry.facts('checkpoint', [str(key.path)], key.phase)
+    if not checkpoints:
       continue  # its fact is on its way
-    if made[0].sha256.startswith(key.digest) and (state := held.read_aside(key)) is not None:
-      publish(island, made[0], state, line.wait_behind)
+    if checkpoints[0].sha256.startswith(key.digest) and (state := held.read_aside(key)) is not None:
+      publish(island, checkpoints[0], state, line.wait_behind)
     held.drop_aside(key)

@@ -54,17 +54,17 @@ def time_left(registry: registry_lib.Registry, s: settings.Settings) -> list[str
 
 def failures(registry: registry_lib.Registry) -> list[str]:
   """Says which paths took no part in outer steps, which facts were withdrawn, and why the run has diverged."""
-  found = [
+  messages = [
     f'{EXCLUDED}phase {f.number + 1}, step {f.meta["step"]}: path {f.key}, trained by {f.meta["worker"]}, '
     f'took no part: {f.meta["why"]}'
     for f in registry.facts('excluded')[-SHOWN:]
   ]
-  found += [
+  messages += [
     f'{WITHDRAWN} {fact.key.rpartition(" ")[0]} {fact.number}, by {fact.meta["by"]}: {fact.meta["why"]}'
     for fact in registry.facts(WITHDRAWN)[-SHOWN:]
   ]
   ended, resumed = registry.facts('diverged', ['']), registry.facts('diverged', [registry_lib.RESUMED])
-  return found + [fact.meta['why'] for fact in ended[len(resumed) :]]
+  return messages + [fact.meta['why'] for fact in ended[len(resumed) :]]
 
 
 def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:

@@ -34,10 +34,10 @@ def measured_step_s(island: Island, newest: int) -> float:
 
 def done(workers: list[dict]) -> str:
   """Says what the lines of workers did while they read and wrote; '' where that is not known."""
-  found = []
+  speeds = []
   for way, seconds, verb in (('in', 'reading_s', 'reading'), ('out', 'writing_s', 'writing')):
-    told = [about for about in workers if seconds in about]
-    moved = (math.fsum(about[name] for about in told) for name in (f'bytes_{way}', seconds))
+    reporting = [about for about in workers if seconds in about]
+    moved = (math.fsum(about[name] for about in reporting) for name in (f'bytes_{way}', seconds))
     if (speed := run_costs.mbits(*moved)) is not None:
-      found.append(f'{wire_needs.speed(speed)} {verb}')
-  return f'; so far theirs did {" and ".join(found)}' if found else ''
+      speeds.append(f'{wire_needs.speed(speed)} {verb}')
+  return f'; so far theirs did {" and ".join(speeds)}' if speeds else ''

@@ -33,7 +33,7 @@ from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.module_weights import WHOLE, ModuleWeights
 from dipaco_jax.registry import fact_rows
 from dipaco_jax.registry.fact_rows import Conflict, Fact, Withdrawal
-from dipaco_jax.registry.registry import NewTask, Task
+from dipaco_jax.registry.registry import NewTask, Registry, Task
 
 MOST = 3  # withdrawals of a malformed contribution, after which its path is left out
 
@@ -61,17 +61,17 @@ def _settle(island: Island, facts: Sequence[Fact], insert: Callable[..., None]) 
     standing = e.standing
   while True:
     why = why_unreadable(island, facts[0], standing)
-    wanted, withdrawal = standing, Withdrawal([], '', island.name)
+    to_insert, withdrawal = standing, Withdrawal([], '', island.name)
     if why:
-      wanted, withdrawal = _replacing(island, facts, standing, why)
+      to_insert, withdrawal = _replacing(island, facts, standing, why)
     try:
-      insert(wanted, withdrawal=withdrawal)
+      insert(to_insert, withdrawal=withdrawal)
     except Conflict as e:
       standing = e.standing
       continue
     outcome = f'is replaced by the repeated result: {why}' if why else 'stays: the repeated result is dropped'
-    logging.warning('%s was already published with different bits, and %s', _words(facts), outcome)
-    return wanted
+    logging.warning('%s was already published with different bits, and %s', _names_of(facts), outcome)
+    return to_insert
 
 
 def _replacing(
@@ -81,7 +81,7 @@ def _replacing(
   new = {fact[:3]: fact for fact in facts}
   replaced = [fact for fact in standing if fact[:3] in new and not fact_rows.is_same(fact, new[fact[:3]])]
   followers = [pair for old in replaced for pair in _followers(island, old, new[old[:3]])]
-  dependents = [found for old in replaced for found in _dependents(island, old)]
+  dependents = [dependent for old in replaced for dependent in _dependents(island, old)]
   withdrawn = {fact[:3]: fact for fact in [*replaced, *(old for old, _ in followers), *dependents]}
   return [*facts, *(fact for _, fact in followers)], Withdrawal([*withdrawn.values()], why, island.name)
 
@@ -99,25 +99,31 @@ def replace(island: Island, old: Fact, new: Fact):
 def withdraw(island: Island, fact: Fact, why: Gone):
   """Withdraws a fact that cannot be read, and that no task makes again."""
   if island.registry.revoke(Withdrawal([fact], str(why), island.name)):
-    logging.warning('%s is withdrawn: %s', _words([fact]), why)
+    logging.warning('%s is withdrawn: %s', _names_of([fact]), why)
 
 
-def train_again(island: Island, made: Fact, why: Gone) -> bool:
+def times_withdrawn(registry: Registry, fact: Fact) -> int:
+  """Counts how often a fact of this name was withdrawn."""
+  marks = registry.facts(fact_rows.WITHDRAWN, number=fact.number)
+  return sum(mark.key.rpartition(' ')[0] == f'{fact.kind} {fact.key}' for mark in marks)
+
+
+def train_again(island: Island, fact: Fact, why: Gone) -> bool:
   """Withdraws what a path has sent, and opens its task again; returns False where that was done MOST times."""
-  if island.registry.times_withdrawn(made) >= MOST:
+  if times_withdrawn(island.registry, fact) >= MOST:
     return False
-  kind = pieces.TRAIN if made.kind == pieces.CHECKPOINT else made.kind
-  withdrawal = Withdrawal([made, *_dependents(island, made)], str(why), island.name)
-  if island.registry.revoke(withdrawal, [NewTask(kind, made.key, made.number)]):
-    words = '%s by %s is withdrawn, and trained again: %s'
-    logging.warning(words, _words([made]), made.meta.get('worker', 'an unnamed worker'), why)
+  kind = pieces.TRAIN if fact.kind == pieces.CHECKPOINT else fact.kind
+  withdrawal = Withdrawal([fact, *_dependents(island, fact)], str(why), island.name)
+  if island.registry.revoke(withdrawal, [NewTask(kind, fact.key, fact.number)]):
+    message = '%s by %s is withdrawn, and trained again: %s'
+    logging.warning(message, _names_of([fact]), fact.meta.get('worker', 'an unnamed worker'), why)
   return True
 
 
 def why_unreadable(island: Island, first: Fact, standing: Sequence[Fact]) -> str:
   """Says why facts of a task cannot stand: the first of them was withdrawn, or one cannot be read; '' if they can."""
   if first[:3] not in [fact[:3] for fact in standing]:
-    return f'{_words([first])} was withdrawn'
+    return f'{_names_of([first])} was withdrawn'
   try:
     for fact in standing:
       _read(island, fact)
@@ -137,8 +143,8 @@ def _read(island: Island, fact: Fact):
     if WHOLE in fact.meta:
       island.read_whole(fact.key, *fact.meta[WHOLE])
   elif fact.kind == 'state':
-    made = island.registry.facts(pieces.CHECKPOINT, [fact.key], fact.number)
-    if not made or made[0].sha256 != fact.meta.get('checkpoint'):
+    checkpoints = island.registry.facts(pieces.CHECKPOINT, [fact.key], fact.number)
+    if not checkpoints or checkpoints[0].sha256 != fact.meta.get('checkpoint'):
       raise Gone(fact.key, 'its checkpoint was withdrawn')
     for each in fact.meta['objects']:
       island.read_object(*each)
@@ -161,8 +167,8 @@ def _dependents(island: Island, fact: Fact) -> list[Fact]:
   phase = pieces.phase_of(island, fact.kind, fact.number)
   states = island.registry.facts('state', [fact.key], phase) if fact.kind == pieces.CHECKPOINT else []
   excluded = island.registry.facts('excluded', [fact.key], phase) if 'excluded' in fact.meta else []
-  return states + [found for found in excluded if 'executor' not in found.meta]
+  return states + [exclusion for exclusion in excluded if 'executor' not in exclusion.meta]
 
 
-def _words(facts: Sequence[Fact]) -> str:
+def _names_of(facts: Sequence[Fact]) -> str:
   return f'{facts[0].kind} {facts[0].key} {facts[0].number}'

@@ -71,7 +71,9 @@ class Worker:
   """Does a worker's tasks of all kinds, with the states that it holds; of several hosts, the first has this."""
 
   def __init__(self, held: HeldStates, hosts: Hosts | None = None, line: Line | None = None):
-    self.held, self.hosts, self.line = held, hosts or Hosts(), line or Line()
+    self.held = held
+    self.hosts = hosts or Hosts()
+    self.line = line or Line()
     self.scheduler = futures.ThreadPoolExecutor(1)  # of what may be trained before this is published
     self.at_work: tuple[int, Part] | None = None  # path and piece that are being trained
     self.is_warm = False  # whether anything has been trained
@@ -102,16 +104,16 @@ class Worker:
     path = int(task.key)
     if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
-    found = lineage.find(island, self.held, task)
-    hand_over.ask(island, task, found)
-    first = found.parts[0]
+    newest = lineage.find(island, self.held, task)
+    hand_over.ask(island, task, newest)
+    first = newest.parts[0]
     with self.looking_again(island, task, first):
       inner_phase.make_job(island, island.round_of(first.phase))
-      if found.within:
-        state = path_state.from_arrays(found.within[1], island.shapes)
+      if newest.within:
+        state = path_state.from_arrays(newest.within[1], island.shapes)
       else:
-        state = path_exchange.whole(island, path, first.phase, found.carried)
-    return Beginning(found.parts, found.within[0] if found.within else 0, state, found.fresh)
+        state = path_exchange.whole(island, path, first.phase, newest.carried)
+    return Beginning(newest.parts, newest.within[0] if newest.within else 0, state, newest.fresh)
 
   @contextlib.contextmanager
   def looking_again(self, island: Island, task: Task, first: Part) -> Iterator[None]:
@@ -128,7 +130,9 @@ class Worker:
 
   def train(self, island: Island, task: Task, lease: Lease) -> Publish:
     """Trains a piece of a path's phase, or the rest of what was begun on this machine."""
-    path, part, self.at_work = int(task.key), pieces.part_of(island, task), None
+    path = int(task.key)
+    part = pieces.part_of(island, task)
+    self.at_work = None
     beginning, replay = self.replay(island, lease, lease.fetched()())
     self.at_work = path, part
     started, step = time.time(), beginning.step
@@ -156,10 +160,10 @@ class Worker:
         own_levels.publish(island, own_modules, state)
       kind, number = pieces.fact_name(island, part)
       noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
-      made = schedule.checkpoint_fact(path, number, objects, noted, kind, own_modules)
+      checkpoint = schedule.checkpoint_fact(path, number, objects, noted, kind, own_modules)
       excluded = [screening_facts.exclusion(island, path, part.phase, why, island.name)] if why else []
-      self.hold(island, made, state)  # before the fact, which says that it is there
-      return [made, *excluded, *own_modules, *trained.evaluations]
+      self.hold(island, checkpoint, state)  # before the fact, which says that it is there
+      return [checkpoint, *excluded, *own_modules, *trained.evaluations]
 
     return publish
 
@@ -173,7 +177,9 @@ class Worker:
   @time_use.doing(time_use.LOST)
   def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
     """Repeats the pieces before the task's own; returns where that begins, and what its checkpoint notes of this."""
-    path, parts, began = int(lease.task.key), beginning.parts, time.monotonic()
+    path = int(lease.task.key)
+    parts = beginning.parts
+    began = time.monotonic()
     differing = set[int]()
     if len(parts) == 1:
       return beginning, {}
@@ -199,14 +205,15 @@ class Worker:
 
   def train_first(self, island: Island, lease: Lease, beginning: Beginning) -> Trained:
     """Trains the first of the pieces from where it begins."""
-    path, part, is_replay = int(lease.task.key), beginning.parts[0], len(beginning.parts) > 1
+    path, part = int(lease.task.key), beginning.parts[0]
+    is_replay = len(beginning.parts) > 1
     phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
     metrics, origin = PhaseMetrics(lease, job, phase, self.is_warm), functools.cache(lineage.origin)
     self.is_warm, ahead = True, ReadingAhead(island, path, part)
 
-    def done(after: int, found: dict[str, jax.Array], kept: PathState | None):
-      metrics.dispatched(after, found)
+    def done(after: int, step_metrics: dict[str, jax.Array], kept: PathState | None):
+      metrics.dispatched(after, step_metrics)
       if not is_replay:
         left = (piece.end - after) / (piece.end - piece.begin)
         lease.ahead(left)
@@ -214,8 +221,7 @@ class Worker:
       if self.hosts.is_alone:
         lease.check()  # other hosts would wait in vain for a process that ends here
       if kept and not lease.is_copy:
-        kept = state._replace(params=kept.params, inner=kept.inner)
-        writer.submit(keep, after, kept.to_arrays())
+        writer.submit(keep, after, state._replace(params=kept.params, inner=kept.inner).to_arrays())
 
     def keep(step: int, arrays: Arrays):
       if lineage.is_finite(arrays):
@@ -230,13 +236,13 @@ class Worker:
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
         self.scheduler.submit(self.schedule_next, island, path, part)
-      found = inner_phase.run(island, self.hosts, start, state, begins_with, done)
-    if found.evaluation:
-      evaluated = [own_levels.evaluation_fact(path, phase, *found.evaluation)]
+      result = inner_phase.run(island, self.hosts, start, state, begins_with, done)
+    if result.evaluation:
+      evaluated = [own_levels.evaluation_fact(path, phase, *result.evaluation)]
     for fact in evaluated:
       state = own_levels.note_evaluation(island, fact, state)
-    sent, state = send(island, path, part, state, found.state)
-    return Trained(metrics, sent, state, found.loss, evaluated)
+    sent, state = send(island, path, part, state, result.state)
+    return Trained(metrics, sent, state, result.loss, evaluated)
 
   def hold_replayed(
     self, island: Island, path: int, part: Part, sent: dict[str, Sent], own_modules: list[Fact], state: PathState
@@ -246,26 +252,29 @@ class Worker:
     Returns whether it differs from what was published, and the state, which may have been excluded then.
     """
     kind, number = pieces.fact_name(island, part)
-    made = island.registry.facts(kind, [str(path)], number)
-    state = state._replace(excluded=state.excluded or any('excluded' in fact.meta for fact in made))
+    published = island.registry.facts(kind, [str(path)], number)
+    state = state._replace(excluded=state.excluded or any('excluded' in fact.meta for fact in published))
     self.hold_piece(island, path, part, state)
-    if not made:  # its task is at work, or will be done again
+    if not published:  # its task is at work, or will be done again
       return False, state
-    self.hold(island, made[0], state)
-    if levels := [*lineage.differing_levels(made[0], sent), *own_levels.differing(island, own_modules)]:
-      there, here = made[0].meta.get('worker', 'another'), island.name
-      words = f'{here} computed other values of {", ".join(levels)} of path {path} than {there}'
+    self.hold(island, published[0], state)
+    if levels := [*lineage.differing_levels(published[0], sent), *own_levels.differing(island, own_modules)]:
+      other_worker, here = published[0].meta.get('worker', 'another'), island.name
+      message = f'{here} computed other values of {", ".join(levels)} of path {path} than {other_worker}'
       logging.warning(
-        'phase %d, trained again: %s; their machines or libraries compute differently', part.phase + 1, words
+        'phase %d, trained again: %s; their machines or libraries compute differently', part.phase + 1, message
       )
     return bool(levels), state
 
-  def hold(self, island: Island, made: Fact, state: PathState):
+  def hold(self, island: Island, checkpoint: Fact, state: PathState):
     """Holds a path's state after the phase of this checkpoint."""
-    key, is_closed = Key(int(made.key), made.number, made.sha256), island.timetable.is_closed(made.number)
+    key, is_closed = (
+      Key(int(checkpoint.key), checkpoint.number, checkpoint.sha256),
+      island.timetable.is_closed(checkpoint.number),
+    )
     goes_on = island.own or not state.excluded  # else the path begins anew
-    if made.kind == pieces.CHECKPOINT and goes_on and (lineage.has_state(island) or not is_closed):
-      carried = path_exchange.carried(island, made.number, state)
+    if checkpoint.kind == pieces.CHECKPOINT and goes_on and (lineage.has_state(island) or not is_closed):
+      carried = path_exchange.carried(island, checkpoint.number, state)
       self.held.put(key, carried)
       if lineage.publishes_state(island, key.path, key.phase):
         self.held.set_aside(key, carried)
@@ -312,8 +321,8 @@ def send_again(island: Island, path: int, part: Part, sent: dict[str, Sent]):
   Otherwise the piece would be a task again, which begins with a state that the replay has left behind.
   """
   kind, number = pieces.fact_name(island, part)
-  for made in island.registry.facts(kind, [str(path)], number):
-    for level, (name, sha256) in objects_of(made).items():
+  for fact in island.registry.facts(kind, [str(path)], number):
+    for level, (name, sha256) in objects_of(fact).items():
       data = tensors.to_bytes(sent[level].arrays) if level in sent else b''
       if hashlib.sha256(data).hexdigest() == sha256 and not island.storage.exists(name):
         island.storage.write(name, data, sha256)
@@ -330,5 +339,5 @@ def write_objects(island: Island, path: int, part: Part, sent: dict[str, Sent]) 
 def earlier(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:
   """Returns what the checkpoint of a phase notes in place of what was measured of its last piece alone."""
   metas = [*(fact.meta for fact in pieces.earlier_facts(island, part.phase, [str(path)])), about]
-  found: dict[str, Any] = {name: sum(meta[name] for meta in metas) for name in ('timed_steps', 'timed_s', 'busy_s')}
-  return found | {'rows': [row for meta in metas for row in meta['rows']], 'started': metas[0]['started']}
+  sums: dict[str, Any] = {name: sum(meta[name] for meta in metas) for name in ('timed_steps', 'timed_s', 'busy_s')}
+  return sums | {'rows': [row for meta in metas for row in meta['rows']], 'started': metas[0]['started']}

@@ -63,10 +63,10 @@ class Attention(nn.Module):
   def qkv(self, x_BLD: jax.Array, angles: rotary.Angles) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns queries, keys and values, [B, L, H or G, K] each, the first two normed and turned."""
     wide = is_wide(self.config)
-    found = [product('BLD,DHK->BLHK', x_BLD, w_DHK, wide) for w_DHK in (self.q, self.k, self.v)]
+    projected = [product('BLD,DHK->BLHK', x_BLD, w_DHK, wide) for w_DHK in (self.q, self.k, self.v)]
     for i, bias in enumerate(self.biases):
-      found[i] += bias.astype(self.config.dtype).reshape(found[i].shape[2:])
-    q_BLHK, k_BLGK, v_BLGK = found
+      projected[i] += bias.astype(self.config.dtype).reshape(projected[i].shape[2:])
+    q_BLHK, k_BLGK, v_BLGK = projected
     if self.config.qk_norm != 'none':
       q_BLHK, k_BLGK = self._normed(self.q_norm, q_BLHK), self._normed(self.k_norm, k_BLGK)
     if self.layer.turns:
@@ -118,17 +118,17 @@ def make(config: settings.Model, n: int) -> Block:
 def blocks(config: settings.Model) -> tuple[nn.Module, ...]:
   """Makes the blocks of a model, unbound; raises InputError if the user's cannot be made."""
   own, numbers = config.block, range(config.num_layers)
-  made = [extension.make(NAME, own, config, n) if own else make(config, n) for n in numbers]
-  if not all(isinstance(block, nn.Module) for block in made):
+  new_blocks = [extension.make(NAME, own, config, n) if own else make(config, n) for n in numbers]
+  if not all(isinstance(block, nn.Module) for block in new_blocks):
     raise InputError(f'config.{NAME}={own!r} should return a module of Flax, flax.linen.Module')
-  return tuple(block.clone(parent=None, name=None) for block in made)
+  return tuple(block.clone(parent=None, name=None) for block in new_blocks)
 
 
 def period(config: settings.Model) -> int:
   """Returns the number of blocks after which they repeat."""
-  found = blocks(config)
+  all_blocks = blocks(config)
   with blaming(config):
-    return next(p for p in range(1, len(found) + 1) if found[p:] == found[:-p])
+    return next(p for p in range(1, len(all_blocks) + 1) if all_blocks[p:] == all_blocks[:-p])
 
 
 def call(
@@ -141,10 +141,10 @@ def call(
 ) -> tuple[jax.Array, Any]:
   """Calls a block; raises InputError if the user's fails, or returns something else than it should."""
   with blaming(config):
-    found = block(x_BLD, positions_BL, segments_BL, cache)
+    outputs = block(x_BLD, positions_BL, segments_BL, cache)
   if config.block:
-    _check(config, found, x_BLD, cache)
-  return found
+    _check(config, outputs, x_BLD, cache)
+  return outputs
 
 
 def blaming(config: settings.Model) -> contextlib.AbstractContextManager[None]:
@@ -152,17 +152,17 @@ def blaming(config: settings.Model) -> contextlib.AbstractContextManager[None]:
   return extension.blaming(NAME, config.block) if config.block else contextlib.nullcontext()
 
 
-def _check(config: settings.Model, found: Any, x_BLD: jax.Array, cache: Any) -> None:
-  words = f'config.{NAME}={config.block!r} should return the hidden state and a cache'
-  if not isinstance(found, tuple) or len(found) != 2:
-    raise InputError(f'{words}, not {type(found).__name__}')
-  if (got := _described(found[0])) != (wanted := _described(x_BLD)):
-    raise InputError(f'{words}, the former {wanted} as it was given, not {got}')
-  if cache is not None and (got := _described(found[1])) != (wanted := _described(cache)):
-    raise InputError(f'{words}, the latter {wanted} as it was given, not {got}')
+def _check(config: settings.Model, outputs: Any, x_BLD: jax.Array, cache: Any) -> None:
+  requirement = f'config.{NAME}={config.block!r} should return the hidden state and a cache'
+  if not isinstance(outputs, tuple) or len(outputs) != 2:
+    raise InputError(f'{requirement}, not {type(outputs).__name__}')
+  if (got := _described(outputs[0])) != (expected := _described(x_BLD)):
+    raise InputError(f'{requirement}, the former {expected} as it was given, not {got}')
+  if cache is not None and (got := _described(outputs[1])) != (expected := _described(cache)):
+    raise InputError(f'{requirement}, the latter {expected} as it was given, not {got}')
 
 
 def _described(tree: Any) -> str:
   """Returns a description of the structure, shapes and dtypes of arrays."""
-  found = jax.tree.map(lambda x: f'{jnp.result_type(x)}{[*jnp.shape(x)]}', tree)
-  return str(found).replace("'", '')
+  described = jax.tree.map(lambda x: f'{jnp.result_type(x)}{[*jnp.shape(x)]}', tree)
+  return str(described).replace("'", '')

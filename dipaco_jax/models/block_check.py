@@ -15,7 +15,9 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.models import block as block_lib, decoding, transformer
 from dipaco_jax.models.transformer import Transformer
 
-LENGTH, LATER, SECOND = 12, 3, 6  # tokens of a row; the first that is changed; the first of the second segment
+LENGTH = 12  # tokens of a row
+LATER = 3  # the first token that is changed
+SECOND = 6  # the first token of the second segment
 READ = np.array([12, 12, 12, 4, 5, 7])  # tokens of each row that are read at one time, before others come one by one
 GROWN = 3  # the first row whose tokens come so
 STEPS = 2
@@ -39,13 +41,13 @@ def check(model: Transformer) -> None:
       raise InputError(f'{name}: {parameter} is {x.dtype}: parameters should be float32')
   decoding.position_axes(model)
   rows, rng = _rows(model), np.random.default_rng(1)
-  for made in block_lib.blocks(model.config)[: block_lib.period(model.config)]:
+  for block in block_lib.blocks(model.config)[: block_lib.period(model.config)]:
     with block_lib.blaming(model.config):
-      fresh = jax.jit(made.init)(jax.random.key(0), *rows)
+      fresh = jax.jit(block.init)(jax.random.key(0), *rows)
     variables = jax.tree.map(lambda x: x + NOISE * rng.normal(size=x.shape).astype('f'), fresh)
-    for words, difference in _differences(model, made, variables, rows).items():
+    for problem, difference in _differences(model, block, variables, rows).items():
       if difference > NEAR:  # NaN is no fault: the parameters are drawn
-        raise InputError(f'{name}: {words}')
+        raise InputError(f'{name}: {problem}')
 
 
 def _rows(model: Transformer) -> Rows:
@@ -59,12 +61,12 @@ def _rows(model: Transformer) -> Rows:
   return Rows(jnp.asarray(x_BLD, model.dtype), transformer.positions(segments), segments)
 
 
-def _differences(model: Transformer, made: nn.Module, variables: Any, rows: Rows) -> dict[str, float]:
+def _differences(model: Transformer, block: nn.Module, variables: Any, rows: Rows) -> dict[str, float]:
   """Returns {what is wrong: by how much, as a part of what the block adds}."""
 
   @jax.jit
   def run(*args: Any) -> Any:
-    return block_lib.call(model.config, lambda *a: made.apply(variables, *a), *args)
+    return block_lib.call(model.config, lambda *a: block.apply(variables, *a), *args)
 
   found_BLD = _float(run(*rows)[0])
   is_read_BL = jnp.arange(LENGTH) < READ[:, None]
@@ -80,7 +82,7 @@ def _differences(model: Transformer, made: nn.Module, variables: Any, rows: Rows
     'a token sees other segments': found_BLD[2, SECOND:] - found_BLD[0, SECOND:],
     'a text that is continued with its cache differs from one without': np.stack(grown),
   }
-  return {words: float(np.abs(change).max()) / scale for words, change in changes.items()}
+  return {problem: float(np.abs(change).max()) / scale for problem, change in changes.items()}
 
 
 def _float(x: jax.Array) -> np.ndarray:

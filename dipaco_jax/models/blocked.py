@@ -41,14 +41,14 @@ def _forward(
 ) -> tuple[Array, tuple]:
   k_BGLK, v_BGLK = k_BLGK.swapaxes(1, 2), v_BLGK.swapaxes(1, 2)
   q_BGRLK = _by_group(q_BLHK, k_BGLK.shape[1])
-  weights, found = [], []
+  weights, outputs = [], []
   for queries, keys in spans(q_BLHK.shape[1], window):
     scores_BGRQM = into_float32('BGRQK,BGMK->BGRQM', q_BGRLK[:, :, :, queries], k_BGLK[:, :, keys]) * factor
     seen_BQM = _seen(segments_BL, queries, keys, window)
     p_BGRQM = jax.nn.softmax(jnp.where(seen_BQM[:, None, None], scores_BGRQM, -jnp.inf)).astype(q_BLHK.dtype)
     weights.append(p_BGRQM)
-    found.append(into_float32('BGRQM,BGMK->BGRQK', p_BGRQM, v_BGLK[:, :, keys]).astype(q_BLHK.dtype))
-  o_BGRLK = jnp.concatenate(found, 3)
+    outputs.append(into_float32('BGRQM,BGMK->BGRQK', p_BGRQM, v_BGLK[:, :, keys]).astype(q_BLHK.dtype))
+  o_BGRLK = jnp.concatenate(outputs, 3)
   return _by_token(o_BGRLK), (q_BGRLK, k_BGLK, v_BGLK, o_BGRLK, weights)
 
 
@@ -56,7 +56,9 @@ def _backward(window: int, factor: float, kept: tuple, do_BLHK: Array) -> tuple[
   q_BGRLK, k_BGLK, v_BGLK, o_BGRLK, weights = kept
   do_BGRLK = _by_group(do_BLHK, k_BGLK.shape[1])
   inner_BGRL1 = (o_BGRLK.astype(jnp.float32) * do_BGRLK.astype(jnp.float32)).sum(-1, keepdims=True)
-  dq, dk_BGLK, dv_BGLK = [], jnp.zeros(k_BGLK.shape, jnp.float32), jnp.zeros(v_BGLK.shape, jnp.float32)
+  dq = []
+  dk_BGLK = jnp.zeros(k_BGLK.shape, jnp.float32)
+  dv_BGLK = jnp.zeros(v_BGLK.shape, jnp.float32)
   for (queries, keys), p_BGRQM in zip(spans(do_BLHK.shape[1], window), weights, strict=True):
     q_BGRQK, do_BGRQK = q_BGRLK[:, :, :, queries], do_BGRLK[:, :, :, queries]
     dp_BGRQM = into_float32('BGRQK,BGMK->BGRQM', do_BGRQK, v_BGLK[:, :, keys])

@@ -153,26 +153,28 @@ def position_axes(model: Transformer) -> tuple[Any, ...]:
   Raises InputError if a block's cache is not as it should be.
   """
   period = block_lib.period(model.config)
-  found = [_axes_of(model, made) for made in block_lib.blocks(model.config)[:period]]
-  return tuple(found[n % period] for n in range(model.config.num_layers))
+  axes = [_axes_of(model, block) for block in block_lib.blocks(model.config)[:period]]
+  return tuple(axes[n % period] for n in range(model.config.num_layers))
 
 
-def _axes_of(model: Transformer, made: nn.Module) -> Any:
+def _axes_of(model: Transformer, block: nn.Module) -> Any:
   B, field = 3, f'config.{block_lib.NAME}={model.config.block!r}'
 
   def run(*args: Any) -> Any:
-    return made.init_with_output(jax.random.key(0), *args)[0]
+    return block.init_with_output(jax.random.key(0), *args)[0]
 
   def of_length(L: int) -> Any:
     x_BLD, ids_BL = jnp.zeros((B, L, model.config.width), model.dtype), jnp.ones((B, L), jnp.int32)
     return block_lib.call(model.config, run, x_BLD, ids_BL, ids_BL)[1]
 
   def axis(short: Any, long: Any) -> int:
-    found = [i for i in range(1, short.ndim) if short.shape[i] != long.shape[i]]
-    if short.shape[:1] != (B,) or long.ndim != short.ndim or len(found) > 1:
-      words = f'B texts in front and L tokens along one dimension at most: with B={B}, L=8 one is {[*short.shape]}'
-      raise InputError(f'{field}: arrays of its cache should have {words}')
-    return found[0] if found else 0
+    dims = [i for i in range(1, short.ndim) if short.shape[i] != long.shape[i]]
+    if short.shape[:1] != (B,) or long.ndim != short.ndim or len(dims) > 1:
+      requirement = (
+        f'B texts in front and L tokens along one dimension at most: with B={B}, L=8 one is {[*short.shape]}'
+      )
+      raise InputError(f'{field}: arrays of its cache should have {requirement}')
+    return dims[0] if dims else 0
 
   return jax.tree.map(axis, *(jax.eval_shape(functools.partial(of_length, L)) for L in (8, 16)))
 
@@ -206,9 +208,9 @@ def resize(model: Transformer, cache: Cache, num_positions: int) -> Cache:
 def _call(model: Transformer, params: Params, n: int, *args: Any) -> tuple[jax.Array, Any]:
   """Calls block n: (x, positions, segments[, cache])."""
   prefix = f'block_{n}/'
-  found = variables({name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)})
-  made = block_lib.blocks(model.config)[n]
-  return block_lib.call(model.config, functools.partial(made.apply, found), *args)
+  block_params = variables({name.removeprefix(prefix): x for name, x in params.items() if name.startswith(prefix)})
+  block = block_lib.blocks(model.config)[n]
+  return block_lib.call(model.config, functools.partial(block.apply, block_params), *args)
 
 
 def _logits(model: Transformer, params: Params, x_B1D: jax.Array) -> jax.Array:

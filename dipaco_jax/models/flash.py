@@ -219,7 +219,9 @@ def _over_keys(add: Callable, carry: Any, starts_ref: Any, blocks: Blocks) -> An
 def _dq_kernel(*refs: Any, blocks: Blocks, scale: float) -> None:
   q_ref, k_ref, v_ref, starts_ref, do_ref, lse_ref, delta_ref, dq_ref = refs
   own, query_Q = _span(pl.program_id(0), blocks.queries)
-  q_QK, do_QK, start_Q = q_ref[own, :], do_ref[own, :], starts_ref[own]
+  q_QK = q_ref[own, :]
+  do_QK = do_ref[own, :]
+  start_Q = starts_ref[own]
   lse_Q, delta_Q = lse_ref[own], delta_ref[own]
 
   def add(block: Array, dq_QK: Array) -> Array:

@@ -92,7 +92,9 @@ class MLP(nn.Module):
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
-    c, D, F = self.config, self.config.width, self.config.mlp_dim
+    c = self.config
+    D = self.config.width
+    F = self.config.mlp_dim
     gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)) for name in ('gate', 'up'))
     down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D))
     joined = together if c.layers == 'scanned' else tuple

@@ -17,11 +17,13 @@ def of_blocks(config: settings.Model, length: int) -> int:
   plain = dataclasses.replace(config, dtype='float32', attention='xla', layers='unrolled')
   x_BLD, ids_BL = (jax.ShapeDtypeStruct((1, length, *more), t) for more, t in (((config.width,), 'f'), ((), 'i')))
 
-  def forward(made: Any, *args: Any) -> Any:
-    return block_lib.call(plain, lambda *a: made.init_with_output(jax.random.key(0), *a)[0], *args)[0]
+  def forward(block: Any, *args: Any) -> Any:
+    return block_lib.call(plain, lambda *a: block.init_with_output(jax.random.key(0), *a)[0], *args)[0]
 
-  period, found = block_lib.period(plain), block_lib.blocks(plain)
-  once = [of_jaxpr(jax.make_jaxpr(functools.partial(forward, made))(x_BLD, ids_BL, ids_BL)) for made in found[:period]]
+  period, blocks = block_lib.period(plain), block_lib.blocks(plain)
+  once = [
+    of_jaxpr(jax.make_jaxpr(functools.partial(forward, block))(x_BLD, ids_BL, ids_BL)) for block in blocks[:period]
+  ]
   return sum(once[n % period] for n in range(config.num_layers))
 
 

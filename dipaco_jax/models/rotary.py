@@ -53,11 +53,11 @@ def looked_up(positions_BL: jax.Array, c: settings.Model) -> Angles:
 def _table(c: settings.Model, length: int) -> Angles:
   """Returns (sines, cosines) of positions below `length`, [L, K/2] each, to the bit as a program would compute them."""
 
-  def made() -> Angles:
+  def turns() -> Angles:
     return jax.tree.map(lambda x_LK2: (jnp.sin(x_LK2), jnp.cos(x_LK2)), angles(jnp.arange(length), c))
 
   with jax.ensure_compile_time_eval():
-    return jax.tree.map(np.asarray, jax.jit(made)())
+    return jax.tree.map(np.asarray, jax.jit(turns)())
 
 
 def turned(positions_BL: jax.Array, base: float, head_dim: int) -> jax.Array:

@@ -60,8 +60,8 @@ class Transformer(nn.Module):
   def setup(self) -> None:
     c = self.config
     self.embed = Embedding(self.vocab_size, c.width, self.dtype, c.embed_scale)
-    made = enumerate(block_lib.blocks(c))
-    self.blocks = [block.clone(name=f'block_{n}', parent=self) for n, block in made]
+    numbered = enumerate(block_lib.blocks(c))
+    self.blocks = [block.clone(name=f'block_{n}', parent=self) for n, block in numbered]
     self.final_norm = make_norm(c)
     self.head = None if c.tied else Head(self.vocab_size, c.width)
 
@@ -82,20 +82,22 @@ class Transformer(nn.Module):
 
     That compiles as many times faster as there are periods, but copies the matrices.
     """
-    c, every, made = self.config, block_lib.period(self.config), block_lib.blocks(self.config)
+    c = self.config
+    every = block_lib.period(self.config)
+    blocks = block_lib.blocks(self.config)
     params = [self.variables['params'].get(f'block_{n}', {}) for n in range(c.num_layers)]
-    whole = c.num_layers // every * every if every < c.num_layers else 0
+    num_scanned = c.num_layers // every * every if every < c.num_layers else 0
 
     def one(x_BLD: Any, params: Sequence[Any]) -> tuple[Any, None]:
-      for block, mine in zip(made, params, strict=False):
+      for block, mine in zip(blocks, params, strict=False):
         x_BLD = _output(c, functools.partial(block.apply, {'params': mine}), x_BLD, positions_BL, segments_BL)
       return x_BLD, None
 
     if c.remat in REMAT_POLICIES:
       one = jax.checkpoint(one, policy=REMAT_POLICIES[c.remat], prevent_cse=False)  # a scan's body is compiled alone
-    if whole:
-      x_BLD = jax.lax.scan(one, x_BLD, [self._stacked(params[n:whole:every]) for n in range(every)])[0]
-    return one(x_BLD, params[whole:])[0] if whole < c.num_layers else x_BLD
+    if num_scanned:
+      x_BLD = jax.lax.scan(one, x_BLD, [self._stacked(params[n:num_scanned:every]) for n in range(every)])[0]
+    return one(x_BLD, params[num_scanned:])[0] if num_scanned < c.num_layers else x_BLD
 
   def _stacked(self, params: Sequence[Any]) -> Any:
     """Returns the parameters of several blocks as one, matrices in compute dtype."""
@@ -173,11 +175,11 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
 def init(model: Transformer, key: jax.Array) -> Params:
   """Returns fresh parameters, flat and sorted by name; raises InputError if a block cannot be initialized so."""
   blank = jnp.zeros((1, 8), jnp.int32)
-  made = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))(key, blank, blank)
-  if more := {*made} - {'params'}:
-    words = f'has variables other than parameters, {", ".join(sorted(more))}: no path keeps them'
-    raise InputError(f'config.{block_lib.NAME}={model.config.block!r} {words}')
-  return dict(sorted(traverse_util.flatten_dict(made['params'], sep='/').items()))
+  initialized = jax.jit(functools.partial(model.init, method=Transformer.logit_factors))(key, blank, blank)
+  if more := {*initialized} - {'params'}:
+    problem = f'has variables other than parameters, {", ".join(sorted(more))}: no path keeps them'
+    raise InputError(f'config.{block_lib.NAME}={model.config.block!r} {problem}')
+  return dict(sorted(traverse_util.flatten_dict(initialized['params'], sep='/').items()))
 
 
 def shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:

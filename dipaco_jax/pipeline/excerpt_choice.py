@@ -104,7 +104,7 @@ def read(
     return reader.read(path, (rows[0][chosen], rows[1][chosen]), size)[0]
 
   losses = chunk_losses.gather_losses(paths, W, nats)
-  chunk_texts = _words(reader.tokenizer, texts, W)
+  chunk_texts = _chunk_texts(reader.tokenizer, texts, W)
   documents = []
   for n, text in enumerate(texts):
     own_losses = chunk_losses.TextLosses(*(nats_NL[n] for nats_NL in losses))
@@ -137,7 +137,7 @@ def _paths(reader: Reader, texts: Sequence[Text], rows, W: int, first: Sequence[
   return [[int(first[n]), *later[n][: count - 1]] for n, count in enumerate(counts)]
 
 
-def _words(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str]]:
+def _chunk_texts(tokenizer: Tokenizer, texts: Sequence[Text], W: int) -> list[list[str]]:
   """Returns the text of every chunk of every text; a character whose bytes lie in two chunks goes to the second."""
   texts_by_chunk: list[list[str]] = []
   transcript = Transcript(tokenizer, ())

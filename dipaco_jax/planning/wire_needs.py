@@ -76,8 +76,8 @@ def estimate(s: settings_lib.Settings, steps_s: Iterable[float]) -> dict[str, An
   traffic = make_traffic(s)
   if not traffic.groups or s.outer.lost:
     return {}
-  found: dict[str, Any] = {f'island_{name}_bytes_per_phase': size for name, size in bytes_of_phase(traffic).items()}
-  return found | {'island_line_mbits': [line_bytes_per_s(traffic, step_s) * 8 / 1e6 for step_s in steps_s]}
+  figures: dict[str, Any] = {f'island_{name}_bytes_per_phase': size for name, size in bytes_of_phase(traffic).items()}
+  return figures | {'island_line_mbits': [line_bytes_per_s(traffic, step_s) * 8 / 1e6 for step_s in steps_s]}
 
 
 def speed(mbits: float) -> str:
@@ -85,17 +85,17 @@ def speed(mbits: float) -> str:
   return f'{mbits:,.3g} Mbit/s' if mbits < 999.5 else f'{mbits / 1000:,.3g} Gbit/s'
 
 
-def to_text(found: dict[str, Any]) -> list[str]:
+def to_text(figures: dict[str, Any]) -> list[str]:
   """Returns lines for people of what `estimate` has found; [] where that is nothing."""
-  if 'island_line_mbits' not in found:
+  if 'island_line_mbits' not in figures:
     return []
-  sent, state, read = (found[f'island_{name}_bytes_per_phase'] / 1e6 for name in ('sent', 'state', 'read'))
+  sent, state, read = (figures[f'island_{name}_bytes_per_phase'] / 1e6 for name in ('sent', 'state', 'read'))
   states = f', and {state:,.1f} MB of its state on average' if state else ''
   lines = [f'as islands     a path sends {sent:,.1f} MB a phase{states}; it reads {read:,.1f} MB']
-  if mbits := found['island_line_mbits']:
-    words, chips = ' to '.join(map(speed, reversed(mbits))), found['chips_per_path']
+  if mbits := figures['island_line_mbits']:
+    speeds, chips = ' to '.join(map(speed, reversed(mbits))), figures['chips_per_path']
     lines += [
-      f'  line needed  {words} each way for {TARGET:.0%} of the time in inner steps, if each path has a worker of',
+      f'  line needed  {speeds} each way for {TARGET:.0%} of the time in inner steps, if each path has a worker of',
       f'               {chips} chip{"s" * (chips > 1)}, and neither storage nor latency delays it',
     ]
   return lines

@@ -52,13 +52,16 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
   """Returns the traffic of a run, from the shapes of one path's parameters (`transformer.shapes`)."""
   layout, kind = modules.make_layout(s.grid, s.levels, shapes), wires.make_wire(s.outer, s.train).compress
   of_level = {level: {name: shapes[name] for name in layout.names(level)} for level in layout.levels}
-  shared = {level: there for level, there in of_level.items() if layout.grid.paths_through(level) > 1}
-  own = [there for level, there in of_level.items() if level not in shared]
+  shared = {level: named_shapes for level, named_shapes in of_level.items() if layout.grid.paths_through(level) > 1}
+  own = [named_shapes for level, named_shapes in of_level.items() if level not in shared]
   version = {
-    level.name: sum(compression.sent_bytes(x.shape, kind) for x in there.values()) for level, there in shared.items()
+    level.name: sum(compression.sent_bytes(x.shape, kind) for x in named_shapes.values())
+    for level, named_shapes in shared.items()
   }
-  rows = {level.name: _row_bytes(s, there) for level, there in shared.items()}
-  outer_bytes = {l.name: _outer_bytes(s, there, kind, layout.grid.paths_through(l)) for l, there in shared.items()}
+  rows = {level.name: _row_bytes(s, named_shapes) for level, named_shapes in shared.items()}
+  outer_bytes = {
+    l.name: _outer_bytes(s, named_shapes, kind, layout.grid.paths_through(l)) for l, named_shapes in shared.items()
+  }
   return Traffic(
     table=choices.make_timetable(s, layout.shared_sizes(shapes)),
     num_paths=layout.grid.num_paths,
@@ -89,9 +92,9 @@ def _outer_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str, 
   Without compression m is M.
   """
   state = jax.eval_shape(choices.make_outer_optimizer(s.outer).init, dict(level))
-  there = num_bytes((level, state)) + (num_bytes(level) if kind != 'none' else 0)
+  state_bytes = num_bytes((level, state)) + (num_bytes(level) if kind != 'none' else 0)
   sent = sum(compression.sent_bytes(x.shape, kind) for x in level.values())
-  return num_paths * (sent + _row_bytes(s, level)) + 2 * there + (sent if kind != 'none' else 0)
+  return num_paths * (sent + _row_bytes(s, level)) + 2 * state_bytes + (sent if kind != 'none' else 0)
 
 
 def _row_bytes(s: settings_lib.Settings, level: Mapping[str, Any]) -> int:
@@ -106,7 +109,7 @@ def num_bytes(tree: Any) -> int:
 
 def _groups(layout: modules.Layout, level: Level) -> tuple[tuple[int, ...], ...]:
   """Returns the paths through each module of a level."""
-  found: dict[tuple[int, ...], list[int]] = {}
+  paths_by_module: dict[tuple[int, ...], list[int]] = {}
   for path, point in enumerate(layout.grid.points()):
-    found.setdefault(layout.grid.module(level, point), []).append(path)
-  return tuple(map(tuple, found.values()))
+    paths_by_module.setdefault(layout.grid.module(level, point), []).append(path)
+  return tuple(map(tuple, paths_by_module.values()))

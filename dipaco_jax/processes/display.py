@@ -31,7 +31,9 @@ class Display:
   """A stream, by default what stderr is at the time."""
 
   def __init__(self, stream=None):
-    self._given, self._lock, self._open = stream, threading.RLock(), False
+    self._given = stream
+    self._lock = threading.RLock()
+    self._open = False
     self.stands = False  # on a terminal, a line that says how far the work is
     self.silent = self.only_terminal = False
     self.written = time.monotonic()  # when something last was
@@ -80,11 +82,11 @@ class Display:
     """Returns whether a line is shown whole."""
     return not self.is_terminal or len(line) < self._width()
 
-  def _write(self, words: str, is_open: bool):
+  def _write(self, text: str, is_open: bool):
     with self._lock, contextlib.suppress(OSError, ValueError, AttributeError):
       self._open, self.written = is_open, time.monotonic()
       if not self.silent:
-        self.stream.write(words)
+        self.stream.write(text)
         self.stream.flush()
 
   def _width(self) -> int:
@@ -100,29 +102,32 @@ STDERR = Display()
 class Activity:
   """Something that takes time, from `begin` to `end`."""
 
-  def __init__(self, words: str, tells: bool):
-    self.words, self.tells, self.started, self.told = words, tells, time.monotonic(), False
+  def __init__(self, label: str, tells: bool):
+    self.label = label
+    self.tells = tells
+    self.started = time.monotonic()
+    self.was_shown = False
 
   def tick(self, display: Display):
     """Shows the activity after a second in which nothing was shown, and then from time to time."""
     now = time.monotonic()
     elapsed, silence = now - self.started, now - display.written
     is_covered = display.stands and not self.tells  # a line says more than we could
-    is_quick = min(elapsed, silence) >= QUICK_S and not is_covered and (display.is_terminal or not self.told)
+    is_quick = min(elapsed, silence) >= QUICK_S and not is_covered and (display.is_terminal or not self.was_shown)
     if is_quick or (silence >= LATE * pause_s(elapsed) and not (is_covered and display.is_terminal)):
       self.say(display)
 
   def say(self, display: Display):
-    words = f'{self.words} {duration(time.monotonic() - self.started)}' if self.told else f'{self.words} ...'
-    self.told = True
-    display.show(words)
+    line = f'{self.label} {duration(time.monotonic() - self.started)}' if self.was_shown else f'{self.label} ...'
+    self.was_shown = True
+    display.show(line)
 
   def end(self, display: Display):
     elapsed = time.monotonic() - self.started
-    if self.tells and self.told and elapsed >= TOLD_S:
-      display.show(f'{self.words}: {duration(elapsed)}')
+    if self.tells and self.was_shown and elapsed >= TOLD_S:
+      display.show(f'{self.label}: {duration(elapsed)}')
       display.leave()
-    elif self.told:
+    elif self.was_shown:
       display.clear()
 
 
@@ -141,10 +146,10 @@ def _show_innermost():
     time.sleep(TICK_S)
 
 
-def begin(words: str, tells: bool = True, at_once: bool = False) -> Activity:
+def begin(label: str, tells: bool = True, at_once: bool = False) -> Activity:
   """Begins an activity, which a thread shows while it is the innermost; for the arguments see `doing`."""
   global _thread
-  activity = Activity(words, tells)
+  activity = Activity(label, tells)
   with _lock:
     if at_once:
       activity.say(STDERR)
@@ -164,9 +169,9 @@ def end(activity: Activity):
 
 
 @contextlib.contextmanager
-def doing(words: str, tells: bool = True, at_once: bool = False) -> Iterator[None]:
+def doing(label: str, tells: bool = True, at_once: bool = False) -> Iterator[None]:
   """Shows an activity while the block runs: `at_once`, or only after a second; `tells`: its end too, if it was long."""
-  activity = begin(words, tells, at_once)
+  activity = begin(label, tells, at_once)
   try:
     yield
   finally:
@@ -201,7 +206,11 @@ class Progress:
       total: number of units; 0 if unknown.
       later: the work of the run's later stages, in units of this one; None: unknown, so no ETA of the run is shown.
     """
-    self._stage, self._total, self._unit, self._later, self._clock = stage, total, unit, later, clock
+    self._stage = stage
+    self._total = total
+    self._unit = unit
+    self._later = later
+    self._clock = clock
     self._display = STDERR if stream is None else Display(stream)
     self._started, self._next_time = clock(), -math.inf
     self._recent: collections.deque[tuple[float, int]] = collections.deque()
@@ -257,9 +266,9 @@ def whose_loss(paths: Sequence[int], num_paths: int) -> str:
 
 
 def _show(name: str, value: Any) -> str:
-  words = name.replace('_per_', '/').replace('_', ' ')
+  label = name.replace('_per_', '/').replace('_', ' ')
   if isinstance(value, float):
     value = f'{value:,.0f}' if abs(value) >= 1000 else f'{value:.3f}'
   elif isinstance(value, int):
     value = f'{value:,}'
-  return f'{value} {words}' if '_per_' in name else f'{words} {value}'
+  return f'{value} {label}' if '_per_' in name else f'{label} {value}'

@@ -30,10 +30,10 @@ LAST_WORDS_S = 1.0  # for what is still to be written; nobody may read it any mo
 Answer = Callable[[int], bool]  # whether the process goes on for now; called by the thread that hears
 
 
-def say(words: str):
+def say(message: str):
   """Prints a line on stderr; ignores a closed one."""
   with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed terminal, a full disk
-    print(f'{display.STDERR.cleared}dipaco_jax: {words}', file=sys.stderr, flush=True)
+    print(f'{display.STDERR.cleared}dipaco_jax: {message}', file=sys.stderr, flush=True)
 
 
 _last_words = list[Callable[[int], object]]()
@@ -54,14 +54,14 @@ def add_last_words(write: Callable[[int], object]):
   _last_words.append(write)
 
 
-def leave(status: int, words: str = '') -> NoReturn:
+def leave(status: int, message: str = '') -> NoReturn:
   """Ends the process at once, without waiting for threads or running exit handlers."""
   with contextlib.suppress(RuntimeError):  # no thread can be started any more
     call_later(LAST_WORDS_S, os._exit, status)
   for write in _last_words:
     write(status)
-  if words:
-    say(words)
+  if message:
+    say(message)
   for stream in (sys.stdout, sys.stderr):
     with contextlib.suppress(OSError, ValueError, AttributeError):
       stream.flush()
@@ -76,10 +76,10 @@ def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
   """
 
   def overdue(error: Exception):
-    words = parting(error) if isinstance(error, Unavailable) else ''  # which say all
-    logging.error('what was open could not be closed in %g s', limit_s, exc_info=None if words else error)
+    reason = parting(error) if isinstance(error, Unavailable) else ''  # which say all
+    logging.error('what was open could not be closed in %g s', limit_s, exc_info=None if reason else error)
     if _listening:
-      leave(TRY_AGAIN if words else 1, words)
+      leave(TRY_AGAIN if reason else 1, reason)
 
   with contextlib.ExitStack() as after, contextlib.ExitStack() as opened:
     try:
@@ -124,8 +124,8 @@ class Signals:
 
     def answer(number: int) -> bool:
       if news := has_news():
-        words = 'stopping: what was trained is saved; a second signal ends at once'
-        threading.Thread(target=say, args=(words,), daemon=True).start()  # a pipe that nobody reads may hold it up
+        message = 'stopping: what was trained is saved; a second signal ends at once'
+        threading.Thread(target=say, args=(message,), daemon=True).start()  # a pipe that nobody reads may hold it up
       return news
 
     with self.answered(answer):
@@ -151,16 +151,16 @@ _listening: Signals | None = None  # signals are the process's
 
 
 @contextlib.contextmanager
-def listening(words: str = '') -> Iterator[Signals]:
+def listening(message: str = '') -> Iterator[Signals]:
   """Handles signals in a thread while the block of a command runs; the main thread enters it.
 
-  Nested blocks share the handler. `words` are printed where a signal ends the process.
+  Nested blocks share the handler. `message` is printed where a signal ends the process.
   """
   global _listening
   if _listening:
     yield _listening
     return
-  _listening = signals = Signals(lambda number: leave(128 + number, words))
+  _listening = signals = Signals(lambda number: leave(128 + number, message))
   reading, writing = os.pipe()
   os.set_blocking(writing, False)
   before = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
@@ -212,10 +212,10 @@ def _read(numbers: int, hear: Callable[[int], None]):
 
 
 @contextlib.contextmanager
-def interrupting(words: str = '') -> Iterator[Signals]:
+def interrupting(message: str = '') -> Iterator[Signals]:
   """Handles signals while the block of another's program runs: they raise an exception in the main thread.
 
-  SIGINT ends the block with KeyboardInterrupt, which says `words`; SIGTERM and SIGHUP, which ask for the program's end,
+  SIGINT ends the block with KeyboardInterrupt, which says `message`; SIGTERM and SIGHUP, which ask the program to end,
   with SystemExit. In another thread than the main one signals stay the program's.
   """
 
@@ -231,7 +231,7 @@ def interrupting(words: str = '') -> Iterator[Signals]:
       if not signals.requested():
         raise
       if signals.received == signal.SIGINT:
-        raise KeyboardInterrupt(words) from None
+        raise KeyboardInterrupt(message) from None
       raise SystemExit(128 + signals.received) from None
 
 

@@ -159,8 +159,8 @@ class Database:
     alone = {} if is_sqlite else {'isolation_level': 'AUTOCOMMIT'}  # no round trips to begin and to commit
     self._single = self._engine.execution_options(**alone)
     self._reads = self._engine.execution_options(reads=True, **alone)
-    whole = {} if is_sqlite else {'isolation_level': 'REPEATABLE READ'}
-    self._snapshots = self._engine.execution_options(reads=True, is_snapshot=True, **whole)
+    isolation = {} if is_sqlite else {'isolation_level': 'REPEATABLE READ'}
+    self._snapshots = self._engine.execution_options(reads=True, is_snapshot=True, **isolation)
     # SQLite's connections are open files: there is nothing to save.
     self._conversations = Conversations((lambda: None) if is_sqlite else self._engine.dispose)
     self.conversation, self.linger = self._conversations.conversation, self._conversations.linger

@@ -57,16 +57,16 @@ def is_transient(error: Exception) -> bool:
 def is_refused(error: Exception) -> bool:
   """Returns whether a connection was refused for its user, password or database: the error has no code, only words."""
   refusals = 'authentication failed', 'does not exist'
-  return isinstance(error, sa.exc.OperationalError) and any(words in str(error.orig) for words in refusals)
+  return isinstance(error, sa.exc.OperationalError) and any(refusal in str(error.orig) for refusal in refusals)
 
 
 def is_damaged(error: Exception) -> bool:
   """Returns whether pages of the database are damaged, or tables or columns are missing."""
   if not isinstance(error, sa.exc.DBAPIError):
     return False
-  code, words = getattr(error.orig, 'sqlite_errorcode', None), str(error.orig)
+  code, message = getattr(error.orig, 'sqlite_errorcode', None), str(error.orig)
   if code is not None:
-    return code & 0xFF in SQLITE_DAMAGED or words.startswith(SQLITE_LACKING)
+    return code & 0xFF in SQLITE_DAMAGED or message.startswith(SQLITE_LACKING)
   return getattr(error.orig, 'sqlstate', None) in LACKING + DAMAGED
 
 
@@ -80,11 +80,11 @@ def is_read_only(error: Exception) -> bool:
 
 def to_unusable(error: Exception, name: str) -> Unusable | None:
   """Returns the error that says how to mend a registry of this name; None where that is not the cause."""
-  words = getattr(error, 'strerror', None) or retry.first_line(error)
+  reason = getattr(error, 'strerror', None) or retry.first_line(error)
   if is_refused(error):
-    return Unusable(f'the registry rejects the connection ({words}): check its user, password and database')
+    return Unusable(f'the registry rejects the connection ({reason}): check its user, password and database')
   if is_damaged(error):
-    return Damaged(f'the registry {name} is damaged ({words})')
+    return Damaged(f'the registry {name} is damaged ({reason})')
   if is_read_only(error):
-    return Unusable(f'the registry {name} cannot be written ({words}): check permissions, and whether it is read-only')
+    return Unusable(f'the registry {name} cannot be written ({reason}): check permissions, and whether it is read-only')
   return None

@@ -47,10 +47,10 @@ def insert(connection: sa.Connection, new_fact: sa.Executable, facts: Sequence[F
   if not in_order or connection.execute(new_fact, list(map(to_row, in_order))).rowcount == len(in_order):
     return True
   stored = [read_stored(connection, fact) for fact in in_order]
-  for fact, there in zip(in_order, stored, strict=True):
-    if not is_same(there, fact):
-      standing = [found for found in stored if found]
-      raise Conflict(f'{fact} cannot replace the existing fact: {there}', standing)
+  for fact, existing in zip(in_order, stored, strict=True):
+    if not is_same(existing, fact):
+      standing = [stored_fact for stored_fact in stored if stored_fact]
+      raise Conflict(f'{fact} cannot replace the existing fact: {existing}', standing)
   return False
 
 

@@ -1,18 +1,10 @@
 """The registry of islands [3]: facts, which are the only authority, and tasks, which merely coordinate.
 
 A fact is an immutable row that is inserted once: a path's checkpoint of a phase, a module's version, an evaluation. A
-task is what makes facts, and could be derived from them again. Both are named by (kind, key, number). Facts are
+task (tasks.py) makes facts, and could be derived from them again. Both are named by (kind, key, number). Facts are
 withdrawn in two cases: when a run that has diverged is resumed, and when nobody can read them (withdrawals.py).
 Each fact of the second case leaves a fact `withdrawn` ('KIND KEY N', number), where N counts those of the same name.
-
-    waiting --wake--> ready --claim--> running --complete--> done
-                        ^---- release, or the lease ran out
-
-A task may name a holder, who has what it goes on from: others may claim it when it has been ready for `lease_s`. A
-claim lasts until `lease_s` after the last heartbeat, by the database's clock; a lease that ends more than ten times
-`lease_s` from now was taken while that clock was ahead, and counts as run out. Every claim raises the task's fence,
-and only the owner of the newest fence can complete it: a process that was stopped past its lease is refused when it
-wakes. Publication is idempotent: the same facts are accepted again, others under the same names never.
+Publication is idempotent: the same facts are accepted again, others under the same names never.
 
 A database that restarts or is away is waited for. A call that is repeated because its acknowledgement was lost does no
 harm: a task whose claim went unheard is ready again when its lease runs out, a second wake finds nothing to do, and a
@@ -23,15 +15,16 @@ import collections
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
 
 from dipaco_jax.registry import fact_rows, registry_schema as schema
 from dipaco_jax.registry.database import Among, Database, Now, Row
-from dipaco_jax.registry.fact_rows import WITHDRAWN, Conflict as Conflict, Fact, Withdrawal
+from dipaco_jax.registry.fact_rows import Conflict as Conflict, Fact, Withdrawal
 from dipaco_jax.registry.known_facts import KnownFacts
 from dipaco_jax.registry.registry_schema import FACTS, ROLES, TASKS
+from dipaco_jax.registry.tasks import TASK_NAMES as TASK_NAMES, Lost as Lost, NewTask as NewTask, Task as Task
 from dipaco_jax.storage import retry
 
 T = TypeVar('T')
@@ -39,46 +32,7 @@ FINISHED = 'finished'  # kind of a run's last fact
 RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
 SILENT_S = 60  # a role that gives no sign of life for longer counts as gone
 STOPPED = 'stopped'  # in what a role tells of itself when it ends
-# Of `Task.words`, for people.
-TASK_NAMES = (
-  'tasks: train PATH PHASE, outer MODULE VERSION, evaluate PATH VERSION; paths, phases and versions count from 0'
-)
 CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
-
-
-class NewTask(NamedTuple):
-  """A task to be inserted."""
-
-  kind: str
-  key: str
-  number: int
-  state: str = 'ready'  # or 'waiting', for a wake
-  holder: str = ''  # who has what the task goes on from, and takes it before others; '': nobody
-
-
-class Task(NamedTuple):
-  """A task that was claimed, and the claim's fence."""
-
-  id: int
-  kind: str
-  key: str
-  number: int
-  fence: int
-  owner: str
-  wakes: int  # how often it had been woken when it was claimed
-
-  @property
-  def words(self) -> str:
-    return f'{self.kind} {self.key} {self.number}'.replace('  ', ' ')
-
-  @property
-  def is_first(self) -> bool:
-    """Whether nobody can have done it before."""
-    return self.fence == 1
-
-
-class Lost(Exception):
-  """The task went to another owner; this claim is void."""
 
 
 class Registry:
@@ -258,11 +212,6 @@ class Registry:
     self._known.clear()
     return is_done
 
-  def times_withdrawn(self, fact: Fact) -> int:
-    """Counts how often a fact of this name was withdrawn."""
-    found = self.facts(WITHDRAWN, number=fact.number)
-    return sum(mark.key.rpartition(' ')[0] == f'{fact.kind} {fact.key}' for mark in found)
-
   def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
     """Deletes facts and makes tasks ready that were done, once; all running tasks are lost to their owners.
 
@@ -303,11 +252,11 @@ class Registry:
       query = query.where(FACTS.c.number >= at_least)
     if at_most is not None:
       query = query.where(FACTS.c.number <= at_most)
-    found = [fact_rows.from_row(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
+    facts = [fact_rows.from_row(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
     if is_named:
-      self._known.add(found, generation)
-      found = sorted(known + found, key=lambda fact: fact.key)
-    return found
+      self._known.add(facts, generation)
+      facts = sorted(known + facts, key=lambda fact: fact.key)
+    return facts
 
   def newest(self, kind: str, below: int | None = None, keys: Sequence[str] | None = None) -> dict[str, int]:
     """Returns the highest number of the facts of a kind, by key; maybe only of numbers below one, or of these keys."""
@@ -329,10 +278,10 @@ class Registry:
 
   def counts(self) -> dict[str, dict[str, int]]:
     """Counts the tasks of each kind in each state."""
-    found, names = collections.defaultdict[str, dict[str, int]](dict), (TASKS.c.kind, TASKS.c.state)
+    counts, names = collections.defaultdict[str, dict[str, int]](dict), (TASKS.c.kind, TASKS.c.state)
     for row in self._db.rows(sa.select(*names, sa.func.count().label('tasks')).group_by(*names)):
-      found[row['kind']][row['state']] = row['tasks']
-    return dict(found)
+      counts[row['kind']][row['state']] = row['tasks']
+    return dict(counts)
 
   def ready_kinds(self) -> set[str]:
     """Returns the kinds of tasks that are ready; reads none that are done."""

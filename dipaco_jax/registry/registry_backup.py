@@ -116,8 +116,8 @@ def read_newest(storage: Storage, run_id: str) -> Backup:
   for name in sorted(storage.names(FOLDER), key=_number, reverse=True):
     try:
       backup = _read(storage, name)
-      if (found := backup.about['id']) != run_id:
-        raise Corrupt(f'{storage.url_of(name)} is of another run ({found})')
+      if (backup_id := backup.about['id']) != run_id:
+        raise Corrupt(f'{storage.url_of(name)} is of another run ({backup_id})')
       return backup
     except (Missing, Corrupt) as e:
       logging.warning('%s; an older backup is looked for', e)
@@ -197,8 +197,8 @@ def _find_damage(connection: sa.Connection) -> str:
       pass
   if connection.dialect.name != 'sqlite':
     return ''
-  words = connection.scalar(sa.text('PRAGMA integrity_check(1)'))
-  return '' if words == 'ok' else ' '.join(str(words).split())
+  result = connection.scalar(sa.text('PRAGMA integrity_check(1)'))
+  return '' if result == 'ok' else ' '.join(str(result).split())
 
 
 def rebuild(url: str, storage: Storage) -> Backup:
@@ -220,11 +220,11 @@ def rebuild(url: str, storage: Storage) -> Backup:
 
 
 def _fill(url: str, backup: Backup):
-  made = Database(url, PATIENCE_S)
+  new_database = Database(url, PATIENCE_S)
   try:
-    made.transact(lambda connection: restore(connection, backup.rows()))
+    new_database.transact(lambda connection: restore(connection, backup.rows()))
   finally:
-    made.close()
+    new_database.close()
 
 
 def _rebuild_file(file: pathlib.Path, backup: Backup):

@@ -32,14 +32,14 @@ def given(option: str | None) -> str:
   """
   url = option or os.environ.get(VARIABLE, '').strip()
   if option and printable.redacted(option) != option:
-    words = 'anyone who can list the processes of this machine can read the password in --registry: set'
-    logging.warning('%s %s, or name a file, --registry=file:PATH', words, VARIABLE)
+    message = 'anyone who can list the processes of this machine can read the password in --registry: set'
+    logging.warning('%s %s, or name a file, --registry=file:PATH', message, VARIABLE)
   if not url.startswith(FILE):
     return url
   try:
-    found = pathlib.Path(url.removeprefix(FILE)).read_text().strip()
+    url_in_file = pathlib.Path(url.removeprefix(FILE)).read_text().strip()
   except (OSError, UnicodeDecodeError) as e:
     raise InputError(f'--registry={url}: {getattr(e, "strerror", "it is not UTF-8")}') from e
-  if len(found.split()) != 1:
+  if len(url_in_file.split()) != 1:
     raise InputError(f'--registry={url}: the file should have one line, which is the URL')
-  return found
+  return url_in_file

@@ -45,7 +45,7 @@ def storeys(levels: Sequence[Level], names: Iterable[str]) -> list[Storey]:
     run = [part for part, _ in group]
     for level in here:
       own = tuple(n for part in run for n in parts[part] if owners[n] is level)
-      storeys.append(Storey(level, _words(run) + (' (part)' if len(here) > 1 else ''), own))
+      storeys.append(Storey(level, _describe_parts(run) + (' (part)' if len(here) > 1 else ''), own))
   return storeys
 
 
@@ -55,7 +55,7 @@ def _height(name: str) -> tuple[int, str]:
   return (int(block[1]) if block else -1 if name.startswith('embed') else 10**9), name
 
 
-def _words(parts: Sequence[str]) -> str:
+def _describe_parts(parts: Sequence[str]) -> str:
   blocks = [int(part.removeprefix('block_')) for part in parts if part.startswith('block_')]
   named_parts = [part.replace('_', ' ') for part in parts if not part.startswith('block_')]
   if blocks:

@@ -11,7 +11,7 @@ class Card(NamedTuple):
   """A key figure, what it is, and more lines about it."""
 
   figure: str
-  words: str
+  title: str
   details: Sequence[str] = ()
   is_wide: bool = False
   kind: str = ''  # of a verdict: 'gain', 'loss', or 'open' where chance may explain the difference

@@ -57,7 +57,9 @@ def fill_empty_paths(lack_NE: np.ndarray, owner_N: np.ndarray, count_P: np.ndarr
     owner_N: the path that a sequence would be taken from, which keeps at least `quota`.
     count_P: the number of sequences of each path.
   """
-  left_P, taken, found = np.array(count_P), np.zeros(len(owner_N), bool), []
+  left_P = np.array(count_P)
+  taken = np.zeros(len(owner_N), bool)
+  chosen = []
   for lack_N in lack_NE.T:
     mine: list[int] = []
     for n in np.argsort(lack_N, kind='stable'):
@@ -67,5 +69,5 @@ def fill_empty_paths(lack_NE: np.ndarray, owner_N: np.ndarray, count_P: np.ndarr
         mine.append(n)
         taken[n] = True
         left_P[owner_N[n]] -= 1
-    found.append(np.array(mine, np.int64))
-  return found
+    chosen.append(np.array(mine, np.int64))
+  return chosen

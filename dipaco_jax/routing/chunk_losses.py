@@ -65,10 +65,10 @@ class Excerpts(NamedTuple):
     return self._asdict() | {'documents': documents}
 
   @classmethod
-  def from_dict(cls, found: dict[str, Any]) -> 'Excerpts':
+  def from_dict(cls, content: dict[str, Any]) -> 'Excerpts':
     """Restores excerpts from `to_dict`."""
-    documents = [Excerpt(**d | {'chunks': [Chunk(**part) for part in d['chunks']]}) for d in found['documents']]
-    return cls(**found | {'documents': documents})
+    documents = [Excerpt(**d | {'chunks': [Chunk(**part) for part in d['chunks']]}) for d in content['documents']]
+    return cls(**content | {'documents': documents})
 
 
 class TextLosses(NamedTuple):
@@ -120,12 +120,12 @@ def losses_and_routes(
 
 def in_batches(function: Callable[..., Any], size: int, *arrays: np.ndarray) -> Any:
   """Applies a function to `size` rows at a time, the last ones padded with zeros so that it is compiled once."""
-  found = []
+  results = []
   for start in range(0, len(arrays[0]), size):
     parts = [x[start : start + size] for x in arrays]
     filled = [np.concatenate([x, np.zeros((size - len(x), *x.shape[1:]), x.dtype)]) for x in parts]
-    found.append(jax.tree.map(lambda x, n=len(parts[0]): np.asarray(x)[:n], function(*filled)))
-  return jax.tree.map(lambda *x: np.concatenate(x), *found)
+    results.append(jax.tree.map(lambda x, n=len(parts[0]): np.asarray(x)[:n], function(*filled)))
+  return jax.tree.map(lambda *x: np.concatenate(x), *results)
 
 
 def gather_losses(

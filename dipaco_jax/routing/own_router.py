@@ -78,26 +78,26 @@ class OwnRouter:
   state: Mapping[str, np.ndarray]
 
   @functools.cached_property
-  def made(self) -> Any:
+  def router(self) -> Any:
     return make(self.config)
 
   @property
   def uses_features(self) -> bool:
-    return bool(getattr(self.made, 'uses_features', False))
+    return bool(getattr(self.router, 'uses_features', False))
 
   def scores(self, texts: Texts) -> np.ndarray:
     """Returns the score of each path for each text, float32 [N, P]; raises InputError for other results."""
-    made, wanted = self.made, (len(texts), self.num_paths)
+    router, shape = self.router, (len(texts), self.num_paths)
     with extension.blaming(FIELD, self.config.method):
-      found = np.asarray(made.scores(self.state, texts))
-    if found.shape != wanted or found.dtype.kind in 'OSU':
-      words = f'a number for each of {len(texts)} texts and {self.num_paths} paths is asked, {[*wanted]}'
-      raise _wrong(self.config, f'scores returns {found.dtype} {[*found.shape]}: {words}')
-    found = found.astype(np.float32)
-    if not np.isfinite(found).all():
-      text, path = np.argwhere(~np.isfinite(found))[0]
-      raise _wrong(self.config, f'scores are not finite: {found[text, path]} for text {text} and path {path}')
-    return found
+      scores = np.asarray(router.scores(self.state, texts))
+    if scores.shape != shape or scores.dtype.kind in 'OSU':
+      expected = f'a number for each of {len(texts)} texts and {self.num_paths} paths is asked, {[*shape]}'
+      raise _wrong(self.config, f'scores returns {scores.dtype} {[*scores.shape]}: {expected}')
+    scores = scores.astype(np.float32)
+    if not np.isfinite(scores).all():
+      text, path = np.argwhere(~np.isfinite(scores))[0]
+      raise _wrong(self.config, f'scores are not finite: {scores[text, path]} for text {text} and path {path}')
+    return scores
 
   def route(self, texts: Texts, top_n: int = 1) -> np.ndarray:
     """Returns the `top_n` best paths of each text, best first, ties to the lower: int32 [N, top_n]."""
@@ -109,12 +109,12 @@ AnyRouter = Router | OwnRouter
 
 def make(config: settings.Routing) -> Any:
   """Makes the user's router, not yet fitted; raises InputError if it lacks a method of routers."""
-  made = extension.make(FIELD, config.method, config)
+  router = extension.make(FIELD, config.method, config)
   for name in ('fit', 'scores'):
-    if not callable(getattr(made, name, None)):
-      words = f'returns a {type(made).__name__} without {name}(...)'
-      raise _wrong(config, f'{words}: expected an object with fit and scores')
-  return made
+    if not callable(getattr(router, name, None)):
+      problem = f'returns a {type(router).__name__} without {name}(...)'
+      raise _wrong(config, f'{problem}: expected an object with fit and scores')
+  return router
 
 
 def uses_features(config: settings.Routing) -> bool:
@@ -124,21 +124,23 @@ def uses_features(config: settings.Routing) -> bool:
 
 def fit(config: settings.Routing, num_paths: int, seed: int, texts: Texts) -> OwnRouter:
   """Fits the user's router; raises InputError if its state is not arrays by name, or a feature is not finite."""
-  made = make(config)
+  router = make(config)
   if texts._features is not None:
     check_features(texts._features)
   with extension.blaming(FIELD, config.method):
-    found = made.fit(texts, num_paths, seed)
-    state = {name: np.asarray(x) for name, x in found.items()} if isinstance(found, Mapping) else None
+    returned = router.fit(texts, num_paths, seed)
+    state = {name: np.asarray(x) for name, x in returned.items()} if isinstance(returned, Mapping) else None
   if state is None or not all(isinstance(name, str) and x.dtype.kind in 'biuf' for name, x in state.items()):
-    what = type(found).__name__ if state is None else {name: str(x.dtype) for name, x in state.items()}
+    what = type(returned).__name__ if state is None else {name: str(x.dtype) for name, x in state.items()}
     raise _wrong(config, f'fit returns {what}: its state, a dict of arrays of numbers by name, is expected')
   return OwnRouter(config, num_paths, state)
 
 
 def rehearse(s: settings.Settings) -> None:
   """Fits the user's router on texts that are made up, before any work. Raises InputError if it fails."""
-  rng, prefix, num_texts = np.random.default_rng(0), s.routing.prefix_tokens, max(REHEARSED, 2 * s.num_paths)
+  rng = np.random.default_rng(0)
+  prefix = s.routing.prefix_tokens
+  num_texts = max(REHEARSED, 2 * s.num_paths)
   z_ND = rng.normal(size=(num_texts, s.model.width)).astype('f') if uses_features(s.routing) else None
   lengths = rng.integers(prefix + 1, 16 * s.model.seq_len, num_texts)
   tokens = rng.integers(0, s.tokenizer.vocab_size, (num_texts, prefix))
@@ -155,16 +157,16 @@ def rehearse(s: settings.Settings) -> None:
 
 def arrays(fitted: AnyRouter) -> dict[str, np.ndarray]:
   """Returns the arrays of a router, as its file holds them."""
-  found = fitted.state if isinstance(fitted, OwnRouter) else fitted._asdict()
-  return {name: np.asarray(x) for name, x in found.items()}
+  by_name = fitted.state if isinstance(fitted, OwnRouter) else fitted._asdict()
+  return {name: np.asarray(x) for name, x in by_name.items()}
 
 
-def of_arrays(s: settings.Settings, found: Mapping[str, np.ndarray]) -> AnyRouter:
+def of_arrays(s: settings.Settings, by_name: Mapping[str, np.ndarray]) -> AnyRouter:
   """Makes the router of a run from the arrays of its file; built-in routers are put on the device."""
   if extension.is_reference(s.routing.method):
-    return OwnRouter(s.routing, s.num_paths, dict(found))
-  return Router(**{name: jnp.asarray(x) for name, x in found.items()})
+    return OwnRouter(s.routing, s.num_paths, dict(by_name))
+  return Router(**{name: jnp.asarray(x) for name, x in by_name.items()})
 
 
-def _wrong(config: settings.Routing, words: str) -> InputError:
-  return InputError(f'config.{FIELD}={config.method!r}: {words}')
+def _wrong(config: settings.Routing, problem: str) -> InputError:
+  return InputError(f'config.{FIELD}={config.method!r}: {problem}')

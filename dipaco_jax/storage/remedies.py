@@ -71,16 +71,16 @@ def files_to_remove(workdir: Path, name: str) -> list[str]:
     unit = f'{first}/{second}'  # is published whole
   else:
     unit = name if first in ('stages', 'paths') else first
-  return _there(workdir, [unit, f'stages/{stage_of(name)}.json'])
+  return _existing(workdir, [unit, f'stages/{stage_of(name)}.json'])
 
 
 def _files_of_training(workdir: Path) -> list[str]:
   """Lists the files to remove so that training starts again from the base."""
   rounds = [f'{tree}/{p.name}' for tree in ('routing', 'shards') for p in (workdir / tree).glob('[1-9]*')]
-  return _there(workdir, ['checkpoints/train', 'modules', *sorted(rounds), 'stages/train.json'])
+  return _existing(workdir, ['checkpoints/train', 'modules', *sorted(rounds), 'stages/train.json'])
 
 
-def _there(workdir: Path, names: list[str]) -> list[str]:
+def _existing(workdir: Path, names: list[str]) -> list[str]:
   return [name for name in dict.fromkeys(names) if (workdir / name).exists()]
 
 

@@ -63,9 +63,9 @@ class CurvesOfStages:
     """Yields (step, {name: value}) of the points that come with a row."""
     stage = row['stage']
     prefix = '' if stage == 'train' else f'{stage}/'
-    for step, found in self._curves.setdefault(stage, Curves()).points(row):
-      if found:
-        yield step, {prefix + tag: value for tag, value in found}
+    for step, named_values in self._curves.setdefault(stage, Curves()).points(row):
+      if named_values:
+        yield step, {prefix + tag: value for tag, value in named_values}
 
 
 def figures(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -33,7 +33,9 @@ class Metrics:
 
     `evaluated` is called after each evaluation; `events`: whether there are events for TensorBoard.
     """
-    self._workdir, self._evaluated, self._has_events = pathlib.Path(workdir), evaluated, events
+    self._workdir = pathlib.Path(workdir)
+    self._evaluated = evaluated
+    self._has_events = events
     self._file = _open_whole(self._workdir / 'metrics.jsonl') if writes else None
     self._events: dict[str, tensorboard.Events] = {}  # by stage
     self.last_step: dict[str, Any] = {}  # the newest row of that kind, for who watches this process
@@ -184,9 +186,9 @@ def _open_whole(path: pathlib.Path):
   while size:  # backwards, block by block, to the last line's end
     start = max(0, size - 65_536)
     file.seek(start)
-    found = file.read(size - start).rfind(b'\n')
-    if found >= 0:
-      keep = start + found + 1
+    line_end = file.read(size - start).rfind(b'\n')
+    if line_end >= 0:
+      keep = start + line_end + 1
       break
     size = start
   file.truncate(keep)

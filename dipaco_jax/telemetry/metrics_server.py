@@ -45,30 +45,30 @@ class MetricsServer:
 
     if not self.read:
       return
-    found = self.read()
+    state = self.read()
     stage = core.GaugeMetricFamily('dipaco_train_stage', '1 for the stage or task that is worked on.', labels=['stage'])
-    stage.add_metric([found.doing], 1)
+    stage.add_metric([state.doing], 1)
     yield stage
     for families, make in ((GAUGES, core.GaugeMetricFamily), (COUNTERS, core.CounterMetricFamily)):
-      for name, (called, words) in families.items():
-        if (value := found.numbers.get(name)) is not None:
-          yield make(f'dipaco_train_{called}', words, value=value)
-    words = 'Wall time by stage and cause.'
-    seconds = core.CounterMetricFamily('dipaco_train_seconds', words, labels=['stage', 'cause'])
-    for place, by_cause in found.seconds.items():
+      for name, (called, help_text) in families.items():
+        if (value := state.numbers.get(name)) is not None:
+          yield make(f'dipaco_train_{called}', help_text, value=value)
+    help_text = 'Wall time by stage and cause.'
+    seconds = core.CounterMetricFamily('dipaco_train_seconds', help_text, labels=['stage', 'cause'])
+    for place, by_cause in state.seconds.items():
       for cause, spent in by_cause.items():
         seconds.add_metric([place, cause], spent)
     yield seconds
-    if (goodput := time_use.goodput(found.seconds.get('train', {}))) is not None:
+    if (goodput := time_use.goodput(state.seconds.get('train', {}))) is not None:
       yield core.GaugeMetricFamily('dipaco_train_goodput_ratio', 'Share of steps in the time of training.', goodput)
     yield self._memory(core)
 
   def _memory(self, core: Any) -> Any:
     import jax
 
-    found = {'process': performance.process_peak_bytes(), 'device': performance.device_peak_bytes(jax.local_devices())}
+    peaks = {'process': performance.process_peak_bytes(), 'device': performance.device_peak_bytes(jax.local_devices())}
     memory = core.GaugeMetricFamily('dipaco_train_peak_memory_bytes', 'The most in use so far.', labels=['of'])
-    for of, peak in found.items():
+    for of, peak in peaks.items():
       if peak is not None:
         memory.add_metric([of], peak)
     return memory
@@ -80,11 +80,11 @@ def serve(port: int) -> tuple[MetricsServer, str]:
     import prometheus_client
   except ImportError as e:
     raise InputError(f'{e.name} is missing, which --metrics_port needs: pip install "dipaco_jax[serve]"') from e
-  made, registry = MetricsServer(), prometheus_client.CollectorRegistry()
-  registry.register(made)
+  collector, registry = MetricsServer(), prometheus_client.CollectorRegistry()
+  registry.register(collector)
   try:
     server, _ = prometheus_client.start_http_server(port, HOST, registry)
   except (OSError, OverflowError) as e:
-    words = getattr(e, 'strerror', None) or e
-    raise InputError(f'--metrics_port={port}: {words}; choose another, or 0 for any free port') from e
-  return made, f'http://{HOST}:{server.server_port}/metrics'
+    reason = getattr(e, 'strerror', None) or e
+    raise InputError(f'--metrics_port={port}: {reason}; choose another, or 0 for any free port') from e
+  return collector, f'http://{HOST}:{server.server_port}/metrics'

@@ -130,7 +130,9 @@ def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int
   """
   if model.block:
     return 6 * model.width * vocab_size + 3 * product_flops.of_blocks(model, seq_len) // seq_len
-  m, queries, keys = model, model.num_heads * model.head_dim, (model.num_kv_heads or model.num_heads) * model.head_dim
+  m = model
+  queries = model.num_heads * model.head_dim
+  keys = (model.num_kv_heads or model.num_heads) * model.head_dim
   products = m.num_layers * (2 * m.width * (queries + keys) + 3 * m.width * m.mlp_dim) + m.width * vocab_size
   windows = (layers.layer(m, n).window or seq_len for n in range(m.num_layers))
   return 6 * products + 12 * queries * sum(min(window, seq_len) for window in windows)

@@ -57,9 +57,9 @@ def group(name: str) -> str:
   return NUMBER.sub('', name.split(' = ')[0].lstrip('%')) or name
 
 
-def summarize(found: Iterable[Operation]) -> Table | None:
+def summarize(executed: Iterable[Operation]) -> Table | None:
   """Sums up; None where nothing ran."""
-  leaves = [one for one in found if not CONTAINERS.match(one.name)]
+  leaves = [one for one in executed if not CONTAINERS.match(one.name)]
   if not leaves:
     return None
   seconds, calls = collections.defaultdict[str, float](float), collections.Counter(one.name for one in leaves)
@@ -94,17 +94,17 @@ def to_text(table: Table | None) -> list[str]:
   """Formats a table: shares are of the time of all devices, from the first operation to the last."""
   if table is None:
     return ['the trace has no operation of a device']
-  whole = max(table.span_s * table.devices, 1e-12)
+  total_s = max(table.span_s * table.devices, 1e-12)
 
   def share_of(pattern: re.Pattern) -> str:
-    return f'{sum(s for name, s, _ in table.rows if pattern.search(name)) / whole:.1%}'
+    return f'{sum(s for name, s, _ in table.rows if pattern.search(name)) / total_s:.1%}'
 
   several = f'{table.devices} devices' if table.devices > 1 else '1 device'
   head = f'{several}, {table.span_s:.3f} s from the first operation to the last: {1 - table.busy:.1%} idle, '
   head += f'{share_of(TRANSFERS)} transfers and copies, {share_of(EXCHANGE)} exchange between devices'
-  rows = [f'{s / whole:>7.1%} {s:>10.4f} {n:>8,}  {name[:80]}' for name, s, n in table.rows[:ROWS]]
+  rows = [f'{s / total_s:>7.1%} {s:>10.4f} {n:>8,}  {name[:80]}' for name, s, n in table.rows[:ROWS]]
   rest = table.rows[ROWS:]
   if rest:
     s = sum(s for _, s, _ in rest)
-    rows.append(f'{s / whole:>7.1%} {s:>10.4f} {sum(n for *_, n in rest):>8,}  {len(rest)} others')
+    rows.append(f'{s / total_s:>7.1%} {s:>10.4f} {sum(n for *_, n in rest):>8,}  {len(rest)} others')
   return [head, f'{"share":>7} {"seconds":>10} {"calls":>8}  operation', *rows]

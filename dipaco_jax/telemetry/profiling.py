@@ -31,13 +31,13 @@ class Steps(NamedTuple):
     return self.start + self.number
 
 
-def parse(words: str | None) -> Steps | None:
+def parse(text: str | None) -> Steps | None:
   """Parses --profile=START:STEPS; raises InputError where it is something else."""
-  if words is None:
+  if text is None:
     return None
-  start, _, number = words.partition(':')
+  start, _, number = text.partition(':')
   if not (start.isdecimal() and number.isdecimal() and int(number)):
-    raise InputError(f'--profile={words}: write START:STEPS, a global step from 0 and how many, as --profile=100:8')
+    raise InputError(f'--profile={text}: write START:STEPS, a global step from 0 and how many, as --profile=100:8')
   return Steps(int(start), int(number))
 
 
@@ -94,14 +94,14 @@ class Profiler:
     import jax
 
     seconds, name = time.monotonic() - self._began, f'{self._first}-{after - 1}'
-    words = f'profile of steps {self._first} to {after - 1}, the dispatches of one turn that cover '
-    words += f'{steps.start} to {steps.stop - 1}: {seconds:.3f} s'
+    title = f'profile of steps {self._first} to {after - 1}, the dispatches of one turn that cover '
+    title += f'{steps.start} to {steps.stop - 1}: {seconds:.3f} s'
     self._steps, self._first = None, None
     try:
       with display.doing('writing the profile'):
         jax.profiler.stop_trace()
         newest = max(self._folder.rglob('*.xplane.pb'), key=lambda file: file.stat().st_mtime)
-        lines = [words, *profile_table.lines(newest), f'the trace: {newest}']
+        lines = [title, *profile_table.lines(newest), f'the trace: {newest}']
         files.write_file(self._folder / f'{name}.txt', '\n'.join(lines) + '\n')
       show(lines)
     except Exception as e:

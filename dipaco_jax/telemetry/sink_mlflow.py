@@ -13,7 +13,9 @@ from dipaco_jax.config import fields, settings as settings_lib
 from dipaco_jax.telemetry.curves import Points
 
 SETTLES_S = 0.0  # what it has taken is in its database, or at its server
-MOST_METRICS, MOST_PARAMS, MOST_CHARACTERS = 1000, 100, 500  # in one call; of a parameter
+MOST_METRICS = 1000  # in one call
+MOST_PARAMS = 100  # in one call
+MOST_CHARACTERS = 500  # of a parameter
 
 
 def check():
@@ -57,8 +59,8 @@ class Sink:
     if 'id' in self._kept:
       client.update_run(self._kept['id'], 'RUNNING')
       return client
-    found = client.get_experiment_by_name(config.project)
-    experiment = found.experiment_id if found else client.create_experiment(config.project)
+    existing = client.get_experiment_by_name(config.project)
+    experiment = existing.experiment_id if existing else client.create_experiment(config.project)
     self._kept['id'] = client.create_run(experiment, run_name=config.run).info.run_id
     values = fields.flatten(self._settings.to_dict())
     params = [Param(name, str(value)[:MOST_CHARACTERS]) for name, value in values.items()]

@@ -21,8 +21,8 @@ def check():
 
   session = wandb.setup(wandb.Settings(silent=True, console='off'))  # silent, it asks nothing either
   if session.settings.mode == 'online' and not wandb.login(prompt=False):
-    words = 'run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline'
-    raise InputError(f"config.metrics.sinks='wandb': you are not logged in to Weights & Biases: {words}")
+    fix = 'run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline'
+    raise InputError(f"config.metrics.sinks='wandb': you are not logged in to Weights & Biases: {fix}")
 
 
 class Sink:

@@ -53,7 +53,7 @@ class Taker(NamedTuple):
   close: Callable[[], Any]
 
 
-class Made(NamedTuple):
+class ReadySink(NamedTuple):
   """A sink that is ready to begin."""
 
   name: str
@@ -69,7 +69,7 @@ class Memory(NamedTuple):
   every_s: float = 0.0
 
 
-def make(settings: settings_lib.Settings, run: str) -> list[Made]:
+def make(settings: settings_lib.Settings, run: str) -> list[ReadySink]:
   """Makes the sinks that the settings name, for a run of this name; TensorBoard's events are metrics_log's.
 
   Raises InputError where a library is not there, or a user's function does not return a sink.
@@ -79,7 +79,7 @@ def make(settings: settings_lib.Settings, run: str) -> list[Made]:
   return [_make(name, named) for name in config.sinks if name != 'tensorboard']
 
 
-def _make(name: str, settings: settings_lib.Settings) -> Made:
+def _make(name: str, settings: settings_lib.Settings) -> ReadySink:
   if built_in := BUILT_IN.get(name):
     if importlib.util.find_spec(name) is None:
       raise InputError(f"config.metrics.sinks={name!r} needs a library: pip install 'dipaco_jax[{name}]'")
@@ -94,20 +94,22 @@ def _make(name: str, settings: settings_lib.Settings) -> Made:
 
       return Taker(write, lambda row: list(seen.points(row)), sink.close)  # means that later rows complete
 
-    return Made(name, begin, built_in.SETTLES_S)
-  made: Sink = extension.make('metrics.sinks', name, settings.metrics)
-  if not all(callable(getattr(made, method, None)) for method in ('write', 'close')):
+    return ReadySink(name, begin, built_in.SETTLES_S)
+  own_sink: Sink = extension.make('metrics.sinks', name, settings.metrics)
+  if not all(callable(getattr(own_sink, method, None)) for method in ('write', 'close')):
     raise InputError(f'config.metrics.sinks={name!r} should return an object with write(row) and close()')
-  return Made(name, lambda _: Taker(made.write, lambda row: None, made.close))
+  return ReadySink(name, lambda _: Taker(own_sink.write, lambda row: None, own_sink.close))
 
 
 @contextlib.contextmanager
-def fed(made: Sequence[Made], rows: Callable[[], Rows], memory: Memory, poll_s: float = POLL_S) -> Iterator[None]:
+def fed(
+  metric_sinks: Sequence[ReadySink], rows: Callable[[], Rows], memory: Memory, poll_s: float = POLL_S
+) -> Iterator[None]:
   """Feeds sinks while the block runs, and then, for some seconds, what is left; looks for rows every `poll_s`.
 
   Each has `rows()` of its own. What goes wrong is a warning, and no more.
   """
-  feeders = [Feeder(one, rows(), memory, poll_s) for one in made]
+  feeders = [Feeder(one, rows(), memory, poll_s) for one in metric_sinks]
   for feeder in feeders:
     feeder.start()
   limit_s = STOP_S
@@ -127,34 +129,41 @@ def _end(feeders: Iterable['Feeder'], limit_s: float):
       feeder.join(max(0.0, deadline - time.monotonic()))
     if feeder.is_alive():
       feeder.abandoned = True
-      words = (
+      message = (
         'config.metrics.sinks: %s has not accepted all rows within %g s; the rest is sent when the run is started again'
       )
-      logging.warning(words, feeder.sink, limit_s)
+      logging.warning(message, feeder.sink, limit_s)
 
 
 class Feeder(threading.Thread):
   """The thread that feeds one sink."""
 
-  def __init__(self, made: Made, rows: Rows, memory: Memory, poll_s: float):
-    super().__init__(name=f'metrics to {made.name}', daemon=True)
-    self.sink, self.ending, self.abandoned = made.name, threading.Event(), False
-    self._made, self._rows, self._memory, self._poll_s = made, rows, memory, poll_s
-    self._every_s = max(made.settles_s, memory.every_s)
+  def __init__(self, target: ReadySink, rows: Rows, memory: Memory, poll_s: float):
+    super().__init__(name=f'metrics to {target.name}', daemon=True)
+    self.sink = target.name
+    self.ending = threading.Event()
+    self.abandoned = False
+    self._target = target
+    self._rows = rows
+    self._memory = memory
+    self._poll_s = poll_s
+    self._every_s = max(target.settles_s, memory.every_s)
     self._kept: dict[str, Any] = {}
-    self._noted, self._earlier, self._saved = 0.0, '', ''  # when it was noted how far it is; that; what is saved
+    self._noted = 0.0  # when it was noted how far it is
+    self._earlier = ''  # how far it was then
+    self._saved = ''
 
   def run(self):
     try:
       self._feed()
     except Exception as e:
-      words = printable.redacted(' '.join(extension.in_words(e).split()))
-      logging.warning('config.metrics.sinks: %s is disabled from now on: %s', self.sink, words)
+      reason = printable.redacted(' '.join(extension.in_words(e).split()))
+      logging.warning('config.metrics.sinks: %s is disabled from now on: %s', self.sink, reason)
 
   def _feed(self):
     self._kept = self._memory.load(self.sink)
     taken = self._kept.setdefault('rows', {})
-    taker = self._made.begin(self._kept)
+    taker = self._target.begin(self._kept)
     try:
       self._note(at_once=True)
       self._hand_over(taker, taken)
@@ -200,10 +209,12 @@ class Feeder(threading.Thread):
     if not at_once and now < self._noted + self._every_s:
       return
     text = json.dumps(self._kept)
-    due = self._earlier if self._made.settles_s and not at_once else text
+    due = self._earlier if self._target.settles_s and not at_once else text
     if due != self._saved:
       self._memory.save(self.sink, due)
-    self._noted, self._earlier, self._saved = now, text, due
+    self._noted = now
+    self._earlier = text
+    self._saved = due
 
 
 # -- how far a sink has come: by stage, the updates of the last row, and the kinds of those with so many

@@ -28,13 +28,13 @@ class Events:
     self._writer.flush()
 
   def write(self, row: Mapping[str, Any]):
-    for step, found in self._curves.points(row):
-      self._write(row['time'], step, found)
+    for step, scalars in self._curves.points(row):
+      self._write(row['time'], step, scalars)
 
-  def _write(self, wall_time: float, step: int, found: Iterable[curves.Scalar]):
+  def _write(self, wall_time: float, step: int, scalars: Iterable[curves.Scalar]):
     from tensorboardX.proto import event_pb2, summary_pb2
 
-    values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in found]
+    values = [summary_pb2.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars]
     if values:
       summary = summary_pb2.Summary(value=values)
       self._writer.write_event(event_pb2.Event(wall_time=wall_time, step=step, summary=summary))

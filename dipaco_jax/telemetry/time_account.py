@@ -31,17 +31,17 @@ def read(workdir: pathlib.Path) -> dict[str, dict[str, float]]:
 
 def _read(workdir: pathlib.Path) -> dict[str, Any]:
   with contextlib.suppress(OSError):
-    found = seals.loads((workdir / FILE).read_bytes(), 'seconds', 'until', 'stage', 'paused')
-    return found if found and _is_account(found) else {}
+    account = seals.loads((workdir / FILE).read_bytes(), 'seconds', 'until', 'stage', 'paused')
+    return account if account and _is_account(account) else {}
   return {}
 
 
-def _is_account(found: dict[str, Any]) -> bool:
+def _is_account(account: dict[str, Any]) -> bool:
   """Tells whether a file that is whole has an account: the author of a workdir may have written anything."""
-  by_stage = found['seconds'].values() if isinstance(found['seconds'], dict) else [None]
+  by_stage = account['seconds'].values() if isinstance(account['seconds'], dict) else [None]
   numbers = [s for seconds in by_stage for s in (seconds.values() if isinstance(seconds, dict) else [None])]
-  is_finite = all(isinstance(x, int | float) and 0 <= x < math.inf for x in [*numbers, found['until']])
-  return is_finite and isinstance(found['stage'], str)
+  is_finite = all(isinstance(x, int | float) and 0 <= x < math.inf for x in [*numbers, account['until']])
+  return is_finite and isinstance(account['stage'], str)
 
 
 class Account:

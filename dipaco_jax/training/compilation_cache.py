@@ -58,8 +58,8 @@ def make_private(folder: pathlib.Path) -> str:
     with contextlib.suppress(FileExistsError):
       folder.mkdir(mode=0o700)
     real = folder.resolve()
-    found = real.stat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = real.stat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
       return f'{folder} should be a folder that only this user can write to: remove it'
     for parent in real.parents:
       if (mode := parent.stat().st_mode) & stat.S_IWOTH and not mode & stat.S_ISVTX:

@@ -15,7 +15,9 @@ from dipaco_jax.processes import display
 
 GIB = 2**30
 GPU_FILES, TPU_FILES = ('/dev/nvidia[0-9]*',), ('/dev/accel[0-9]*',)
-NEWER_TPU_FILES, PCI_VENDORS, GOOGLE = '/dev/vfio/[0-9]*', '/sys/bus/pci/devices/*/vendor', '0x1ae0'
+NEWER_TPU_FILES = '/dev/vfio/[0-9]*'
+PCI_VENDORS = '/sys/bus/pci/devices/*/vendor'
+GOOGLE = '0x1ae0'
 INSTALL = {'GPU': "pip install 'dipaco_jax[cuda]'", 'TPU': "pip install 'dipaco_jax[tpu]'"}
 
 

@@ -92,9 +92,9 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
   return programs.placement.assemble_pair(shape, programs.specs.rows(), load)
 
 
-def mean_by_path(found: Losses) -> list[float | None]:
+def mean_by_path(path_losses: Losses) -> list[float | None]:
   """Returns the nats per target of each path; None where it has none."""
-  return [mean(nll, targets) for nll, targets in zip(found.nll, found.targets, strict=True)]
+  return [mean(nll, targets) for nll, targets in zip(path_losses.nll, path_losses.targets, strict=True)]
 
 
 def mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
@@ -104,8 +104,8 @@ def mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
 
 def finite_mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
   """Returns the nats per target of one path's rows; None if there are none, or the mean is not finite."""
-  found = mean(nll, targets)
-  return found if found is not None and math.isfinite(found) else None
+  value = mean(nll, targets)
+  return value if value is not None and math.isfinite(value) else None
 
 
 def to_compare(mean: float | None) -> float | None:
@@ -154,8 +154,8 @@ def loss_matrix(programs: Programs, params_of_path: Callable[[int], Any], rows: 
     shifted = rows._replace(
       counts=[rows.counts[i] for i in whose], load=lambda path, *part, whose=whose: rows.load(whose[path], *part)
     )
-    found = losses(programs, lambda turn: in_flight(programs, turn, params_of_path), shifted)
-    for path, mean in enumerate(mean_by_path(found)):
+    path_losses = losses(programs, lambda turn: in_flight(programs, turn, params_of_path), shifted)
+    for path, mean in enumerate(mean_by_path(path_losses)):
       table[path][whose[path]] = mean
   return table
 

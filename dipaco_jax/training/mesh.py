@@ -93,8 +93,8 @@ class Placement:
       part = load(position)[(*index[:lead], *index[lead + n :])]
       return part.reshape((*part.shape[:lead], *(1,) * n, *part.shape[lead:]))
 
-    whole = (*shape[:lead], *self.positions, *shape[lead:])
-    return jax.make_array_from_callback(whole, NamedSharding(self.mesh, spec), piece)
+    full_shape = (*shape[:lead], *self.positions, *shape[lead:])
+    return jax.make_array_from_callback(full_shape, NamedSharding(self.mesh, spec), piece)
 
   def assemble_pair(self, shape: Sequence[int], spec: PartitionSpec, load: Load, lead: int = 0) -> list[jax.Array]:
     """Makes two arrays from each position's pair of parts, loaded once, see `assemble`: tokens and segments."""
@@ -105,10 +105,10 @@ class Placement:
 
 def by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
   """Groups devices by TPU slice, whose own network is fast; devices without a slice index are one slice."""
-  found: dict[int, list[jax.Device]] = {}
+  devices_by_slice: dict[int, list[jax.Device]] = {}
   for device in devices:
-    found.setdefault(getattr(device, 'slice_index', None) or 0, []).append(device)
-  return [found[index] for index in sorted(found)]
+    devices_by_slice.setdefault(getattr(device, 'slice_index', None) or 0, []).append(device)
+  return [devices_by_slice[index] for index in sorted(devices_by_slice)]
 
 
 def _room(slices: list[list[jax.Device]], data: int) -> int:

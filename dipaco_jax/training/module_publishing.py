@@ -20,15 +20,15 @@ def addressable_modules(layout: Layout, modules: Modules) -> Iterator[tuple[Leve
   """Yields the modules that this process writes: those whose first replica is on its devices."""
   for level in layout.levels:
     n = len(level.axes)
-    found: dict[Coordinates, dict[str, np.ndarray]] = {}
+    own_modules: dict[Coordinates, dict[str, np.ndarray]] = {}
     for name, stacked in modules[level.name].items():
       for shard in stacked.addressable_shards:
         if shard.replica_id == 0:
           block, first = np.asarray(shard.data), [s.start or 0 for s in shard.index[:n]]
           for local in np.ndindex(*block.shape[:n]):
-            found.setdefault(tuple(f + i for f, i in zip(first, local, strict=True)), {})[name] = block[local]
-    for module in sorted(found):
-      yield level, module, found[module]
+            own_modules.setdefault(tuple(f + i for f, i in zip(first, local, strict=True)), {})[name] = block[local]
+    for module in sorted(own_modules):
+      yield level, module, own_modules[module]
 
 
 def publish_modules(
@@ -63,8 +63,8 @@ def publish_module_files(
   here = aside / 'modules' / str(version)
   indices = processes.exchange(json.dumps(index, indent=1) + '\n', occasion)
   if disk.is_ours:
-    for process, words in enumerate(indices):
-      files.write_file(here / index_name(process), words)
+    for process, index_text in enumerate(indices):
+      files.write_file(here / index_name(process), index_text)
     files.write_file(here / seals.SUMS, seals.sums(here))
     (workdir / 'modules').mkdir(exist_ok=True)
     files.put_in_place(here, workdir / 'modules' / str(version))

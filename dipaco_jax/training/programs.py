@@ -23,7 +23,7 @@ each step, gradients scattered.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,6 @@ import optax
 from jax.sharding import PartitionSpec as P
 
 from dipaco_jax.algorithm import (
-  compression,
   inner as inner_lib,
   modules as modules_lib,
   outer as outer_lib,
@@ -40,28 +39,15 @@ from dipaco_jax.algorithm import (
 )
 from dipaco_jax.config import choices, settings as settings_lib
 from dipaco_jax.models import loss as loss_lib, transformer as model_lib
-from dipaco_jax.training import specs as specs_lib
+from dipaco_jax.training import outer_gradients, specs as specs_lib
 from dipaco_jax.training.mesh import Placement
+from dipaco_jax.training.outer_gradients import Sender
 
 # Names of the programs, as XLA reports compilations.
 NAMES = (
   'start', 'gather_path', 'fresh_state', 'fresh_residuals', 'steps', 'mix', 'leave', 'accumulate', 'outer', 'zero_sums',
   'evaluate', 'unshard',
 )  # fmt: skip
-
-
-class Sender(NamedTuple):
-  """A path at the end of its steps, and what decides whether its outer gradient counts; arguments of `accumulate`."""
-
-  modules: modules_lib.Modules  # from which it began
-  usual: dict[str, Any]  # h of screening.py by level, shaped like its modules
-  params: dict[str, Any]  # in flight, as is `state`
-  state: Any
-  weights: Any  # w_i of all paths, shaped like the grid
-  limits: Any  # f of screening.py of all paths
-  last: Any  # global step
-  num_steps: dict[str, Any]  # by level, since its last exchange
-  turn: Any  # [n]
 
 
 def in_flight(inputs: Callable[[specs_lib.Specs], tuple], outputs: Callable[[specs_lib.Specs], Any], **options):
@@ -109,8 +95,8 @@ class Programs:
 
   def program(self, name: str) -> Any:
     """Returns the program of a name; of those for some levels, the one for all."""
-    found = getattr(self, name)
-    return found(self.levels) if name in ('mix', 'leave', 'accumulate', 'outer', 'zero_sums') else found
+    program = getattr(self, name)
+    return program(self.levels) if name in ('mix', 'leave', 'accumulate', 'outer', 'zero_sums') else program
 
   # -- one path per position
 
@@ -178,7 +164,9 @@ class Programs:
     """
 
     def mix(params, left, modules, turn):
-      params, left, new = self.squeeze(params), self.squeeze(left), modules_lib.take(self.layout, modules, tuple(turn))
+      params = self.squeeze(params)
+      left = self.squeeze(left)
+      new = modules_lib.take(self.layout, modules, tuple(turn))
       alphas = {n: self.timetable.mix(self.layout.owner[n].name) for n in self._of(levels)}
       taken = {n: streaming.taken(alpha, params[n], left.get(n), new[n]) for n, alpha in alphas.items()}
       return self.expand(params | taken)
@@ -210,8 +198,11 @@ class Programs:
     0 excludes only what is not finite; the gradients are of {level: `num_steps`} steps up to the global step `last`.
     """
 
-    def accumulate(gathered, residuals, *sender):
-      return self._accumulate(levels, gathered, residuals, Sender(*sender))
+    def accumulate(gathered, residuals, *arguments):
+      sender = Sender(*arguments)
+      sender = sender._replace(params=self.squeeze(sender.params), state=self.squeeze(sender.state))
+      gathered, residuals = outer_gradients.accumulate(self.specs, levels, gathered, self.squeeze(residuals), sender)
+      return gathered, self.expand(residuals)
 
     s, host = self.specs, P()
     steps = dict.fromkeys(levels, host)
@@ -219,86 +210,9 @@ class Programs:
     specs = (s.gathered, s.residuals, *sender)
     return self.shard_map(accumulate, specs, (s.gathered, s.residuals), donate_argnums=(0, 1))
 
-  def _accumulate(self, levels: tuple[str, ...], gathered: specs_lib.Gathered, residuals, sender: Sender):
-    turn = tuple(sender.turn)
-    module = {level.name: self.layout.grid.module(level, turn) for level in self.layout.levels if level.name in levels}
-    residuals = self.squeeze(residuals)
-    deltas, kept = self._message(self._outer_gradients(levels, sender), residuals)
-    squares = {level: self._square(delta) for level, delta in deltas.items()}
-    moved = self._moved(squares, sender)
-    plausible = [
-      screening.is_plausible(moved[level], sender.usual[level][at], sender.limits[turn]) for level, at in module.items()
-    ]
-    ok = jnp.all(jnp.stack(plausible)) & ~gathered.excluded[turn]
-    weight, counts = sender.weights[turn], ok & (sender.weights[turn] > 0)
-    rows = self._row_weights(self.squeeze(sender.state)) if self.settings.outer.row_weights else {}
-    sums, squares_of_sums, masses = dict(gathered.sums), dict(gathered.squares), dict(gathered.masses)
-    for level, at in module.items():
-      term = outer_lib.term(deltas[level], weight, counts, rows)
-      square = self._square(term.moves) if rows else squares[level]
-      add = functools.partial(jax.tree.map, lambda total, x, at=at: total.at[0, *at].add(x))
-      sums[level] = add(gathered.sums[level], term.delta)
-      squares_of_sums[level] = add(gathered.squares[level], jnp.where(counts, weight * weight * square, 0))
-      if rows:
-        masses[level] = add(gathered.masses[level], term.mass)
-    of_path = gathered.moved | {level: gathered.moved[level].at[turn].set(r) for level, r in moved.items()}
-    excluded = gathered.excluded.at[turn].set(~ok)
-    # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins anew, with
-    # what levels that left earlier in the phase have kept too.
-    residuals = {n: jnp.where(ok, e, 0) for n, e in residuals.items()}
-    residuals |= {n: jnp.where(counts, e, residuals[n]) for n, e in kept.items()}
-    return specs_lib.Gathered(sums, squares_of_sums, of_path, excluded, masses), self.expand(residuals)
-
-  def _outer_gradients(self, levels: tuple[str, ...], sender: Sender) -> modules_lib.Modules:
-    """Returns old - new of the path in flight, by level and parameter."""
-    old, new = modules_lib.take(self.layout, sender.modules, tuple(sender.turn)), self.squeeze(sender.params)
-    return {
-      level.name: {name: old[name] - new[name] for name in self.layout.names(level)}
-      for level in self.layout.levels
-      if level.name in levels
-    }
-
-  def _moved(self, squares: dict[str, jax.Array], sender: Sender) -> dict[str, jax.Array]:
-    """Returns r of screening.py by level, from the squares of the outer gradients' norms."""
-    rate, last, count = self.specs.inner.learning_rate, sender.last, sender.num_steps
-    rates = {level: screening.sum_of_rates(rate, last - count[level], count[level]) for level in squares}
-    return {level: jnp.sqrt(square) / rates[level] for level, square in squares.items()}
-
-  def _message(self, deltas: modules_lib.Modules, residuals: dict[str, jax.Array]) -> tuple[modules_lib.Modules, dict]:
-    """Returns what is sent of outer gradients, and the new residuals of those that are compressed."""
-    delta = {name: d for of_level in deltas.values() for name, d in of_level.items()}
-    wanted = {name: compression.total(d, residuals[name]) for name, d in delta.items() if name in residuals}
-    whole = inner_lib.gather(wanted, self.specs.dims)  # blocks do not depend on how a path's slice is laid out
-    sent = {name: compression.rounded(x, self.specs.compress) for name, x in whole.items()}
-    sent = {name: self._own_part(name, x) for name, x in sent.items()}
-    messages = {level: {name: sent.get(name, d) for name, d in of_level.items()} for level, of_level in deltas.items()}
-    return messages, {name: compression.next_residual(wanted[name], x) for name, x in sent.items()}
-
-  def _own_part(self, name: str, x: jax.Array) -> jax.Array:
-    """Returns the part of a path's parameter that is on this device of its slice."""
-    if (dim := self.specs.dims[name]) is None:
-      return x
-    size = x.shape[dim] // self.placement.data
-    return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index('data') * size, size, dim)
-
   def _of(self, levels: tuple[str, ...]) -> list[str]:
     """Returns the names of the levels' parameters."""
     return [name for name, level in self.layout.owner.items() if level.name in levels]
-
-  def _row_weights(self, state) -> dict[str, jax.Array]:
-    """Row weights of one path; for a row that is split over the devices of its slice, their mean."""
-    adam, dims = state.optimizer[0], self.specs.dims
-    config = self.settings.inner
-    return outer_lib.row_weights(
-      adam.nu, adam.count, config.b2, config.epsilon,
-      lambda name, x: x if dims[name] in (None, 0) else jax.lax.pmean(x, 'data'),
-    )  # fmt: skip
-
-  def _square(self, delta: dict[str, jax.Array]):
-    """|delta|^2 of one module's parameters, over the slice."""
-    sharded = {n: d for n, d in delta.items() if self.specs.dims[n] is not None}
-    whole = optax.tree.norm({n: d for n, d in delta.items() if self.specs.dims[n] is None}, squared=True)
-    return whole + (jax.lax.psum(optax.tree.norm(sharded, squared=True), 'data') if sharded else 0)
 
   @in_flight(lambda s: (s.params, s.rows(), s.rows()), lambda s: (s.rows(), s.rows()))
   def evaluate(self, params, tokens, segments):

@@ -47,7 +47,7 @@ def move_turns(
   """
   leaves, structure = jax.tree.flatten(shardings)
   columns = {number: jax.tree.leaves(tree) for number, tree in old.items()}
-  found = {}
+  moved = {}
   for number, turn in enumerate(placement.turns()):
     sources = _sources(placement, positions, turn)
     missing = {n for n, _ in sources.values() if n not in old}
@@ -58,8 +58,8 @@ def move_turns(
     for i, leaf in enumerate(leaves):
       parts = {p: (columns[n][i], q) if n in old else (filler[i], p) for p, (n, q) in sources.items()}
       arrays.append(_gather(leaf, parts))
-    found[number] = jax.tree.unflatten(structure, arrays)
-  return found
+    moved[number] = jax.tree.unflatten(structure, arrays)
+  return moved
 
 
 def _sources(
@@ -68,12 +68,12 @@ def _sources(
   """Returns {position: (number of the turn, position)} of the turn's paths, here and on a mesh with those positions."""
   block = tuple(k // m for k, m in zip(placement.grid.shape, positions, strict=True))
   numbers = {turn: i for i, turn in enumerate(itertools.product(*map(range, block)))}
-  found = {}
+  sources = {}
   for position in itertools.product(*map(range, placement.positions)):
     path = (p * b + t for p, b, t in zip(position, placement.block, turn, strict=True))
     at = [divmod(c, b) for c, b in zip(path, block, strict=True)]
-    found[position] = numbers[tuple(t for _, t in at)], tuple(p for p, _ in at)
-  return found
+    sources[position] = numbers[tuple(t for _, t in at)], tuple(p for p, _ in at)
+  return sources
 
 
 def _gather(sharding: NamedSharding, parts: Mapping[Coordinates, tuple[jax.Array, Coordinates]]) -> jax.Array:

@@ -44,7 +44,9 @@ class RunCheckpoints:
     import orbax.checkpoint as ocp  # a second or more: not for those who only read modules
 
     self._ocp = ocp
-    self._directory, self._keep, self._phase_updates = directory.absolute(), keep, phase_updates
+    self._directory = directory.absolute()
+    self._keep = keep
+    self._phase_updates = phase_updates
     self._sealed, self._disk = sealed, disk
     options: dict[str, Any] = {
       'preservation_policy': self, 'enable_async_checkpointing': True, 'cleanup_tmp_directories': True,
@@ -66,10 +68,10 @@ class RunCheckpoints:
     self._exchanged = ''  # the last occasion on which the processes told each other what they have written
     self._reads = 0  # of checkpoints, on which the processes agree one by one
 
-  def kept(self, found: Collection[int]) -> set[int]:
+  def kept(self, available: Collection[int]) -> set[int]:
     """Returns which of these checkpoints are kept, by updates."""
-    ends = [updates for updates in found if updates % self._phase_updates == 0]
-    return {*sorted(found)[-self._keep :], *sorted(ends)[-1:]}
+    ends = [updates for updates in available if updates % self._phase_updates == 0]
+    return {*sorted(available)[-self._keep :], *sorted(ends)[-1:]}
 
   def should_preserve(self, checkpoints, *, context) -> list[bool]:
     """Returns which checkpoints Orbax keeps when it has written one: its preservation policy."""
@@ -98,9 +100,9 @@ class RunCheckpoints:
       names = [path.name for path in self._directory.iterdir()]  # a later one that is there was begun after this one
       if any(name.isdigit() and int(name) > updates for name in names) or self._closing.wait(0.1):
         break
-    found = self._digests(here)
-    parts = self._agreed(updates, found) if self._disk.is_apart else {jax.process_index(): found}
-    if not (found and parts):
+    own_digests = self._digests(here)
+    parts = self._agreed(updates, own_digests) if self._disk.is_apart else {jax.process_index(): own_digests}
+    if not (own_digests and parts):
       return
     with contextlib.suppress(OSError):  # the disk is full: what has no seal passes
       for process, digests in parts.items():
@@ -117,13 +119,15 @@ class RunCheckpoints:
       return files.digests(here, sorted(names) if self._disk.is_apart else own_share(names))
     return {}
 
-  def _agreed(self, updates: int, found: dict[str, str]) -> dict[int, dict[str, str]]:
+  def _agreed(self, updates: int, digests: dict[str, str]) -> dict[int, dict[str, str]]:
     """Returns which files count as whose, by process: of one that several have, the first's; {} where any has none."""
     occasion = f'{self._directory.name} {updates} is written'
-    texts = processes.exchange(json.dumps(found), occasion)
+    texts = processes.exchange(json.dumps(digests), occasion)
     if self._exchanged:
       processes.forget(self._exchanged)
-    self._exchanged, parts, seen = occasion, dict[int, dict[str, str]](), set[str]()
+    self._exchanged = occasion
+    parts = dict[int, dict[str, str]]()
+    seen = set[str]()
     for process, theirs in enumerate(map(json.loads, texts)):
       if not theirs:
         return {}
@@ -143,8 +147,8 @@ class RunCheckpoints:
     for part in (self._seals / str(updates)).glob('*.json'):
       written |= json.loads(part.read_text())
     names = own_share(name for name in written if name.startswith(f'{item}/'))
-    for name, found in files.digests(self._directory / str(updates), names).items():
-      if found != written[name]:
+    for name, digest in files.digests(self._directory / str(updates), names).items():
+      if digest != written[name]:
         raise OSError(f'{name} is damaged')
 
   def _read(self, updates: int, item: str, how: Any) -> Any:
@@ -168,34 +172,34 @@ class RunCheckpoints:
     for updates in sorted(self.kept(self._manager.all_steps()), reverse=True):
       with contextlib.suppress(_Corrupt):
         self.metas[updates] = self._read(updates, 'meta', self._ocp.args.JsonRestore())
-    found, elsewhere = None, []
+    restored, elsewhere = None, []
     for updates, meta in list(self.metas.items()):
-      if (wanted := abstract(meta)) is None:
+      if (target := abstract(meta)) is None:
         elsewhere.append(updates)
-      elif found is None:
+      elif restored is None:
         with contextlib.suppress(_Corrupt):
-          found = self._read(updates, 'arrays', self._ocp.args.StandardRestore(wanted)), meta
-    if elsewhere and found is None:
+          restored = self._read(updates, 'arrays', self._ocp.args.StandardRestore(target)), meta
+    if elsewhere and restored is None:
       raise InputError(
         f'{self._directory} has no checkpoint at the end of a phase, from which a run can be resumed on other '
         'devices: start on as many devices as before'
       )
     if elsewhere:
       self._move(elsewhere, 'elsewhere')
-    return found
+    return restored
 
   def _try(self, updates: int, read: Callable, *args, **options) -> Any:
     """Returns what `read` returns; if any process cannot read, moves the checkpoint away and raises _Corrupt."""
-    found, why = None, ''
+    result, why = None, ''
     try:
-      found = read(*args, **options)
+      result = read(*args, **options)
     except Exception as e:  # tensorstore and Orbax raise many kinds
       if isinstance(e, MemoryError) or 'RESOURCE_EXHAUSTED' in str(e):
         raise  # the machine is full: nothing is wrong with the checkpoint
       why = str(e).split('\n')[0] or repr(e)
     self._reads += 1
     if not processes.any_process(bool(why), f'{self._directory.name} {updates} is corrupt, read {self._reads}'):
-      return found
+      return result
     bad = self._directory / str(updates)
     logging.warning('checkpoint %s is corrupt (%s): using the one before it', bad, why or 'for another process')
     self._move([updates], 'corrupt')

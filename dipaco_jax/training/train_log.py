@@ -35,9 +35,9 @@ class Steps(NamedTuple):
   skipped: np.ndarray  # how many steps, [P]
 
 
-def of_steps(found: dict[str, np.ndarray]) -> Steps:
+def of_steps(metrics: dict[str, np.ndarray]) -> Steps:
   """Returns figures of a dispatch from `inner.METRICS`, [k, P] each."""
-  values = {name: x.astype(np.float64) for name, x in found.items()}
+  values = {name: x.astype(np.float64) for name, x in metrics.items()}
   rates, skipped = values.pop('learning_rate')[-1], values.pop('skipped').sum(0)
   finite = np.isfinite(values['loss']) & np.isfinite(values['grad_norm'])
   count, sums = finite.sum(0), {name: np.where(finite, x, 0).sum(0) for name, x in values.items()}
@@ -49,7 +49,10 @@ class Journal:
   """The log of one stage. Metrics are read one dispatch late, so that the device never waits."""
 
   def __init__(self, job: Job, rows: metrics_log.Metrics, record: Record):
-    self._job, self._name, self._rows, self._record = job, job.name, rows, record
+    self._job = job
+    self._name = job.name
+    self._rows = rows
+    self._record = record
     updates = job.updates(job.schedule.phases, 0, 0)
     self._progress = display.Progress(job.name, updates, 'updates', later=job.later_work * updates)
     self._pending: tuple[Dispatch, dict[str, Any]] | None = None
@@ -65,12 +68,12 @@ class Journal:
     """Starts the clock anew: what went before was no inner step."""
     self._clock = time.monotonic()
 
-  def dispatched(self, dispatch: Dispatch, found: dict[str, jax.Array]):
+  def dispatched(self, dispatch: Dispatch, metrics: dict[str, jax.Array]):
     """Notes a dispatch whose `inner.METRICS`, [k, m_a, ...], are still being computed, and writes the one before it."""
     # Made readable now: after the next dispatch, it would wait for that one.
-    found = {name: mesh.readable(x) for name, x in found.items()}
+    metrics = {name: mesh.readable(x) for name, x in metrics.items()}
     self.catch_up()
-    self._pending = dispatch, found
+    self._pending = dispatch, metrics
 
   def catch_up(self):
     """Waits for the last dispatch, and writes it."""
@@ -89,13 +92,13 @@ class Journal:
       self._record.path_s[path] += (now - self._inner_s) / len(trained)
     self._inner_s = now
 
-  def _write(self, dispatch: Dispatch, found: dict[str, jax.Array]):
+  def _write(self, dispatch: Dispatch, metrics: dict[str, jax.Array]):
     """Writes a row for a dispatch; losses and norms are means over the steps that were finite."""
     job, phase = self._job, dispatch.phase
     paths = job.trained(phase, job.programs.placement.turns()[dispatch.turn])
     at, trained = [i for i, path in enumerate(paths) if path >= 0], [path for path in paths if path >= 0]
     sums, means, learning_rate, finite, skipped = of_steps(
-      {name: mesh.fetch(x).reshape(x.shape[0], -1)[:, at] for name, x in found.items()}
+      {name: mesh.fetch(x).reshape(x.shape[0], -1)[:, at] for name, x in metrics.items()}
     )
     self._count_inner(trained)
     after = dispatch.step + len(finite)
@@ -134,9 +137,9 @@ class Journal:
 
   def log_excluded(self, phase: int, path: int, why: str):
     """Logs that a path takes no part in an outer step, and why."""
-    words = screening.exclusion_message(self._job.programs.layout.grid, path, why)
+    message = screening.exclusion_message(self._job.programs.layout.grid, path, why)
     step = self._job.schedule.global_step(phase + 1, 0)
-    logging.warning('%s, phase %d, step %d: %s', self._name, phase + 1, step, words)
+    logging.warning('%s, phase %d, step %d: %s', self._name, phase + 1, step, message)
 
   def _count(self, steps: int, tokens: int) -> float | None:
     """Adds to the record; returns tokens/s since the last call, None for the first."""
@@ -159,7 +162,7 @@ class Journal:
     updates, step = self._job.updates(phase, 0, 0), schedule.global_step(phase, 0)
     self._rows.write(kind, self._name, updates, phase=phase, step=step, **values)
 
-  def write_phase(self, outer_s: float, found: dict, holdout: list[float | None], excluded: dict[int, str]):
+  def write_phase(self, outer_s: float, statistics: dict, holdout: list[float | None], excluded: dict[int, str]):
     """Writes a row for a phase and its outer step; the sums of its steps' losses start anew. Warns of a gap once."""
     record = self._record
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
@@ -172,22 +175,24 @@ class Journal:
     self._compare_with_guessing([mean for mean in means if mean is not None])
     record.outer_s += outer_s
     name = module_store.module_name
-    norms = {l: {name(at): norm for at, norm in np.ndenumerate(x)} for l, x in found['norm'].items()}
-    cosine = {level: float(np.nanmean(x)) for level, x in found['cosine'].items() if not np.isnan(x).all()}
+    norms = {l: {name(at): norm for at, norm in np.ndenumerate(x)} for l, x in statistics['norm'].items()}
+    cosine = {level: float(np.nanmean(x)) for level, x in statistics['cosine'].items() if not np.isnan(x).all()}
     self._write_after_phases(
       'phase', inner_s=record.phase_s, outer_s=outer_s, loss_by_path=means, holdout_loss_by_path=holdout,
       holdout_loss_before_by_path=record.own_loss, averaging_gap=gap, best_version_by_path=record.best_version,
       outer_gradient_norm=norms, cosine=cosine, **failed,
     )  # fmt: skip
-    record.loss_sum, record.loss_steps, record.phase_s = [0.0] * len(means), [0] * len(means), 0.0
+    record.loss_sum = [0.0] * len(means)
+    record.loss_steps = [0] * len(means)
+    record.phase_s = 0.0
     record.skipped, record.own_loss = [0] * len(means), [None] * len(means)
 
   def _compare_with_guessing(self, means: list[float]):
     """Warns where paths do worse than one that knows nothing: its loss is the logarithm of the vocabulary's size."""
     guess, mean = math.log(self._job.programs.model.vocab_size), float(np.mean(means)) if means else 0.0
     if mean > guess + 1:
-      words = f'the mean loss is {mean:.2f} nats, and guessing costs {guess:.2f}: the model gets worse, not better'
-      logging.warning('%s, phase %d: %s; a lower learning rate may help', self._name, self._record.phase, words)
+      problem = f'the mean loss is {mean:.2f} nats, and guessing costs {guess:.2f}: the model gets worse, not better'
+      logging.warning('%s, phase %d: %s; a lower learning rate may help', self._name, self._record.phase, problem)
 
   def write_evaluation(self, figures: dict[str, Any]):
     """Writes a row for a validation."""

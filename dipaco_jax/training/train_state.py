@@ -47,6 +47,13 @@ class Record:
   seconds: dict[str, float] = dataclasses.field(default_factory=dict)  # of the stage up to here, by cause
   path_s: list[float] = dataclasses.field(default_factory=list)  # in inner steps, by path
 
+  def move_to(self, phase: int, piece: int = 0, turn: int = 0, step: int = 0):
+    """Notes how many phases are complete, and how much of the next one."""
+    self.phase = phase
+    self.piece = piece
+    self.turn = turn
+    self.step = step
+
 
 def new_record(num_paths: int) -> Record:
   """Returns the record before the first update."""
@@ -131,10 +138,10 @@ def restore(
   `first_state`: in-flight parameters -> the inner state of paths that have none of their own. Raises InputError if it
   is of another version, or there is none at the end of a phase where one is needed.
   """
-  found = checkpoints.restore(functools.partial(_abstract, programs))
-  if found is None:
+  restored = checkpoints.restore(functools.partial(_abstract, programs))
+  if restored is None:
     return None
-  arrays, meta = found
+  arrays, meta = restored
   gathered = arrays['gathered'] if 'gathered' in arrays else _zeros(programs)
   gathered = specs_lib.Gathered(**{'masses': {}, **gathered._asdict()})
   inner = {int(turn): inner for turn, inner in arrays['inner'].items()}
@@ -225,5 +232,5 @@ def _left(meta: dict[str, Any], params: dict[str, Any]) -> dict[int, Any]:
 
 def _shapes(arrays) -> str:
   """Digest of what the arrays are, not of what is in them."""
-  found = [(jax.tree_util.keystr(p), x.shape, str(x.dtype)) for p, x in jax.tree_util.tree_leaves_with_path(arrays)]
-  return hashlib.sha256(repr(found).encode()).hexdigest()
+  shapes = [(jax.tree_util.keystr(p), x.shape, str(x.dtype)) for p, x in jax.tree_util.tree_leaves_with_path(arrays)]
+  return hashlib.sha256(repr(shapes).encode()).hexdigest()

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.algorithm import screening, streaming
+from dipaco_jax.algorithm import screening
 from dipaco_jax.algorithm.grid import Coordinates
 from dipaco_jax.buckets import disks
 from dipaco_jax.config import settings
@@ -24,14 +24,7 @@ from dipaco_jax.processes import processes, stopping, time_use
 from dipaco_jax.storage import module_store, publishing, remedies, seals
 from dipaco_jax.telemetry import profiling
 from dipaco_jax.telemetry.metrics_log import Metrics
-from dipaco_jax.training import (
-  evaluation,
-  job as job_lib,
-  module_publishing,
-  programs as programs_lib,
-  run_checkpoints,
-  train_state,
-)
+from dipaco_jax.training import evaluation, job as job_lib, module_publishing, run_checkpoints, train_state, turns
 from dipaco_jax.training.job import Dispatch, Job
 from dipaco_jax.training.mesh import fetch
 from dipaco_jax.training.train_log import Journal
@@ -52,7 +45,10 @@ class Trainer:
     disk: disks.Disk = disks.SHARED,
   ):  # fmt: skip
     """`stop` is asked after every dispatch whether to save and stop; `disk` is the workdir's."""
-    self.job, self.workdir, self.every_steps, self.stop = job, workdir, config.every_steps, stop
+    self.job = job
+    self.workdir = workdir
+    self.every_steps = config.every_steps
+    self.stop = stop
     self.disk, folder = disk, workdir / 'checkpoints' / job.name
     sealed = disk.mirror.publish_checkpoint if disk.mirror else None
     self.checkpoints = run_checkpoints.RunCheckpoints(folder, config.keep, job.phase_updates, sealed, disk)
@@ -82,9 +78,6 @@ class Trainer:
   def _updates(self) -> int:
     record = self.state.record
     return self.job.updates(record.phase, record.turn, record.step, record.piece)
-
-  def _piece(self, dispatch: Dispatch) -> streaming.Piece:
-    return self.job.times.pieces(dispatch.phase)[dispatch.piece]
 
   def has_news(self) -> bool:
     """Returns whether an exit now would lose updates, or leave other processes waiting."""
@@ -133,63 +126,39 @@ class Trainer:
 
   def _inner(self, dispatch: Dispatch, batch: list[jax.Array]):
     """Makes k inner steps of the paths in flight; the first of a turn copies their modules."""
-    job, programs, state = self.job, self.job.programs, self.state
+    job = self.job
+    programs = self.job.programs
+    state = self.state
     turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
     if state.params is None:
-      state.params, state.inner[dispatch.turn] = self._begin_turn(dispatch, turn)
+      state.params, state.inner[dispatch.turn] = turns.begin(job, state, dispatch, turn)
     first, after = job.schedule.global_step(dispatch.phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
     stop = first + job.schedule.dispatch_steps
     self.profiler.begin(first, stop, self.journal.catch_up)
-    state.params, state.inner[dispatch.turn], found = programs.steps(
+    state.params, state.inner[dispatch.turn], metrics = programs.steps(
       state.params, state.inner[dispatch.turn], *batch, np.int32(first), job.weights(dispatch.phase), turn
     )
     self.dispatched, record = True, state.record
-    record.phase, record.piece, record.turn, record.step = dispatch.phase, dispatch.piece, dispatch.turn, after
+    record.move_to(dispatch.phase, dispatch.piece, dispatch.turn, after)
     self.unsaved += job.schedule.dispatch_steps
-    self.journal.dispatched(dispatch, found)
+    self.journal.dispatched(dispatch, metrics)
     if self.profiler.end(stop, dispatch.last_of_turn, self.journal.catch_up):
       self.journal.lap()
-
-  def _begin_turn(self, dispatch: Dispatch, turn: np.ndarray) -> tuple[Any, Any]:
-    """Returns parameters and inner states of the paths in flight, before a piece of a phase."""
-    job, programs, state = self.job, self.job.programs, self.state
-    place, times = programs.placement.turns()[dispatch.turn], job.times
-    piece = self._piece(dispatch)
-    renewed = programs.placement.in_flight(np.array(state.record.excluded), place) > 0
-    renewed &= piece.begin == 0
-    own = state.own.pop(dispatch.turn, None)
-    if times.begins_whole(dispatch.phase) and piece.begin == 0:
-      params = programs.gather_path(state.modules, turn)
-      if own is not None:
-        params = train_state.choose(own, params, job.lost_in_flight(dispatch.phase - 1, place) & ~renewed)
-    else:
-      params = own
-      if renewed.any():
-        params = train_state.choose(programs.gather_path(state.modules, turn), params, renewed)
-      if renewed.any() and dispatch.turn in state.left:  # nothing of what was on its way is theirs
-        whole, kept = programs.gather_path(state.modules, turn), state.left[dispatch.turn]
-        state.left[dispatch.turn] = train_state.choose({name: whole[name] for name in kept}, kept, renewed)
-      if piece.mixed:
-        left = {name: state.left[dispatch.turn].pop(name) for name in programs.left_names(piece.mixed)}
-        params = programs.mix(piece.mixed)(params, left, state.modules, turn)
-    if (inner := state.inner.get(dispatch.turn)) is None:
-      inner = job.first_state(dispatch.phase, params)
-    else:
-      inner = jax.device_put(inner, programs.specs.shardings(programs.specs.state))
-    return params, train_state.choose(programs.fresh_state(params), inner, renewed) if renewed.any() else inner
 
   # -- outer
 
   def _end_turn(self, dispatch: Dispatch):
     """Adds the outer gradients that leave now to the sums; the turn's AdamW state waits, perhaps in host memory."""
-    job, programs, state = self.job, self.job.programs, self.state
+    job = self.job
+    programs = self.job.programs
+    state = self.state
     place, params = programs.placement.turns()[dispatch.turn], state.params
-    piece = self._piece(dispatch)
+    piece = turns.piece_of(job, dispatch)
     ends_phase = piece.end == job.schedule.steps_per_phase
     if ends_phase and (holdout := job.rows_for_gap) is not None:  # before the outer step
       self.own_losses.append(evaluation.dispatch_turn(programs, place, lambda _: params, holdout))
     if piece.sent:
-      self._send(dispatch, piece)
+      turns.send(job, state, dispatch, piece)
     if job.lost_in_flight(dispatch.phase, place).any() or not (ends_phase and job.times.is_closed(dispatch.phase)):
       state.own[dispatch.turn] = state.params
     state.params = None
@@ -198,29 +167,10 @@ class Trainer:
     if job.keep_state or not ends_phase:
       state.inner[dispatch.turn] = jax.device_put(inner, programs.specs.waiting)
 
-  def _send(self, dispatch: Dispatch, piece: streaming.Piece):
-    """Adds the outer gradients of the turn's paths, of some levels, to the sums."""
-    job, programs, state = self.job, self.job.programs, self.state
-    turn = np.array(programs.placement.turns()[dispatch.turn], np.int32)
-    times, last = job.times, job.schedule.global_step(dispatch.phase, piece.end)
-    if leaving := times.left(piece.sent, dispatch.phase):
-      state.left[dispatch.turn] = state.left.get(dispatch.turn, {}) | programs.leave(leaving)(state.params)
-    steps = {level: np.int32(times.steps_since(level, dispatch.phase)) for level in piece.sent}
-    if (residuals := state.residuals.pop(dispatch.turn, None)) is None:
-      residuals = programs.fresh_residuals() if programs.specs.compressed else {}
-    state.gathered, residuals = programs.accumulate(piece.sent)(
-      state.gathered, residuals, state.modules, programs_lib.usual(state.outer), state.params,
-      state.inner[dispatch.turn], job.outer_weights(dispatch.phase), job.limits(dispatch.phase), np.int32(last), steps,
-      turn,
-    )  # fmt: skip
-    if residuals:
-      state.residuals[dispatch.turn] = residuals
-
   def _end_piece(self, dispatch: Dispatch):
     """Makes the outer step of the levels that have left."""
-    record = self.state.record
-    record.piece, record.turn, record.step = dispatch.piece + 1, 0, 0
-    if not (sent := self._piece(dispatch).sent):
+    self.state.record.move_to(dispatch.phase, dispatch.piece + 1)
+    if not (sent := turns.piece_of(self.job, dispatch).sent):
       return
     if dispatch.last_of_phase:
       self.journal.catch_up()
@@ -231,7 +181,10 @@ class Trainer:
   @time_use.doing(time_use.OUTER)
   def _outer_step(self, dispatch: Dispatch, sent: tuple[str, ...]):
     """Makes the outer step of these levels; at the end of a phase, waits for it."""
-    job, state, programs, started = self.job, self.state, self.job.programs, time.monotonic()
+    job = self.job
+    state = self.state
+    programs = self.job.programs
+    started = time.monotonic()
     state.modules, state.masters, state.outer, statistics = programs.outer(sent)(
       state.modules, state.masters, state.outer, state.gathered, job.outer_weights(dispatch.phase)
     )
@@ -245,18 +198,22 @@ class Trainer:
     """Moves the statistics of the phase's outer steps from the devices to the record; waits for them."""
     record = self.state.record
     for statistics in self.statistics:
-      for name, found in jax.tree.map(lambda x: fetch(x).tolist(), statistics).items():
-        record.sent[name] = record.sent.get(name, {}) | found if isinstance(found, dict) else found
+      for name, values in jax.tree.map(lambda x: fetch(x).tolist(), statistics).items():
+        record.sent[name] = record.sent.get(name, {}) | values if isinstance(values, dict) else values
     self.statistics = []
 
   def _end_phase(self, dispatch: Dispatch):
     """Looks at the outer steps of the phase; then hold-out losses, publication and validation of the new modules."""
-    job, state, programs = self.job, self.state, self.job.programs
+    job = self.job
+    state = self.state
+    programs = self.job.programs
     statistics = jax.tree.map(np.asarray, state.record.sent, is_leaf=lambda x: isinstance(x, list))
-    outer_s, self.outer_s, state.record.sent = self.outer_s, 0.0, {}
+    outer_s = self.outer_s
+    self.outer_s = 0.0
+    state.record.sent = {}
     version = dispatch.phase + 1
     excluded = self._screened(dispatch.phase, statistics)
-    state.record.phase, state.record.piece, state.record.turn, state.record.step = version, 0, 0, 0
+    state.record.move_to(version)
 
     def params_of_turn(turn: Coordinates) -> Any:
       return programs.gather_path(state.modules, np.array(turn, np.int32))
@@ -277,23 +234,27 @@ class Trainer:
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
     """Returns why paths took no part in the outer step, by path; raises Diverged where training cannot go on."""
-    job, record, layout = self.job, self.state.record, self.job.programs.layout
-    config, trained, excluded = job.programs.settings.outer, job.weights(phase) > 0, statistics['excluded']
+    job = self.job
+    record = self.state.record
+    layout = self.job.programs.layout
+    config = job.programs.settings.outer
+    trained = job.weights(phase) > 0
+    excluded = statistics['excluded']
     record.excluded = screening.count_in_a_row(record.excluded, trained, excluded)
-    found = {}
+    reasons = {}
     for point in map(tuple, np.argwhere(trained & excluded).tolist()):
       path = layout.grid.path(point)
       moved = {level: float(r[point]) for level, r in statistics['moved'].items()}
       usual = {l.name: float(statistics['usual'][l.name][layout.grid.module(l, point)]) for l in layout.levels}
-      found[path] = screening.exclusion_reason(moved, usual, config.exclude_above)
-      self.journal.log_excluded(phase, path, found[path])
+      reasons[path] = screening.exclusion_reason(moved, usual, config.exclude_above)
+      self.journal.log_excluded(phase, path, reasons[path])
     try:
       screening.check_paths(layout, job.outer_weights(phase) > 0, excluded, record.excluded, config.max_excluded)
       screening.check_modules(layout, statistics['sound'])
     except Diverged as e:
       self.checkpoints.set_aside(job.updates(phase, 0, 0), 'diverged')
       raise Diverged(f'{job.name} diverged in phase {phase + 1}: {e}') from e
-    return found
+    return reasons
 
   @time_use.doing(time_use.EVALUATE)
   def _early_stopping(self, version: int, params_of_turn) -> list[float | None]:
@@ -303,10 +264,10 @@ class Trainer:
       record.best_version = [version] * len(record.best_version)
       return [None] * len(record.best_version)
     losses = evaluation.losses(programs, params_of_turn, self.job.evaluation.holdout)
-    found = [evaluation.to_compare(loss) for loss in evaluation.mean_by_path(losses)]
-    of_models = evaluation.by_model(programs.layout.models(), found, [float(n.sum()) for n in losses.targets])
+    path_losses = [evaluation.to_compare(loss) for loss in evaluation.mean_by_path(losses)]
+    of_models = evaluation.by_model(programs.layout.models(), path_losses, [float(n.sum()) for n in losses.targets])
     evaluation.update_best(version, of_models, record.best_version, record.best_loss)
-    return found
+    return path_losses
 
   @time_use.doing(time_use.EVALUATE)
   def _read_own_losses(self):

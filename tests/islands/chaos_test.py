@@ -106,7 +106,7 @@ class Chaos:
     if not facts or self.cluster.finished():
       return False
     fact = self.draw.choice(facts[-4:])
-    if self.cluster.registry.times_withdrawn(fact) + 1 >= withdrawals.MOST:
+    if withdrawals.times_withdrawn(self.cluster.registry, fact) + 1 >= withdrawals.MOST:
       return False  # the path would be left out
     level, named = self.draw.choice(sorted(fact.meta['objects'])), dict(fact.meta['objects'])
     del named[level]

@@ -35,7 +35,7 @@ class Scene:
   def takes(self, seconds: float):
     self.monkeypatch.setattr(type(self.mine.registry), 'durations', lambda *_: [seconds])
 
-  def begin(self) -> lineage.Found:
+  def begin(self) -> lineage.NewestState:
     """As a worker that holds nothing fetches the task; gives it back where it has to wait."""
     task = self.mine.registry.claim('all', ['train'])
     found = lineage.find(self.mine, HeldStates(), task)

@@ -105,7 +105,7 @@ class Scene:
         state_facts.publish(made, facts[-1], state(t))
     made.registry.put([*facts, *(screening_facts.exclusion(made, 3, t, 'bad', 'w') for t in excluded)])
 
-  def find(self, held: HeldStates, phase: int = 8) -> lineage.Found:
+  def find(self, held: HeldStates, phase: int = 8) -> lineage.NewestState:
     return lineage.find(self.made, held, Task(0, 'train', '3', phase, 1, 'all', 0))
 
 
@@ -117,7 +117,7 @@ def digest(phase: int) -> str:
   return f'{phase}c' * 32
 
 
-def value(found: lineage.Found) -> float:
+def value(found: lineage.NewestState) -> float:
   return float(found.carried[f"['{INNER}'].mu"][0])
 
 

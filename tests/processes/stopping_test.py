@@ -228,7 +228,9 @@ def test_in_another_thread_signals_stay_the_programs():
   body = (
     'before = signal.getsignal(signal.SIGINT)\n  with stopping.interrupting(): same = signal.getsignal(2) is before'
   )
-  program = f'import signal, threading\nfrom dipaco_jax.processes import stopping\ndef run():\n  global same\n  {body}\n'
+  program = (
+    f'import signal, threading\nfrom dipaco_jax.processes import stopping\ndef run():\n  global same\n  {body}\n'
+  )
   program += 'thread = threading.Thread(target=run)\nthread.start()\nthread.join()\nassert same'
   subprocess.run([sys.executable, '-c', program], check=True)
 

@@ -129,7 +129,7 @@ def test_a_character_in_two_chunks_is_the_second_ones(run):
 
 def test_a_text_that_ends_within_a_character(run):
   half = excerpt_choice.Text('', run.tokenizer.encode('a漢', eos=False)[:3])
-  assert excerpt_choice._words(run.tokenizer, [half, half], 2) == [['a', '\ufffd\ufffd']] * 2  # one a byte
+  assert excerpt_choice._chunk_texts(run.tokenizer, [half, half], 2) == [['a', '\ufffd\ufffd']] * 2  # one a byte
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ def test_what_is_made_again_comes_once(tmp_path, fed):
 
 def test_rows_that_are_passed_over_are_told_once_though_the_record_is_rewound(tmp_path):
   written, skipped = [], []
-  made = sinks.Made('own', lambda kept: sinks.Taker(written.append, skipped.append, lambda: None))
+  made = sinks.ReadySink('own', lambda kept: sinks.Taker(written.append, skipped.append, lambda: None))
   memory = sinks.Memory(lambda name: {'rows': {'train': [2, ['step']]}}, lambda name, text: None)
   with metrics_log.Metrics(tmp_path) as rows:
     for n in range(1, 4):
@@ -189,7 +189,7 @@ def test_what_takes_time_to_settle_is_noted_later():
     time.sleep(0.05)
     taken.append(row['updates'])
 
-  slow = sinks.Made('slow', lambda kept: sinks.Taker(slowly, slowly, lambda: None), settles_s=0.12)
+  slow = sinks.ReadySink('slow', lambda kept: sinks.Taker(slowly, slowly, lambda: None), settles_s=0.12)
   with sinks.fed([slow], lambda: (row for row in [*rows, None, None]), memory, poll_s=0.01):
     pass
   first, *between, last = noted
@@ -201,7 +201,7 @@ def test_how_far_a_sink_is_is_noted_while_no_row_comes():
   noted, closed = [], []
   memory = sinks.Memory(lambda name: {}, lambda name, text: noted.append((bool(closed), text)), every_s=0.05)
   row = dict(kind='step', stage='train', updates=7, time=0.0)
-  made = sinks.Made('own', lambda kept: sinks.Taker(lambda row: None, lambda row: None, lambda: closed.append(1)))
+  made = sinks.ReadySink('own', lambda kept: sinks.Taker(lambda row: None, lambda row: None, lambda: closed.append(1)))
   with sinks.fed([made], lambda: (row if n == 0 else None for n in range(1000)), memory, poll_s=0.01):
     while len(noted) < 2:
       time.sleep(0.01)
