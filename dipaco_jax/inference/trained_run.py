@@ -35,6 +35,7 @@ from dipaco_jax.storage import module_store, seals, user_modules
 from dipaco_jax.storage.object_store import Missing
 
 NOT_YET = 'let the run train on; python -m dipaco_jax.status shows its progress'
+BASE = 'base/params.safetensors'
 ModuleMarks = Mapping[str, tuple[str, int]]
 T = TypeVar('T')
 
@@ -205,6 +206,9 @@ class TrainedRun:
     if (name := next(wrong, None)) is not None:
       words = f'{name} is {found.get(name, "missing")} and should be {expected.get(name, "no parameter")}'
       raise InputError(f'{where}: {printable.name(words)}, by config.model: these are not the files of this run')
+    if rows != (num_tokens := self.tokenizer.vocab_size):
+      words = f'embed/tokens has {rows:,} rows, and the tokenizer of this run {num_tokens:,} tokens'
+      raise InputError(f'{where}: {words}: these are not the files of one run')
     return rows
 
   def number(self, path: int | Sequence[int]) -> int:
@@ -261,12 +265,14 @@ class TrainedRun:
   def _text_router(self, arrays: Mapping[str, np.ndarray]) -> TextRouter:
     s, base = self.settings, self.base
     fitted = own_router.of_arrays(s, arrays)
-    model = transformer.make_model(s.model, self.check_parameters(base, 'base/params.safetensors'))
+    model = transformer.make_model(s.model, len(base['embed/tokens']))
     return TextRouter(fitted, model, _on_device(base, model), s.routing.prefix_tokens, self.tokenizer)
 
   @property
   def base(self) -> dict[str, np.ndarray]:
-    return self.files.required_arrays('base/params.safetensors')
+    arrays = self.files.required_arrays(BASE)
+    self.check_parameters(arrays, BASE)
+    return arrays
 
   @property
   def max_positions(self) -> int:

@@ -14,7 +14,8 @@ import safetensors.numpy
 import dipaco_jax
 from dipaco_jax import export
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference import run_files, trained_run
+from dipaco_jax.data import sentencepiece_tokenizer
+from dipaco_jax.inference import excerpts, run_files, trained_run
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import object_store, publishing
 
@@ -176,6 +177,21 @@ def test_modules_that_are_not_of_the_model_are_rejected(change, workdir, tmp_pat
     dipaco_jax.load(str(copy), 0)
   with pytest.raises(InputError, match=words):
     export.export(trained_run.TrainedRun(str(copy)), 0, 2, tmp_path / 'out', 'float32')
+
+
+def test_a_tokenizer_that_is_not_of_the_model_is_rejected(workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  publishing.write_sealed(copy / 'tokenizer.model', sentencepiece_tokenizer.train(made_run.TEXT * 20, 320))
+  run, rows = trained_run.TrainedRun(str(copy)), 'embed/tokens has 330 rows, and the tokenizer of this run 320 tokens'
+  for use in (
+    lambda: run.path(0),
+    lambda: run.router,
+    lambda: excerpts.of_text(run, 'The lazy dog', 8, 0, None),
+    lambda: export.export(run, 0, 2, tmp_path / 'out', 'float32'),
+    lambda: export.export_base(run, tmp_path / 'out', 'float32'),
+  ):
+    with pytest.raises(InputError, match=f'(modules of path 0, version 2|base/params.safetensors): {rows}'):
+      use()
 
 
 def test_a_version_that_is_removed_while_it_is_read_gives_way_to_the_next(workdir, tmp_path, monkeypatch):
