@@ -47,7 +47,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int
   from dipaco_jax.reports import model_card
 
   found = run.module_files(number, version)
-  params = {name: x for file in found.values() for name, x in run.files.required_arrays(*file).items()}
+  params = {name: x for file in found.values() for name, x in run.finite_arrays(*file).items()}
   run.check_parameters(params, f'modules of path {number}, version {version}')
   modules = {level: name.removesuffix('.safetensors') for level, (name, _) in found.items()}
   facts = model_card.Facts(

@@ -9,7 +9,6 @@ memory once.
     path.logits('The first words of a text')
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -31,7 +30,7 @@ from dipaco_jax.inference.run_files import RunFiles
 from dipaco_jax.inference.text_router import TextRouter, token_ids
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import module_store, seals, user_modules
+from dipaco_jax.storage import module_store, seals, tensors, user_modules
 from dipaco_jax.storage.object_store import Missing
 
 NOT_YET = 'let the run train on; python -m dipaco_jax.status shows its progress'
@@ -68,6 +67,7 @@ class Module(dict[str, jax.Array]):
   """A module's parameters; `sha256` is that of the object that they were read from."""
 
   sha256: str
+  fault = ''  # what is wrong with its numbers
 
   def __repr__(self) -> str:
     return f'<module of {sum(x.size for x in self.values()):,} parameters: {", ".join(self)}>'
@@ -95,6 +95,11 @@ class Path:
   @property
   def tokenizer(self) -> Tokenizer:
     return self.run.tokenizer
+
+  def check_finite(self):
+    """Raises InputError where a module holds numbers that are not finite, of which `load` warns."""
+    if fault := next((module.fault for module in self.modules.values() if module.fault), ''):
+      raise InputError(fault)
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:
     """Returns logits of the token after each token of a text, or of token ids: [L, V] float32."""
@@ -164,7 +169,6 @@ class TrainedRun:
       if self.files.storage.exists('stages/train.json'):
         raise self.files.damaged('paths/best.json') from e
       raise InputError(f'--workdir={self.workdir}: no path is published yet: {NOT_YET}') from e
-
   @functools.cached_property
   def report(self) -> dict[str, Any]:
     """The contents of report.json; {} where the run has not come to its report."""
@@ -196,6 +200,13 @@ class TrainedRun:
     params = {name: x for module in modules.values() for name, x in module.items()}
     vocab_size = self.check_parameters(params, f'modules of path {number}, version {version}')
     return Path(number, coordinates, version, transformer.make_model(self.settings.model, vocab_size), modules, self)
+
+  def finite_arrays(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
+    """Reads the arrays of a file; raises InputError where some of their numbers are not finite."""
+    arrays = self.files.required_arrays(name, sha256)
+    if fault := _find_fault(arrays, name):
+      raise InputError(fault)
+    return arrays
 
   def check_parameters(self, params: Mapping[str, np.ndarray | jax.Array], where: str) -> int:
     """Returns the rows of the embedding; raises InputError where the parameters are not those of the run's model."""
@@ -249,10 +260,10 @@ class TrainedRun:
   def _router(self) -> TextRouter | None:
     s = self.settings
     if s.evaluate.refit_router and self._is_refitted():
-      return self._text_router(self.files.required_arrays('evaluation/router.safetensors'))
+      return self._text_router(self.finite_arrays('evaluation/router.safetensors'))
     for number in range(s.rounds, -1, -1):
-      with contextlib.suppress(Missing):
-        return self._text_router(self.files.read_arrays(f'routing/{number}/router.safetensors'))
+      if self.files.storage.exists(name := f'routing/{number}/router.safetensors'):
+        return self._text_router(self.finite_arrays(name))
     return None
 
   def _is_refitted(self) -> bool:
@@ -270,7 +281,7 @@ class TrainedRun:
 
   @property
   def base(self) -> dict[str, np.ndarray]:
-    arrays = self.files.required_arrays(BASE)
+    arrays = self.finite_arrays(BASE)
     self.check_parameters(arrays, BASE)
     return arrays
 
@@ -315,7 +326,9 @@ class TrainedRun:
     if (module := self._loaded.get(sha256)) is None:
       arrays = self.files.required_arrays(name, sha256)
       module = Module(_on_device(arrays, transformer.make_model(self.settings.model, 1)))
-      module.sha256 = sha256
+      module.sha256, module.fault = sha256, _find_fault(arrays, name)
+      if module.fault:
+        logging.warning('%s', module.fault)
       self._loaded[sha256] = module
     return module
 
@@ -334,6 +347,13 @@ def _read_settings(files: RunFiles) -> settings_lib.Settings:
 @functools.lru_cache(4)
 def _shapes(model: settings_lib.Model, rows: int) -> dict[str, tuple[int, ...]]:
   return {name: x.shape for name, x in transformer.shapes(transformer.make_model(model, rows)).items()}
+
+
+def _find_fault(arrays: Mapping[str, np.ndarray], file: str) -> str:
+  """Says which numbers of a file are not finite; '' where all are."""
+  name = tensors.find_not_finite(arrays)
+  words = 'holds NaN or infinities, so that nothing it computes has a meaning: use another version or path'
+  return f'{file}: {printable.name(name)} {words}' if name else ''
 
 
 def _on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) -> dict[str, Any]:

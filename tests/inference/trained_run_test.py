@@ -15,7 +15,7 @@ import dipaco_jax
 from dipaco_jax import export
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sentencepiece_tokenizer
-from dipaco_jax.inference import excerpts, run_files, trained_run
+from dipaco_jax.inference import engine, excerpts, request, run_files, trained_run
 from dipaco_jax.models import transformer
 from dipaco_jax.storage import object_store, publishing
 
@@ -192,6 +192,26 @@ def test_a_tokenizer_that_is_not_of_the_model_is_rejected(workdir, tmp_path):
   ):
     with pytest.raises(InputError, match=f'(modules of path 0, version 2|base/params.safetensors): {rows}'):
       use()
+
+
+@pytest.mark.parametrize('number', [np.nan, -np.inf])
+def test_numbers_that_are_not_finite_are_named(number, workdir, tmp_path, caplog):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  name = 'low/0.safetensors'
+  arrays = safetensors.numpy.load_file(copy / 'modules' / '2' / name)
+  arrays['block_0/mlp/up'][1, 2] = number
+  safetensors.numpy.save_file(arrays, copy / 'modules' / '2' / name)
+  index = copy / 'modules' / '2' / 'index-0.json'
+  digest = hashlib.sha256((copy / 'modules' / '2' / name).read_bytes()).hexdigest()
+  index.write_text(json.dumps(json.loads(index.read_text()) | {name: digest}))
+  (index.parent / 'SHA256SUMS').unlink(missing_ok=True)
+  run, words = trained_run.TrainedRun(str(copy)), f'modules/2/{name}: block_0/mlp/up holds NaN or infinities'
+  assert run.path(0).version == 2 and words in caplog.text
+  with pytest.raises(InputError, match=words):
+    engine.Engine(run).generate([request.Request((1, 2), 1, 0)])
+  with pytest.raises(InputError, match=words):
+    export.export(run, 0, 2, tmp_path / 'out', 'float32')
+  run.path(2, 1).check_finite()
 
 
 def test_a_version_that_is_removed_while_it_is_read_gives_way_to_the_next(workdir, tmp_path, monkeypatch):
