@@ -164,11 +164,15 @@ class TrainedRun:
   def best_versions(self) -> list[int]:
     """The version that each path points at now (others are removed). Raises InputError where none is published yet."""
     try:
-      return self.files.read_json('paths/best.json', 'version')['version']
+      versions = self.files.read_json('paths/best.json', 'version')['version']
     except Missing as e:
       if self.files.storage.exists('stages/train.json'):
         raise self.files.damaged('paths/best.json') from e
       raise InputError(f'--workdir={self.workdir}: no path is published yet: {NOT_YET}') from e
+    if not module_store.are_versions(versions) or len(versions) != self.layout.grid.num_paths:
+      raise self.files.damaged('paths/best.json')
+    return versions
+
   @functools.cached_property
   def report(self) -> dict[str, Any]:
     """The contents of report.json; {} where the run has not come to its report."""
@@ -268,10 +272,7 @@ class TrainedRun:
 
   def _is_refitted(self) -> bool:
     """Whether the run is evaluated, with a router that was fitted after training; not so while it trains on."""
-    try:
-      return 'router_refit' in self.files.read_json('stages/evaluate.json', 'result')['result']
-    except Missing:
-      return False
+    return 'router_refit' in self._result('evaluate')
 
   def _text_router(self, arrays: Mapping[str, np.ndarray]) -> TextRouter:
     s, base = self.settings, self.base
@@ -288,15 +289,26 @@ class TrainedRun:
   @property
   def max_positions(self) -> int:
     """Returns the tokens that a text may have, as the model says that the base is of; 0 where it is of none."""
-    return self.origin.get('max_positions', 0)
+    most = self.origin.get('max_positions', 0)
+    if type(most) is not int:
+      raise self.files.damaged('stages/pretrain.json')
+    return most
 
   @functools.cached_property
   def origin(self) -> dict[str, Any]:
     """Returns what the run has recorded of the model that its base is of; {} where it is of none."""
+    return self._result('pretrain', 'init')
+
+  def _result(self, stage: str, part: str = '') -> dict[str, Any]:
+    """Returns the result of a stage, or a part of it; {} where there is none."""
     try:
-      return self.files.read_json('stages/pretrain.json', 'result')['result'].get('init', {})
+      result = self.files.read_json(name := f'stages/{stage}.json', 'result')['result']
     except Missing:
       return {}
+    found = result.get(part, {}) if part and isinstance(result, dict) else result
+    if not isinstance(found, dict):
+      raise self.files.damaged(name)
+    return found
 
   @functools.cached_property
   def chooser(self) -> transformer.Params | None:
@@ -316,7 +328,7 @@ class TrainedRun:
       except Missing as e:
         if not digests:
           parts = {name.split('/')[1] for name in self.files.storage.names('modules')}
-          versions = sorted(int(part) for part in parts if part.isdigit())
+          versions = sorted(int(part) for part in parts if part.isdecimal())
           hint = f'there are {", ".join(map(str, versions))}' if versions else NOT_YET
           raise InputError(f'--workdir={self.workdir}: there is no version {version}; {hint}') from e
         break

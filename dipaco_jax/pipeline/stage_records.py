@@ -16,6 +16,7 @@ from dipaco_jax.storage import files, publishing, retry, seals
 from dipaco_jax.training import metrics_log, processes
 
 REFUSED = 'refused.txt'  # the message that ended a run whose config proved wrong before training
+MAX_S = 1e11  # of a time: later than the year 5000
 MAX_NAMED = 4  # paths named in a message
 
 
@@ -33,7 +34,13 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
 def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
   """Reads a stage's record, {'digest', 'inputs', 'wall_s', 'ended', 'result'}; None if it is not complete."""
   file = record_file(workdir, name)
-  return seals.read_json(file, 'digest', 'wall_s', 'result') if file.exists() else None
+  if not file.exists():
+    return None
+  record = seals.read_json(file, 'digest', 'wall_s', 'result')
+  times = record['wall_s'], record.get('ended', 0)
+  if not isinstance(record['result'], dict) or not all(isinstance(s, int | float) and 0 <= s < MAX_S for s in times):
+    raise seals.Damaged(file)
+  return record
 
 
 def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -156,7 +163,7 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
 def read_refusal(workdir: pathlib.Path) -> str:
   """Reads why the run was rejected; '' if it was not."""
   file = workdir / REFUSED
-  return file.read_text().strip() if file.exists() else ''
+  return file.read_text(errors='replace').strip() if file.exists() else ''
 
 
 def write_refusal(workdir: pathlib.Path, why: str):

@@ -17,7 +17,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sentencepiece_tokenizer
 from dipaco_jax.inference import engine, excerpts, request, run_files, trained_run
 from dipaco_jax.models import transformer
-from dipaco_jax.storage import object_store, publishing
+from dipaco_jax.storage import object_store, publishing, seals
 
 
 @pytest.fixture(scope='module')
@@ -212,6 +212,29 @@ def test_numbers_that_are_not_finite_are_named(number, workdir, tmp_path, caplog
   with pytest.raises(InputError, match=words):
     export.export(run, 0, 2, tmp_path / 'out', 'float32')
   run.path(2, 1).check_finite()
+
+
+@pytest.mark.parametrize('versions', ['2222', [2, 2, 2], [2, 2, 2, -1], [2, 2, 2, '1']])
+def test_versions_that_are_none_are_damage(versions, workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  publishing.write_json(copy / 'paths' / 'best.json', {'version': versions})
+  with pytest.raises(seals.Damaged, match=r'best\.json'):
+    _ = trained_run.TrainedRun(str(copy)).best_versions
+
+
+@pytest.mark.parametrize('result', [[], {'init': 3}, {'init': {'max_positions': 'many'}}])
+def test_a_forged_record_of_the_base_is_damage(result, workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  publishing.write_json(copy / 'stages' / 'pretrain.json', {'result': result})
+  with pytest.raises(seals.Damaged, match=r'pretrain\.json, made by the stage pretrain, is damaged'):
+    _ = trained_run.TrainedRun(str(copy)).max_positions
+
+
+def test_a_forged_report_is_named(workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  publishing.write_json(copy / 'report.json', {'phases': 'many'})
+  with pytest.raises(seals.Damaged, match=r'^report\.json or stages/pretrain\.json holds what no run writes there'):
+    export.export(trained_run.TrainedRun(str(copy)), 0, 2, tmp_path / 'out', 'float32')
 
 
 def test_a_version_that_is_removed_while_it_is_read_gives_way_to_the_next(workdir, tmp_path, monkeypatch):
