@@ -19,7 +19,7 @@ from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.core import choices, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
-from dipaco_jax.islands import messages
+from dipaco_jax.islands import fact_names, messages
 from dipaco_jax.islands.guard import Gone, Later, guarding, objects_of, raising_gone
 from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeights, check_name
 from dipaco_jax.islands.registry import Fact, Registry
@@ -46,6 +46,10 @@ class Island:
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
   weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read or made
   exclusions: dict[tuple[int, int, int], bool] = dataclasses.field(default_factory=dict)  # see pieces.excluded_before
+
+  def __post_init__(self):
+    s = self.run.settings
+    self.registry.names = fact_names.FactNames(s.num_paths, self.all_modules, s.train.phases)
 
   # -- objects
 
