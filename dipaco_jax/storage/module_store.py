@@ -18,6 +18,8 @@ from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.algorithm.modules import Layout
 from dipaco_jax.storage import seals, tensors
 
+MAX_VERSION = 10**6  # of modules: as many phases a run has at most
+
 
 def module_name(module: Coordinates) -> str:
   """Returns a module's name among those of its level: its coordinates."""
@@ -67,7 +69,7 @@ def best_versions(workdir: Path) -> list[int]:
 
 def are_versions(value: Any) -> bool:
   """Returns whether a value is a list of versions: whoever made a workdir may have written anything there."""
-  return isinstance(value, list) and all(type(version) is int and version >= 0 for version in value)
+  return isinstance(value, list) and all(type(version) is int and 0 <= version <= MAX_VERSION for version in value)
 
 
 def versions(workdir: Path) -> list[int]:
