@@ -30,7 +30,7 @@ from dipaco_jax.inference.run_files import RunFiles
 from dipaco_jax.inference.text_router import TextRouter, token_ids
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import module_store, seals, tensors, user_modules
+from dipaco_jax.storage import files, module_store, seals, tensors, user_modules
 from dipaco_jax.storage.object_store import Missing
 
 NOT_YET = 'let the run train on; python -m dipaco_jax.status shows its progress'
@@ -150,6 +150,8 @@ class TrainedRun:
   @functools.cached_property
   def tokenizer(self) -> Tokenizer:
     def read(name: str) -> bytes:
+      if file := self.files.storage.local_path(name):  # an export copies it
+        files.check_inside(file, file.parent)
       with self.files.required(name):
         return self.files.read(name)
 

@@ -15,6 +15,7 @@ from dipaco_jax.pipeline import input_records, stage
 from dipaco_jax.storage import files, publishing, retry, seals
 from dipaco_jax.training import metrics_log, processes
 
+COMMAND = 'command.txt'
 REFUSED = 'refused.txt'  # the message that ended a run whose config proved wrong before training
 MAX_S = 1e11  # of a time: later than the year 5000
 MAX_NAMED = 4  # paths named in a message
@@ -163,7 +164,18 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
 def read_refusal(workdir: pathlib.Path) -> str:
   """Reads why the run was rejected; '' if it was not."""
   file = workdir / REFUSED
-  return file.read_text(errors='replace').strip() if file.exists() else ''
+  return _read_text(file) if file.exists() else ''
+
+
+def read_command(workdir: pathlib.Path) -> str:
+  """Reads the command that began the run; '' if it is not known."""
+  file = workdir / COMMAND
+  return _read_text(file) if file.exists() else ''
+
+
+def _read_text(file: pathlib.Path) -> str:
+  files.check_inside(file, file.parent)
+  return file.read_text(errors='replace').strip()
 
 
 def write_refusal(workdir: pathlib.Path, why: str):

@@ -53,7 +53,8 @@ def test_it_writes_the_page_of_a_run(tmp_path):
 def test_forged_records_are_named(tmp_path):
   synthetic.make(tmp_path, **synthetic.RUNS['one_path'])
   synthetic.write_json(
-    tmp_path / 'stages' / 'evaluate.json', {'digest': '', 'wall_s': 1, 'result': {'perplexity': '9'}}
+    tmp_path / 'stages' / 'evaluate.json',
+    {'digest': '', 'wall_s': 1, 'result': {'perplexity': '9', 'base_perplexity': '9'}},
   )
   with pytest.raises(seals.Damaged, match=r'metrics\.jsonl or .* holds what no run writes there'):
     report.write(str(tmp_path))

@@ -17,6 +17,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import sentencepiece_tokenizer
 from dipaco_jax.inference import engine, excerpts, request, run_files, trained_run
 from dipaco_jax.models import transformer
+from dipaco_jax.pipeline import stage_records
 from dipaco_jax.storage import object_store, publishing, seals
 
 
@@ -214,7 +215,7 @@ def test_numbers_that_are_not_finite_are_named(number, workdir, tmp_path, caplog
   run.path(2, 1).check_finite()
 
 
-@pytest.mark.parametrize('versions', ['2222', [2, 2, 2], [2, 2, 2, -1], [2, 2, 2, '1']])
+@pytest.mark.parametrize('versions', ['2222', [2, 2, 2], [2, 2, 2, -1], [2, 2, 2, '1'], [2, 2, 2, 10**9]])
 def test_versions_that_are_none_are_damage(versions, workdir, tmp_path):
   shutil.copytree(workdir, copy := tmp_path / 'copy')
   publishing.write_json(copy / 'paths' / 'best.json', {'version': versions})
@@ -228,6 +229,23 @@ def test_a_forged_record_of_the_base_is_damage(result, workdir, tmp_path):
   publishing.write_json(copy / 'stages' / 'pretrain.json', {'result': result})
   with pytest.raises(seals.Damaged, match=r'pretrain\.json, made by the stage pretrain, is damaged'):
     _ = trained_run.TrainedRun(str(copy)).max_positions
+
+
+def test_files_whose_text_is_copied_may_not_be_links_out_of_the_run(workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  (tmp_path / 'secret').write_text('a key')
+  (tmp_path / 'link').symlink_to(copy)
+  (copy / 'command.txt').write_text('dipaco train')
+  assert trained_run.TrainedRun(str(tmp_path / 'link')).tokenizer and stage_records.read_command(tmp_path / 'link')
+  for name, use in {
+    'chat_template.jinja': lambda: trained_run.TrainedRun(str(copy)).tokenizer,
+    'command.txt': lambda: stage_records.read_command(copy),
+    'refused.txt': lambda: stage_records.read_refusal(copy),
+  }.items():
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).symlink_to(tmp_path / 'secret')
+    with pytest.raises(InputError, match=rf'{name} is a symbolic link to a file outside of the run: put a copy'):
+      use()
 
 
 def test_a_forged_report_is_named(workdir, tmp_path):
