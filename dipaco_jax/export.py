@@ -42,12 +42,22 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int
 
   Raises InputError.
   """
+  from dipaco_jax.storage import seals
+
+  with seals.parsing('report.json', 'stages/pretrain.json'):
+    files = _make_files(run, number, version, dtype)
+  write(out, files)
+  return version
+
+
+def _make_files(run, number: int, version: int, dtype: str) -> dict[str, bytes]:
+  """Returns {name: content} of a path's folder."""
   from dipaco_jax.data import tokenizer_files
   from dipaco_jax.huggingface import config_json, model_folder
   from dipaco_jax.reports import model_card
 
   module_files = run.module_files(number, version)
-  params = {name: x for file in module_files.values() for name, x in run.files.required_arrays(*file).items()}
+  params = {name: x for file in module_files.values() for name, x in run.finite_arrays(*file).items()}
   run.check_parameters(params, f'modules of path {number}, version {version}')
   modules = {level: name.removesuffix('.safetensors') for level, (name, _) in module_files.items()}
   facts = model_card.Facts(
@@ -70,8 +80,7 @@ def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int
   about = {'path': number, 'coordinates': list(facts.coordinates), 'version': version, 'modules': named}
   files = model_folder.make_files(params, run.settings.model, run.tokenizer, dtype, about, run.max_positions)
   files['README.md'] = model_card.render(facts).encode()
-  write(out, files)
-  return version
+  return files
 
 
 def export_base(run, out: pathlib.Path, dtype: str):

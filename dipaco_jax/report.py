@@ -16,6 +16,9 @@ from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display
 from dipaco_jax.reports import run_report
+from dipaco_jax.storage import seals
+
+RECORDS = 'stages', 'metrics.jsonl', 'paths', 'shards', 'evaluation', 'timeline.json'  # what a report is made of
 
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
@@ -70,7 +73,9 @@ def main():
   else:
     out = pathlib.Path(flags.FLAGS.out or places[0])
     with contextlib.ExitStack() as stack:
-      print(compare([stack.enter_context(here(place)) for place in places], out))
+      workdirs = [stack.enter_context(here(place)) for place in places]
+      with seals.parsing(*workdirs):
+        print(compare(workdirs, out))
     print(f'\n{out / "compare.html"}')
 
 
@@ -78,7 +83,8 @@ def write(place: str):
   """Writes the report of a run, in a folder or in a bucket."""
   trees = 'base', 'modules', 'control/modules'  # of which it shows how far they are from each other
   with here(place, *trees) as workdir:
-    run_report.write(workdir)
+    with seals.parsing(*(workdir / name for name in RECORDS)):
+      run_report.write(workdir)
     if '://' in place:
       bucket_copy.upload_pages(place, workdir)
 

@@ -6,6 +6,7 @@ import os
 import pathlib
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
@@ -13,13 +14,14 @@ from absl import flags
 from dipaco_jax.algorithm import averaging_gap
 from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.config import settings
+from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.pipeline import plan, stage as stage_lib
+from dipaco_jax.pipeline import plan, stage as stage_lib, stage_records
 from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_stages
 from dipaco_jax.processes.display import duration, whose_loss
 from dipaco_jax.registry import registry_url
 from dipaco_jax.reports import failures, headline, time_table
-from dipaco_jax.storage import remedies
+from dipaco_jax.storage import remedies, seals
 from dipaco_jax.storage.lock import owner
 from dipaco_jax.telemetry import metrics_log, time_account
 
@@ -42,16 +44,18 @@ def status(workdir: pathlib.Path) -> str:
     return '\n'.join(
       [*lines, f'refused: {refused}', 'correct that, and run the command again: what still fits is kept']
     )
-  if stage in ('pretrain', 'train'):
-    lines += _training(workdir, stage, config, holder is not None)
-  elif stage == 'evaluate' and config.evaluate.control and (workdir / stage_lib.CONTROL).exists():
-    lines += [
-      'first the dense control:',
-      *_training(workdir, stage_lib.control_name(config), config, holder is not None),
-    ]
-  lines += _quality(workdir, complete) + (_averaging_gap(workdir, config) if stage == 'train' else [])
-  lines += failures.in_words(failures.read_failures(workdir)) + _checkpoint(workdir, stage)
-  lines += [text] if (text := time_table.in_words(time_account.read(workdir))) else []
+  trains, record = stage, stage_records.record_file(workdir, 'evaluate')
+  if stage == 'evaluate' and config.evaluate.control and (workdir / stage_lib.CONTROL).exists():
+    lines.append('first the dense control:')
+    trains = stage_lib.control_name(config)
+  metrics, seconds = workdir / 'metrics.jsonl', workdir / time_account.FILE
+  if trains in AFTER:
+    lines += _part(lambda: _training(workdir, trains, config, holder is not None), metrics)
+  lines += _part(lambda: _quality(workdir, complete), *([record] if 'evaluate' in complete else [metrics]))
+  lines += _part(lambda: _averaging_gap(workdir, config), metrics) if stage == 'train' else []
+  lines += _part(lambda: failures.in_words(failures.read_failures(workdir)), metrics)
+  lines += _part(lambda: _checkpoint(workdir, stage), workdir / 'checkpoints')
+  lines += _part(lambda: [time_table.in_words(time_account.read(workdir))], seconds)
   if holder:
     lines.append(f'held by process {holder.get("pid", "?")} on {holder.get("host", "?")} since {holder.get("started")}')
   elif stage:
@@ -59,6 +63,15 @@ def status(workdir: pathlib.Path) -> str:
   else:
     lines.append(f'the report: {workdir / "report.html"}')
   return '\n'.join(lines)
+
+
+def _part(make: Callable[[], list[str]], *files: pathlib.Path) -> list[str]:
+  """Returns the lines that `make` makes of files, or one that names them where they hold what no run writes."""
+  try:
+    with seals.parsing(*files):
+      return list(filter(None, make()))
+  except seals.Damaged as e:
+    return [str(e)]
 
 
 def of_islands(workdir: str, url: str) -> str:
@@ -85,7 +98,7 @@ def _check_is_of_run(workdir: str, facts: Any):
   mark = pathlib.Path(workdir) / remedies.ISLANDS_MARK
   if '://' not in workdir and mark.exists():
     known = [config.meta.get('id') for config in facts.facts('config')]
-    if known != [mark.read_text()]:
+    if known != [mark.read_text(errors='replace')]:
       raise InputError(registry_url.explain_unknown(workdir))
 
 
@@ -211,7 +224,7 @@ def _checkpoint(workdir: pathlib.Path, stage: str | None) -> list[str]:
   """Returns a line on the newest checkpoint of the stage."""
   if stage not in ('pretrain', 'train'):
     return []
-  checkpoints = [p for p in (workdir / 'checkpoints' / stage).glob('*') if p.name.isdigit()]
+  checkpoints = [p for p in (workdir / 'checkpoints' / stage).glob('*') if p.name.isdecimal()]
   if not checkpoints:
     return ['no checkpoint of this stage yet']
   newest = max(checkpoints, key=lambda p: int(p.name))
@@ -223,12 +236,12 @@ def main():
     raise InputError('name a run with --workdir=DIR')
   place = flags.FLAGS.workdir.rstrip('/') or '/'  # no Path, which would make s3:/ of s3://
   if url := find_registry(place, flags.FLAGS.registry):
-    print(of_islands(place, url))
+    print(printable.text(of_islands(place, url)))
   elif '://' in place:
     with bucket_copy.copied(place) as copy:
-      print(status(copy).replace(str(copy), place))
+      print(printable.text(status(copy).replace(str(copy), place)))
   else:
-    print(status(pathlib.Path(place)))
+    print(printable.text(status(pathlib.Path(place))))
 
 
 if __name__ == '__main__':

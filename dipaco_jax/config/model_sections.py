@@ -89,7 +89,7 @@ class Tokenizer:
     choices='sentencepiece bytes',
     extensible=True,
   )
-  vocab_size: int = field(32_000, 'Vocabulary size of the tokenizer to train.')
+  vocab_size: int = field(32_000, 'Vocabulary size of the tokenizer to train.', most=2**24)
   sample_bytes: int = field(
     20_000_000, 'Size of the random sample of training text that the tokenizer is trained on, in bytes.'
   )
@@ -99,13 +99,15 @@ class Tokenizer:
 class Model:
   """A decoder-only transformer; the defaults are the 150M path of the paper [7.1], in Llama's shape."""
 
-  width: int = field(896, 'Width of the hidden state between blocks.')
-  num_layers: int = field(12, 'Number of transformer blocks.')
-  num_heads: int = field(16, 'Number of attention heads.')
-  head_dim: int = field(64, 'Size of each attention head; it must be even.')
-  mlp_dim: int = field(2432, 'Width of the hidden layer of the gated MLP.')
+  width: int = field(896, 'Width of the hidden state between blocks.', most=2**20)
+  num_layers: int = field(12, 'Number of transformer blocks.', most=1000)
+  num_heads: int = field(16, 'Number of attention heads.', most=2**16)
+  head_dim: int = field(64, 'Size of each attention head; it must be even.', most=2**16)
+  mlp_dim: int = field(2432, 'Width of the hidden layer of the gated MLP.', most=2**24)
   seq_len: int = field(
-    1024, 'Length of a training row in tokens. Longer documents are cut into sequences of at most this length.'
+    1024,
+    'Length of a training row in tokens. Longer documents are cut into sequences of at most this length.',
+    most=2**24,
   )
   tied: bool = field(
     True, 'Whether the output head uses the transposed embedding matrix instead of parameters of its own.'

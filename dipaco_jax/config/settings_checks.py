@@ -8,6 +8,8 @@ from dipaco_jax.config.extension import is_reference
 from dipaco_jax.config.fields import Field, fields, flatten
 from dipaco_jax.core.errors import InputError
 
+MAX_PATHS = 2**16  # a report, and the tables of a run, have an entry for each
+
 
 def check(s: Any) -> None:
   """Checks the range of each field, then the constraints between fields; raises InputError that names the fix."""
@@ -15,6 +17,8 @@ def check(s: Any) -> None:
   for name, value in flatten(s.to_dict()).items():
     _check_range(name, value, described.get(name, Field('')))
   num_paths = s.num_paths
+  if num_paths > MAX_PATHS:
+    raise InputError(f'config.grid has {num_paths:,} paths, and {MAX_PATHS:,} are the most: use a smaller grid')
   _check_model(s.model)
   if s.model.block and s.pretrain.init:
     problem = f'the folder has no parameters of your config.model.block={s.model.block!r}: leave out one of the two'

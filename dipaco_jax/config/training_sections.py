@@ -12,7 +12,10 @@ class Train:
   """Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5, 2.6]."""
 
   phases: int = field(
-    427, 'Number of phases, each ending with an outer step. Raise it to train a finished run further.', may_change=True
+    427,
+    'Number of phases, each ending with an outer step. Raise it to train a finished run further.',
+    may_change=True,
+    most=10**6,
   )
   steps_per_phase: int = field(150, 'Number of inner steps in a phase, between two outer steps (tau in the papers).')
   batch_size: int = field(512, 'Number of rows per path and inner step.')

@@ -190,7 +190,9 @@ class Engine:
         if not idle:
           return None
         del self.paths[idle[0]]
-      self.paths[number] = self.run.path(number, self.version)
+      path = self.run.path(number, self.version)
+      path.check_finite()
+      self.paths[number] = path
     self.paths.move_to_end(number)
     return self.paths[number]
 

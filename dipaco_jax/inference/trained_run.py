@@ -9,7 +9,6 @@ memory once.
     path.logits('The first words of a text')
 """
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -32,10 +31,11 @@ from dipaco_jax.inference.run_files import RunFiles
 from dipaco_jax.inference.text_router import TextRouter, token_ids
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import module_store, seals, user_modules
+from dipaco_jax.storage import files, module_store, seals, tensors, user_modules
 from dipaco_jax.storage.object_store import Missing
 
 NOT_YET = 'let the run train on; python -m dipaco_jax.status shows its progress'
+BASE = 'base/params.safetensors'
 ModuleMarks = Mapping[str, tuple[str, int]]
 T = TypeVar('T')
 
@@ -68,6 +68,7 @@ class Module(dict[str, jax.Array]):
   """A module's parameters; `sha256` is that of the object that they were read from."""
 
   sha256: str
+  fault = ''  # what is wrong with its numbers
 
   def __repr__(self) -> str:
     return f'<module of {sum(x.size for x in self.values()):,} parameters: {", ".join(self)}>'
@@ -95,6 +96,11 @@ class Path:
   @property
   def tokenizer(self) -> Tokenizer:
     return self.run.tokenizer
+
+  def check_finite(self):
+    """Raises InputError where a module holds numbers that are not finite, of which `load` warns."""
+    if fault := next((module.fault for module in self.modules.values() if module.fault), ''):
+      raise InputError(fault)
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:
     """Returns logits of the token after each token of a text, or of token ids: [L, V] float32."""
@@ -145,6 +151,8 @@ class TrainedRun:
   @functools.cached_property
   def tokenizer(self) -> Tokenizer:
     def read(name: str) -> bytes:
+      if file := self.files.storage.local_path(name):  # an export copies it
+        files.check_inside(file, file.parent)
       with self.files.required(name):
         return self.files.read(name)
 
@@ -159,11 +167,14 @@ class TrainedRun:
   def best_versions(self) -> list[int]:
     """The version that each path points at now (others are removed). Raises InputError where none is published yet."""
     try:
-      return self.files.read_json('paths/best.json', 'version')['version']
+      versions = self.files.read_json('paths/best.json', 'version')['version']
     except Missing as e:
       if self.files.storage.exists('stages/train.json'):
         raise self.files.damaged('paths/best.json') from e
       raise InputError(f'--workdir={self.workdir}: no path is published yet: {NOT_YET}') from e
+    if not module_store.are_versions(versions) or len(versions) != self.layout.grid.num_paths:
+      raise self.files.damaged('paths/best.json')
+    return versions
 
   @functools.cached_property
   def report(self) -> dict[str, Any]:
@@ -197,6 +208,13 @@ class TrainedRun:
     vocab_size = self.check_parameters(params, f'modules of path {number}, version {version}')
     return Path(number, coordinates, version, transformer.make_model(self.settings.model, vocab_size), modules, self)
 
+  def finite_arrays(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
+    """Reads the arrays of a file; raises InputError where some of their numbers are not finite."""
+    arrays = self.files.required_arrays(name, sha256)
+    if fault := _find_fault(arrays, name):
+      raise InputError(fault)
+    return arrays
+
   def check_parameters(self, params: Mapping[str, np.ndarray | jax.Array], where: str) -> int:
     """Returns the rows of the embedding; raises InputError where the parameters are not those of the run's model."""
     rows = next(iter(np.shape(params.get('embed/tokens', 0))), 0)
@@ -206,6 +224,9 @@ class TrainedRun:
     if (name := next(wrong, None)) is not None:
       difference = f'{name} is {shapes.get(name, "missing")} and should be {expected.get(name, "no parameter")}'
       raise InputError(f'{where}: {printable.name(difference)}, by config.model: these are not the files of this run')
+    if rows != (num_tokens := self.tokenizer.vocab_size):
+      difference = f'embed/tokens has {rows:,} rows, and the tokenizer of this run {num_tokens:,} tokens'
+      raise InputError(f'{where}: {difference}: these are not the files of one run')
     return rows
 
   def number(self, path: int | Sequence[int]) -> int:
@@ -246,41 +267,51 @@ class TrainedRun:
   def _router(self) -> TextRouter | None:
     s = self.settings
     if s.evaluate.refit_router and self._is_refitted():
-      return self._text_router(self.files.required_arrays('evaluation/router.safetensors'))
+      return self._text_router(self.finite_arrays('evaluation/router.safetensors'))
     for number in range(s.rounds, -1, -1):
-      with contextlib.suppress(Missing):
-        return self._text_router(self.files.read_arrays(f'routing/{number}/router.safetensors'))
+      if self.files.storage.exists(name := f'routing/{number}/router.safetensors'):
+        return self._text_router(self.finite_arrays(name))
     return None
 
   def _is_refitted(self) -> bool:
     """Whether the run is evaluated, with a router that was fitted after training; not so while it trains on."""
-    try:
-      return 'router_refit' in self.files.read_json('stages/evaluate.json', 'result')['result']
-    except Missing:
-      return False
+    return 'router_refit' in self._result('evaluate')
 
   def _text_router(self, arrays: Mapping[str, np.ndarray]) -> TextRouter:
     s, base = self.settings, self.base
     fitted = own_router.of_arrays(s, arrays)
-    model = transformer.make_model(s.model, self.check_parameters(base, 'base/params.safetensors'))
+    model = transformer.make_model(s.model, len(base['embed/tokens']))
     return TextRouter(fitted, model, _on_device(base, model), s.routing.prefix_tokens, self.tokenizer)
 
   @property
   def base(self) -> dict[str, np.ndarray]:
-    return self.files.required_arrays('base/params.safetensors')
+    arrays = self.finite_arrays(BASE)
+    self.check_parameters(arrays, BASE)
+    return arrays
 
   @property
   def max_positions(self) -> int:
     """Returns the tokens that a text may have, as the model says that the base is of; 0 where it is of none."""
-    return self.origin.get('max_positions', 0)
+    most = self.origin.get('max_positions', 0)
+    if type(most) is not int:
+      raise self.files.damaged('stages/pretrain.json')
+    return most
 
   @functools.cached_property
   def origin(self) -> dict[str, Any]:
     """Returns what the run has recorded of the model that its base is of; {} where it is of none."""
+    return self._result('pretrain', 'init')
+
+  def _result(self, stage: str, part: str = '') -> dict[str, Any]:
+    """Returns the result of a stage, or a part of it; {} where there is none."""
     try:
-      return self.files.read_json('stages/pretrain.json', 'result')['result'].get('init', {})
+      result = self.files.read_json(name := f'stages/{stage}.json', 'result')['result']
     except Missing:
       return {}
+    found = result.get(part, {}) if part and isinstance(result, dict) else result
+    if not isinstance(found, dict):
+      raise self.files.damaged(name)
+    return found
 
   @functools.cached_property
   def chooser(self) -> transformer.Params | None:
@@ -300,7 +331,7 @@ class TrainedRun:
       except Missing as e:
         if not digests:
           parts = {name.split('/')[1] for name in self.files.storage.names('modules')}
-          versions = sorted(int(part) for part in parts if part.isdigit())
+          versions = sorted(int(part) for part in parts if part.isdecimal())
           hint = f'there are {", ".join(map(str, versions))}' if versions else NOT_YET
           raise InputError(f'--workdir={self.workdir}: there is no version {version}; {hint}') from e
         break
@@ -310,7 +341,9 @@ class TrainedRun:
     if (module := self._loaded.get(sha256)) is None:
       arrays = self.files.required_arrays(name, sha256)
       module = Module(_on_device(arrays, transformer.make_model(self.settings.model, 1)))
-      module.sha256 = sha256
+      module.sha256, module.fault = sha256, _find_fault(arrays, name)
+      if module.fault:
+        logging.warning('%s', module.fault)
       self._loaded[sha256] = module
     return module
 
@@ -329,6 +362,13 @@ def _read_settings(files: RunFiles) -> settings_lib.Settings:
 @functools.lru_cache(4)
 def _shapes(model: settings_lib.Model, rows: int) -> dict[str, tuple[int, ...]]:
   return {name: x.shape for name, x in transformer.shapes(transformer.make_model(model, rows)).items()}
+
+
+def _find_fault(arrays: Mapping[str, np.ndarray], file: str) -> str:
+  """Says which numbers of a file are not finite; '' where all are."""
+  name = tensors.find_not_finite(arrays)
+  words = 'holds NaN or infinities, so that nothing it computes has a meaning: use another version or path'
+  return f'{file}: {printable.name(name)} {words}' if name else ''
 
 
 def _on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) -> dict[str, Any]:

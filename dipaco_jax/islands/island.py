@@ -24,6 +24,7 @@ from dipaco_jax.islands.guard import Gone, Later, guarding, objects_of, raising_
 from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeights, check_name
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs, run as run_lib
+from dipaco_jax.registry import fact_names
 from dipaco_jax.registry.registry import Fact, Registry
 from dipaco_jax.storage import files, lock, module_store, object_store as storage_lib, seals, tensors
 from dipaco_jax.training import module_publishing
@@ -46,6 +47,10 @@ class Island:
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
   weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read or made
   exclusions: dict[tuple[int, int, int], bool] = dataclasses.field(default_factory=dict)  # see pieces.excluded_before
+
+  def __post_init__(self):
+    s = self.run.settings
+    self.registry.names = fact_names.FactNames(s.num_paths, self.all_modules, s.train.phases)
 
   # -- objects
 

@@ -16,7 +16,9 @@ from dipaco_jax.processes import processes
 from dipaco_jax.storage import files, publishing, retry, seals
 from dipaco_jax.telemetry import metrics_log
 
+COMMAND = 'command.txt'
 REFUSED = 'refused.txt'  # the message that ended a run whose config proved wrong before training
+MAX_S = 1e11  # of a time: later than the year 5000
 MAX_NAMED = 4  # paths named in a message
 
 
@@ -34,7 +36,13 @@ def read_settings(workdir: pathlib.Path) -> settings.Settings:
 def read_record(workdir: pathlib.Path, name: str) -> dict[str, Any] | None:
   """Reads a stage's record, {'digest', 'inputs', 'wall_s', 'ended', 'result'}; None if it is not complete."""
   file = record_file(workdir, name)
-  return seals.read_json(file, 'digest', 'wall_s', 'result') if file.exists() else None
+  if not file.exists():
+    return None
+  record = seals.read_json(file, 'digest', 'wall_s', 'result')
+  times = record['wall_s'], record.get('ended', 0)
+  if not isinstance(record['result'], dict) or not all(isinstance(s, int | float) and 0 <= s < MAX_S for s in times):
+    raise seals.Damaged(file)
+  return record
 
 
 def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
@@ -157,7 +165,18 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
 def read_refusal(workdir: pathlib.Path) -> str:
   """Reads why the run was rejected; '' if it was not."""
   file = workdir / REFUSED
-  return file.read_text().strip() if file.exists() else ''
+  return _read_text(file) if file.exists() else ''
+
+
+def read_command(workdir: pathlib.Path) -> str:
+  """Reads the command that began the run; '' if it is not known."""
+  file = workdir / COMMAND
+  return _read_text(file) if file.exists() else ''
+
+
+def _read_text(file: pathlib.Path) -> str:
+  files.check_inside(file, file.parent)
+  return file.read_text(errors='replace').strip()
 
 
 def write_refusal(workdir: pathlib.Path, why: str):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
+from dipaco_jax.core import json_text
 from dipaco_jax.registry import registry_schema as schema
 from dipaco_jax.registry.database import Row
 
@@ -86,7 +87,7 @@ def is_same(stored: Fact | None, fact: Fact) -> bool:
 
 
 def _identity(fact: Fact) -> list[Any]:
-  return [fact.uri, fact.sha256, *(fact.meta.get(name) for name in NAMING)]
+  return [fact.uri, fact.sha256, *((fact.meta or {}).get(name) for name in NAMING)]
 
 
 def name(row: Any) -> Row:
@@ -100,7 +101,15 @@ def to_row(fact: Fact) -> Row:
 
 
 def from_row(row: Row) -> Fact:
-  return Fact(**row | {'meta': json.loads(row['meta'])})
+  return Fact(**row | {'meta': _parse(row['meta'])})
+
+
+def _parse(meta: str) -> Any:
+  """Returns the metadata of a row; None where they are no JSON, which `FactNames` rejects."""
+  try:
+    return json_text.parse(meta)
+  except (ValueError, TypeError):
+    return None
 
 
 def to_json(meta: dict) -> str:

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from dipaco_jax.registry import fact_rows, registry_schema as schema
 from dipaco_jax.registry.database import Among, Database, Now, Row
+from dipaco_jax.registry.fact_names import FactNames
 from dipaco_jax.registry.fact_rows import Conflict as Conflict, Fact, Withdrawal
 from dipaco_jax.registry.known_facts import KnownFacts
 from dipaco_jax.registry.registry_schema import FACTS, ROLES, TASKS
@@ -49,6 +50,7 @@ class Registry:
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s, reads_only)
     self._known = KnownFacts()
+    self.names = FactNames()  # that facts may have; an island knows those of its run
     self.diverged = 0  # how often the run has diverged, as the last claim told
     self.withdrawn = 0  # how many facts were withdrawn, as the database's last answer to a claim or heartbeat says
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
@@ -252,24 +254,38 @@ class Registry:
       query = query.where(FACTS.c.number >= at_least)
     if at_most is not None:
       query = query.where(FACTS.c.number <= at_most)
-    facts = [fact_rows.from_row(row) for row in self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters)]
+    facts = self._sound(self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters))
     if is_named:
       self._known.add(facts, generation)
       facts = sorted(known + facts, key=lambda fact: fact.key)
     return facts
 
+  def _sound(self, rows: Iterable[Row]) -> list[Fact]:
+    """Returns the facts of rows without those that are malformed."""
+    facts = map(fact_rows.from_row, rows)
+    return [fact for fact in facts if self.names.is_sound(fact.kind, fact.key, fact.number, fact.meta)]
+
   def newest(self, kind: str, below: int | None = None, keys: Sequence[str] | None = None) -> dict[str, int]:
     """Returns the highest number of the facts of a kind, by key; maybe only of numbers below one, or of these keys."""
     query = sa.select(FACTS.c.key, sa.func.max(FACTS.c.number).label('number')).where(FACTS.c.kind == kind)
+    query = query.where(FACTS.c.number.between(0, self.names.largest(kind)))
     query = query if below is None else query.where(FACTS.c.number < below)
     query = query if keys is None else query.where(Among(FACTS.c.key, schema.KEYS))
     parameters = None if keys is None else {'keys': json.dumps(list(keys))}
-    return {row['key']: row['number'] for row in self._db.rows(query.group_by(FACTS.c.key), parameters)}
+    rows = self._db.rows(query.group_by(FACTS.c.key), parameters)
+    return {row['key']: row['number'] for row in rows if self.names.is_sound(kind, row['key'], row['number'], {})}
 
   def unscheduled(self, limit: int = 100) -> list[Fact]:
-    """Returns facts whose consequences may not be there as tasks yet, the lowest numbers first."""
+    """Returns facts whose consequences may not be there as tasks yet, the lowest numbers first.
+
+    A malformed one has none.
+    """
     query = sa.select(*schema.FACT).where(schema.UNSCHEDULED).order_by(FACTS.c.number).limit(limit)
-    return [fact_rows.from_row(row) for row in self._db.rows(query)]
+    rows = self._db.rows(query)
+    sound = self._sound(rows)
+    names = {fact[:3] for fact in sound}
+    self.mark_scheduled([fact for fact in map(fact_rows.from_row, rows) if fact[:3] not in names])
+    return sound
 
   def mark_scheduled(self, facts: Sequence[Fact]):
     """Notes that the facts have had their consequences."""

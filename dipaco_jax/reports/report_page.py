@@ -55,7 +55,6 @@ def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
     with plot_style.left_out(name):
       drawn[name] = Figure.of(name, picture)
   chosen, default = settings_in_words(run.settings), settings_in_words(settings.from_dict({}))
-  command = run.workdir / 'command.txt'
   file = run.workdir / chunk_losses.FILE
   excerpts = None
   if file.exists():  # else all paths are one model
@@ -78,7 +77,7 @@ def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
     by_path=result_tables.by_path(r),
     training=result_tables.of_training(run, _phase_of_control(run), path_figures.best_versions(run)),
     samples=sample_views.page_content(samples.read(run.workdir), r),
-    command=command.read_text(errors='replace').strip() if command.exists() else '',
+    command=stage_records.read_command(run.workdir),
     changed=[(name, value, default[name]) for name, value in chosen.items() if value != default[name]],
     fields=list(chosen.items()),
     figures=_figures(r),

@@ -102,6 +102,12 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
   return digest_by_name
 
 
+def check_inside(file: Path, folder: Path):
+  """Raises InputError where a file, whose text is shown or copied, is a symbolic link out of its run's folder."""
+  if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
+    raise InputError(f'{file} is a symbolic link to a file outside of the run: put a copy of that file in its place')
+
+
 def link(source: Path, target: Path) -> bool:
   """Links a file or a tree to another name, or copies it if there are no hard links; returns False if it goes."""
   try:

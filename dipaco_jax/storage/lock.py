@@ -17,6 +17,7 @@ from concurrent import futures
 from pathlib import Path
 from typing import Any, TextIO
 
+from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 
 HOLD_ATTEMPTS = 10
@@ -71,7 +72,7 @@ def owner(workdir: Path) -> dict[str, Any] | None:
 def _read_record(file: TextIO) -> dict[str, Any]:
   """Reads the record of a lock's holder; {} while it is being written."""
   try:
-    record = json.loads(file.read())
+    record = json_text.parse(file.read())
   except ValueError:
     return {}
   return record if isinstance(record, dict) else {}

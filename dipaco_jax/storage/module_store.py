@@ -10,12 +10,15 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.algorithm.modules import Layout
 from dipaco_jax.storage import seals, tensors
+
+MAX_VERSION = 10**6  # of modules: as many phases a run has at most
 
 
 def module_name(module: Coordinates) -> str:
@@ -58,12 +61,20 @@ def load_path(workdir: Path, layout: Layout, path: int, version: int | None = No
 
 def best_versions(workdir: Path) -> list[int]:
   """Reads the version that each path's early-stopping pointer names. Raises seals.Damaged."""
-  return seals.read_json(workdir / 'paths' / 'best.json', 'version')['version']
+  file = workdir / 'paths' / 'best.json'
+  if not are_versions(versions := seals.read_json(file, 'version')['version']):
+    raise seals.Damaged(file)
+  return versions
+
+
+def are_versions(value: Any) -> bool:
+  """Returns whether a value is a list of versions: whoever made a workdir may have written anything there."""
+  return isinstance(value, list) and all(type(version) is int and 0 <= version <= MAX_VERSION for version in value)
 
 
 def versions(workdir: Path) -> list[int]:
   """Lists the published versions in ascending order."""
-  return sorted(int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit())
+  return sorted(int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdecimal())
 
 
 def collect(workdir: Path, keep: Iterable[int]):

@@ -86,6 +86,6 @@ def _existing(workdir: Path, names: list[str]) -> list[str]:
 
 def _is_last_version(workdir: Path, version: str) -> bool:
   """Returns whether a version of the modules is the last one of a run that has trained to its end."""
-  versions = [int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdigit()]
+  versions = [int(p.name) for p in (workdir / 'modules').glob('*') if p.name.isdecimal()]
   is_done = (workdir / 'stages' / 'train.json').exists()
-  return is_done and version.isdigit() and int(version) >= max(versions, default=0)
+  return is_done and version.isdecimal() and int(version) >= max(versions, default=0)

@@ -14,11 +14,12 @@ import json
 import logging
 import os
 import re
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dipaco_jax.core import json_text
+from dipaco_jax.core import json_text, printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import files, remedies
 
@@ -93,6 +94,24 @@ def reading(file: Path) -> Iterator[Path]:
     raise
   except Exception as e:  # each format has errors of its own
     raise Damaged(file) from e
+
+
+@contextlib.contextmanager
+def parsing(*names: str | os.PathLike) -> Iterator[None]:
+  """Raises Damaged, which names the files, where the block finds in them what no run writes, though they are sealed.
+
+  Whoever made a workdir has its seals fit.
+  """
+  try:
+    yield
+  except (OSError, InputError, MemoryError):
+    raise
+  except Exception as e:  # an error of any kind: the values may be anything
+    at = traceback.extract_tb(e.__traceback__)[-1]
+    where = f'{type(e).__name__}: {printable.name(str(e))}, in {os.path.basename(at.filename)}, line {at.lineno}'
+    raise Damaged(
+      names[0], f'{" or ".join(os.fspath(name) for name in names)} holds what no run writes there ({where})'
+    ) from e
 
 
 def check(file: Path, sha256: str = ''):

@@ -9,6 +9,9 @@ import repository
 import slow
 import synthetic
 
+from dipaco_jax import report
+from dipaco_jax.storage import seals
+
 
 def command(*args) -> subprocess.CompletedProcess[str]:
   """Runs the command."""
@@ -45,6 +48,16 @@ def test_it_writes_the_page_of_a_run(tmp_path):
   done = command(f'--workdir={tmp_path / "run"}')
   assert done.returncode == 0, done.stderr
   assert 'report.html' in done.stdout and (tmp_path / 'run' / 'report.html').exists()
+
+
+def test_forged_records_are_named(tmp_path):
+  synthetic.make(tmp_path, **synthetic.RUNS['one_path'])
+  synthetic.write_json(
+    tmp_path / 'stages' / 'evaluate.json',
+    {'digest': '', 'wall_s': 1, 'result': {'perplexity': '9', 'base_perplexity': '9'}},
+  )
+  with pytest.raises(seals.Damaged, match=r'metrics\.jsonl or .* holds what no run writes there'):
+    report.write(str(tmp_path))
 
 
 def test_help_names_its_options():

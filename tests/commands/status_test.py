@@ -49,6 +49,43 @@ def test_a_finished_run_has_its_result_and_report(tmp_path):
   assert last.endswith('report.html')
 
 
+@pytest.mark.parametrize(
+  'result',
+  [
+    {'perplexity': 'low'},
+    {'perplexity': 1.0, 'perplexity_interval': 7},
+    {'perplexity': 1.0, 'control_perplexity': 2.0, 'control_budget': ['x']},
+  ],
+)
+def test_a_forged_record_is_named_and_the_rest_is_shown(result, tmp_path):
+  synthetic.make(tmp_path, phases=2)
+  file = tmp_path / 'stages' / 'evaluate.json'
+  file.write_text(seals.dumps({'digest': '', 'wall_s': 1.0, 'result': result}))
+  first, forged, last = status.status(tmp_path).splitlines()
+  assert first == f'{tmp_path}: finished' and last.endswith('report.html')
+  assert forged.startswith(f'{file} holds what no run writes there (')
+
+
+@pytest.mark.parametrize('change', [{'wall_s': 'long'}, {'wall_s': 1e400}, {'ended': []}, {'result': []}])
+def test_a_record_that_is_none_is_damaged(change, tmp_path):
+  synthetic.make(tmp_path, phases=2)
+  file = tmp_path / 'stages' / 'evaluate.json'
+  file.write_text(seals.dumps(json.loads(file.read_text()) | change))
+  with pytest.raises(seals.Damaged, match=r'evaluate\.json, made by the stage evaluate, is damaged'):
+    status.status(tmp_path)
+
+
+def test_forged_rows_and_folders_are_named_and_the_rest_is_shown(tmp_path):
+  synthetic.make(tmp_path, stages=3)
+  (tmp_path / 'checkpoints' / 'train' / '²').mkdir(parents=True)
+  with open(tmp_path / 'metrics.jsonl', 'ab') as file:
+    row = {'kind': 'step', 'stage': 'train', 'updates': 'many', 'time': 0, 'excluded': {'x': 1}, 'phase': 1, 'step': 1}
+    file.write(metrics_log.to_line(row))
+  lines = status.status(tmp_path).splitlines()
+  assert sum('metrics.jsonl holds what no run writes there' in line for line in lines) == 2
+  assert 'no checkpoint of this stage yet' in lines and lines[-1].startswith('no process is working on it')
+
+
 def test_training_while_it_runs(tmp_path, held):
   config = synthetic.make(tmp_path, stages=3)
   (tmp_path / 'checkpoints' / 'train' / '250').mkdir(parents=True)

@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import json
 import math
+import re
 import runpy
 import typing
 
@@ -94,6 +95,27 @@ def test_the_source_follows_from_what_is_named(data, source):
 )
 def test_no_field_that_names_text_is_ignored(data, message):
   assert message in error({'data': data})
+
+
+@pytest.mark.parametrize(
+  'values, message',
+  [
+    ({'model': {'num_layers': 10**6}}, 'config.model.num_layers=1000000 should be 1000 or below'),
+    ({'model': {'seq_len': 10**9}}, 'config.model.seq_len=1000000000 should be 16777216 or below'),
+    ({'tokenizer': {'vocab_size': 10**9}}, 'config.tokenizer.vocab_size=1000000000 should be 16777216 or below'),
+    ({'train': {'phases': 10**9}}, 'config.train.phases=1000000000 should be 1000000 or below'),
+    ({'grid': {'a': 10**6, 'b': 10**6}}, 'config.grid has 1,000,000,000,000 paths, and 65,536 are the most'),
+  ],
+)
+def test_absurd_sizes_are_rejected_before_any_work(values, message):
+  """Also those of a stranger's run."""
+  assert error(values).startswith(message)
+  with pytest.raises(InputError, match=re.escape(message)):
+    settings.of_run(
+      settings.recorded(Settings())
+      | settings.Settings().to_dict()
+      | {name: value if name == 'grid' else Settings().to_dict()[name] | value for name, value in values.items()}
+    )
 
 
 @pytest.mark.parametrize('source', ['tfds', 'seqio'])

@@ -14,9 +14,11 @@ import safetensors.numpy
 import dipaco_jax
 from dipaco_jax import export
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference import run_files, trained_run
+from dipaco_jax.data import sentencepiece_tokenizer
+from dipaco_jax.inference import engine, excerpts, request, run_files, trained_run
 from dipaco_jax.models import transformer
-from dipaco_jax.storage import object_store, publishing
+from dipaco_jax.pipeline import stage_records
+from dipaco_jax.storage import object_store, publishing, seals
 
 
 @pytest.fixture(scope='module')
@@ -175,6 +177,81 @@ def test_modules_that_are_not_of_the_model_are_rejected(change, workdir, tmp_pat
   with pytest.raises(InputError, match=words):
     dipaco_jax.load(str(copy), 0)
   with pytest.raises(InputError, match=words):
+    export.export(trained_run.TrainedRun(str(copy)), 0, 2, tmp_path / 'out', 'float32')
+
+
+def test_a_tokenizer_that_is_not_of_the_model_is_rejected(workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  publishing.write_sealed(copy / 'tokenizer.model', sentencepiece_tokenizer.train(made_run.TEXT * 20, 320))
+  run, rows = trained_run.TrainedRun(str(copy)), 'embed/tokens has 330 rows, and the tokenizer of this run 320 tokens'
+  for use in (
+    lambda: run.path(0),
+    lambda: run.router,
+    lambda: excerpts.of_text(run, 'The lazy dog', 8, 0, None),
+    lambda: export.export(run, 0, 2, tmp_path / 'out', 'float32'),
+    lambda: export.export_base(run, tmp_path / 'out', 'float32'),
+  ):
+    with pytest.raises(InputError, match=f'(modules of path 0, version 2|base/params.safetensors): {rows}'):
+      use()
+
+
+@pytest.mark.parametrize('number', [np.nan, -np.inf])
+def test_numbers_that_are_not_finite_are_named(number, workdir, tmp_path, caplog):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  name = 'low/0.safetensors'
+  arrays = safetensors.numpy.load_file(copy / 'modules' / '2' / name)
+  arrays['block_0/mlp/up'][1, 2] = number
+  safetensors.numpy.save_file(arrays, copy / 'modules' / '2' / name)
+  index = copy / 'modules' / '2' / 'index-0.json'
+  digest = hashlib.sha256((copy / 'modules' / '2' / name).read_bytes()).hexdigest()
+  index.write_text(json.dumps(json.loads(index.read_text()) | {name: digest}))
+  (index.parent / 'SHA256SUMS').unlink(missing_ok=True)
+  run, words = trained_run.TrainedRun(str(copy)), f'modules/2/{name}: block_0/mlp/up holds NaN or infinities'
+  assert run.path(0).version == 2 and words in caplog.text
+  with pytest.raises(InputError, match=words):
+    engine.Engine(run).generate([request.Request((1, 2), 1, 0)])
+  with pytest.raises(InputError, match=words):
+    export.export(run, 0, 2, tmp_path / 'out', 'float32')
+  run.path(2, 1).check_finite()
+
+
+@pytest.mark.parametrize('versions', ['2222', [2, 2, 2], [2, 2, 2, -1], [2, 2, 2, '1'], [2, 2, 2, 10**9]])
+def test_versions_that_are_none_are_damage(versions, workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  publishing.write_json(copy / 'paths' / 'best.json', {'version': versions})
+  with pytest.raises(seals.Damaged, match=r'best\.json'):
+    _ = trained_run.TrainedRun(str(copy)).best_versions
+
+
+@pytest.mark.parametrize('result', [[], {'init': 3}, {'init': {'max_positions': 'many'}}])
+def test_a_forged_record_of_the_base_is_damage(result, workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  publishing.write_json(copy / 'stages' / 'pretrain.json', {'result': result})
+  with pytest.raises(seals.Damaged, match=r'pretrain\.json, made by the stage pretrain, is damaged'):
+    _ = trained_run.TrainedRun(str(copy)).max_positions
+
+
+def test_files_whose_text_is_copied_may_not_be_links_out_of_the_run(workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  (tmp_path / 'secret').write_text('a key')
+  (tmp_path / 'link').symlink_to(copy)
+  (copy / 'command.txt').write_text('dipaco train')
+  assert trained_run.TrainedRun(str(tmp_path / 'link')).tokenizer and stage_records.read_command(tmp_path / 'link')
+  for name, use in {
+    'chat_template.jinja': lambda: trained_run.TrainedRun(str(copy)).tokenizer,
+    'command.txt': lambda: stage_records.read_command(copy),
+    'refused.txt': lambda: stage_records.read_refusal(copy),
+  }.items():
+    (copy / name).unlink(missing_ok=True)
+    (copy / name).symlink_to(tmp_path / 'secret')
+    with pytest.raises(InputError, match=rf'{name} is a symbolic link to a file outside of the run: put a copy'):
+      use()
+
+
+def test_a_forged_report_is_named(workdir, tmp_path):
+  shutil.copytree(workdir, copy := tmp_path / 'copy')
+  publishing.write_json(copy / 'report.json', {'phases': 'many'})
+  with pytest.raises(seals.Damaged, match=r'^report\.json or stages/pretrain\.json holds what no run writes there'):
     export.export(trained_run.TrainedRun(str(copy)), 0, 2, tmp_path / 'out', 'float32')
 
 

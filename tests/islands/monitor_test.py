@@ -4,7 +4,7 @@ import numpy as np
 import one_process
 import pytest
 
-from dipaco_jax.islands import island, monitor, run_history, state_facts
+from dipaco_jax.islands import island, lineage, monitor, run_history, schedule, state_facts
 from dipaco_jax.registry.registry import Fact, NewTask
 
 made = one_process.made
@@ -243,3 +243,41 @@ def test_a_state_that_is_published_late_ends_what_is_kept_for_it(made):
   collector.collect(7)
   assert not objects.left() & (objects.inner[0] | {left} | objects.modules[1] | objects.modules[3])
   assert objects.modules[4] <= objects.left() and len(of.storage.names('objects/states')) == 4 + 1
+
+
+@pytest.mark.parametrize(
+  'fact',
+  [
+    ('checkpoint', 'abc', 0),
+    ('checkpoint', '00', 0),
+    ('checkpoint', '4', 0),
+    ('checkpoint', '0', -1),
+    ('checkpoint', '0', 10**6),
+    ('state', '²', 0),
+    ('evaluation', '-1', 1),
+    ('excluded', '', 0),
+    ('piece', '7', 3),
+    ('module', 'nosuch/0', 1),
+    ('module', 'low/9', 1),
+    ('module', 'low', 1),
+  ],
+)
+def test_a_fact_that_no_process_makes_is_named_once_and_passed_over(fact, made, caplog):
+  good = Fact('checkpoint', '0', 0, '', 'x', {'objects': {}})
+  made.registry.put([Fact(*fact, '', 'x', {}), good])
+  collector = monitor.Collector(made)
+  for _ in range(2):
+    schedule.advance(made)
+    collector.collect(2)
+    lineage.costs(made)
+    schedule.waits(made)
+  assert made.registry.facts('checkpoint', number=0) == [good] and made.registry.newest('checkpoint') == {'0': 0}
+  assert not made.registry.unscheduled()
+  named = [record for record in caplog.records if 'is malformed and is passed over' in record.message]
+  assert len(named) == 1 or (not named and fact[2] in (-1, 10**6)), caplog.text
+
+
+def test_metadata_that_are_none_are_passed_over(made, caplog):
+  made.registry.put([Fact('evaluation', '1', 1, '', '', ['loss'])])
+  assert made.registry.facts('evaluation', number=1) == []
+  assert 'evaluation 1 1' in caplog.text

@@ -1,5 +1,6 @@
 """The registry, on SQLite and on PostgreSQL: claims, leases, fences, wakes, facts."""
 
+import contextlib
 import errno
 import time
 
@@ -9,7 +10,7 @@ import sqlalchemy as sa
 from registries import train
 
 from dipaco_jax.config import settings
-from dipaco_jax.core.errors import Unavailable
+from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.islands import status_table
 from dipaco_jax.registry import database, database_errors, registry_schema
 from dipaco_jax.registry.registry import Fact, Lost, NewTask, Registry
@@ -342,3 +343,11 @@ def test_idle_is_asked_of_one_moment(after, tmp_path):
   db._db.rows = slowly
   assert not db.is_idle()
   db.close()
+
+
+@pytest.mark.parametrize('meta', [{'id': 7, 'config': {}}, {'id': 'a1', 'config': []}, ['a1']])
+def test_a_config_that_is_none_is_an_error_that_says_what_to_do(meta, tmp_path):
+  with contextlib.closing(Registry(f'sqlite:///{tmp_path}/registry.db')) as made:
+    made.put([Fact('config', '', 0, '', '', meta)])
+    with pytest.raises(InputError, match=r'the registry is damaged: .*rebuild it from its backup'):
+      made.facts('config')

@@ -1,9 +1,19 @@
 """Arrays as bytes are those of safetensors, without its copies."""
 
+import ml_dtypes
 import numpy as np
 import safetensors.numpy
 
 from dipaco_jax.storage import tensors
+
+
+def test_numbers_that_are_not_finite_are_found():
+  most = np.finfo('f').max
+  sound = {'a': np.full(9, most, 'f'), 'b': np.arange(3), 'c': np.zeros((0, 2))}
+  assert tensors.find_not_finite(sound) == ''
+  for bad in ([1, np.nan], [np.inf, -np.inf], [most, np.inf]):
+    assert tensors.find_not_finite(sound | {'d': np.array(bad, 'f')}) == 'd'
+    assert tensors.find_not_finite({'e': np.array(bad).astype(ml_dtypes.bfloat16)} | sound) == 'e'
 
 
 def test_bytes_are_those_of_safetensors_and_are_not_copied():
