@@ -20,6 +20,7 @@ from dipaco_jax.inference.request import Request
 from dipaco_jax.storage import seals
 
 MAX_TOKENS = 16  # OpenAI's default
+MAX_DEPTH = 100  # brackets that nest in a body
 MAX_STOPS, MAX_STOP_LENGTH = 256, 1024  # strings, characters: each is looked for after every token
 ERROR_TYPES = {401: 'authentication_error', 429: 'rate_limit_error'}
 
@@ -194,11 +195,22 @@ def parse_object(body: bytes) -> dict[str, Any]:
   """Returns the fields of a body that are not null; raises ApiError."""
   try:
     values = json_text.parse(body)
+    _check_depth(values)
   except ValueError as e:
     raise ApiError(400, f'the body is not JSON: {" ".join(str(e).split())}') from e
   if not isinstance(values, dict):
     raise ApiError(400, 'the body should be a JSON object, such as {"model": "NAME", "prompt": "A text"}')
   return {name: value for name, value in values.items() if value is not None}
+
+
+def _check_depth(value: Any):
+  """Raises ValueError where brackets nest so deeply that what is made of the body could not be written again."""
+  values = [value]
+  for _ in range(MAX_DEPTH + 1):
+    containers = [value for value in values if isinstance(value, dict | list)]
+    values = [item for value in containers for item in (value.values() if isinstance(value, dict) else value)]
+  if values:
+    raise ValueError('its brackets nest too deeply')
 
 
 def check_type(name: str, value: Any, fields: Fields = FIELDS):

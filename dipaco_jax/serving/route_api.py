@@ -89,6 +89,9 @@ def merge(parts: Sequence[Part], answers: Sequence[bytes]) -> bytes:
   choices, usage = [], dict.fromkeys(USAGE, 0)
   try:
     for part, answer in zip(parts, contents, strict=True):
+      indices = [choice['index'] for choice in answer['choices']]
+      if sorted(indices) != [*range(len(part.prompts) * n)]:
+        raise ValueError(f'{len(part.prompts) * n} choices were asked for; their indices are {str(indices)[:80]}')
       for choice in answer['choices']:
         prompt, sample = divmod(choice['index'], n)
         choices.append(choice | {'index': part.prompts[prompt] * n + sample})
@@ -97,4 +100,4 @@ def merge(parts: Sequence[Part], answers: Sequence[bytes]) -> bytes:
   except (KeyError, TypeError, IndexError) as e:
     raise ValueError(f'an answer without {e}') from e
   merged = contents[0] | {'choices': sorted(choices, key=lambda choice: choice['index']), 'usage': usage}
-  return json.dumps(merged, ensure_ascii=False).encode()
+  return json.dumps(merged, ensure_ascii=False, allow_nan=False).encode()

@@ -113,3 +113,12 @@ def test_as_many_stop_strings_are_taken_as_an_evaluation_asks_for():
   for too_many in ([*stop, 'x'], 'x' * 1025):
     with pytest.raises(openai_api.ApiError, match='stop should have 256 strings at most, of 1024 characters at most'):
       parse(stop=too_many)
+
+
+@pytest.mark.parametrize('opened, closed', ['[]', ('{"a": ', '}')])
+def test_a_body_whose_brackets_nest_too_deeply_is_refused(opened, closed):
+  most = openai_api.MAX_DEPTH - 1  # beside those of the body
+  body = '{"messages": ' + opened * most + '1' + closed * most + '}'
+  assert list(openai_api.parse_object(body.encode())) == ['messages']
+  with pytest.raises(ApiError, match='the body is not JSON: its brackets nest too deeply'):
+    openai_api.parse_object(body.replace('1', opened + '1' + closed).encode())

@@ -73,9 +73,13 @@ def test_prompts_are_dealt_to_paths_and_come_back_in_their_order():
   assert [choice['text'] for choice in whole['choices']] == [*'AaBbCc']
   assert [choice['index'] for choice in whole['choices']] == [*range(6)]
   assert whole['usage'] == {'prompt_tokens': 2, 'completion_tokens': 6, 'total_tokens': 8} and whole['id'] == 'AaCc'
-  for odd in (b'{}', b'no', b'{"choices": [{"index": 9}], "usage": {}}'):
+  for odd in (b'{}', b'no', b'{"choices": [{"index": 9}], "usage": {}}', answer('Bb').replace(b'1', b'1e999')):
     with pytest.raises(ValueError):
       route_api.merge(parts, [answer('AaCc'), odd])
+  for indices in ([0], [0, 0], [0, -1], [0, 1, 2], []):  # as of engines that ignore n
+    choices = [{'index': i, 'text': 'b'} for i in indices]
+    with pytest.raises(ValueError, match='2 choices were asked for'):
+      route_api.merge(parts, [answer('AaCc'), json.dumps(json.loads(answer('Bb')) | {'choices': choices}).encode()])
 
 
 def test_a_stream_has_one_path():
