@@ -16,7 +16,7 @@ from dipaco_jax.core import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import registry_url
 from dipaco_jax.pipeline import plan, stage as stage_lib, time_account
-from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_stages
+from dipaco_jax.pipeline.stage_records import read_refusal, read_settings, read_stages, record_file
 from dipaco_jax.reports import failures, headline, time_table
 from dipaco_jax.storage import remedies
 from dipaco_jax.storage.lock import owner
@@ -97,7 +97,7 @@ def find_registry(workdir: str, option: str | None) -> str:
   file, has_islands = folder / registry_url.OF_FOLDER, (folder / remedies.ISLANDS_MARK).exists()
   is_of_main = (folder / 'command.txt').exists() and not has_islands  # even if the environment names a registry
   url = '' if is_of_main and not option else registry_url.given(option)
-  if (folder / 'report.json').exists():
+  if record_file(folder, stage_lib.NAMES[-1]).exists():
     return ''
   if not url and file.exists():
     return f'sqlite:///{file.absolute()}'

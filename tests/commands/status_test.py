@@ -239,7 +239,7 @@ def test_a_run_of_islands_is_not_taken_for_one_that_has_stopped(tmp_path, monkey
 
   monkeypatch.delenv('DIPACO_REGISTRY', raising=False)
   synthetic.make(tmp_path / 'run', stages=3)
-  (tmp_path / 'run' / 'report.json').unlink(missing_ok=True)
+  (tmp_path / 'run' / 'report.json').write_text('{}')  # of `dipaco report` while the run is going on
   (tmp_path / 'run' / 'registry.id').write_text('a1')
   place, url = str(tmp_path / 'run'), f'sqlite:///{tmp_path}/elsewhere.db'
   with pytest.raises(ValueError, match='another --registry: name that one, or set DIPACO_REGISTRY'):
