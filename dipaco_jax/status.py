@@ -100,7 +100,7 @@ def find_registry(workdir: str, option: str | None) -> str:
   if record_file(folder, stage_lib.NAMES[-1]).exists():
     return ''
   if not url and file.exists():
-    return f'sqlite:///{file.absolute()}'
+    return registry_url.in_folder(folder)
   if not url and has_islands:
     raise InputError(registry_url.explain_unknown(workdir))
   return url
