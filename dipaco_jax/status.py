@@ -84,7 +84,7 @@ def _check_is_of_run(workdir: str, facts: Any):
   mark = pathlib.Path(workdir) / remedies.ISLANDS_MARK
   if '://' not in workdir and mark.exists():
     known = [config.meta.get('id') for config in facts.facts('config')]
-    if known != [mark.read_text()]:
+    if known != [mark.read_text(errors='replace')]:
       raise InputError(registry_url.explain_unknown(workdir))
 
 

@@ -256,6 +256,9 @@ def test_a_run_of_islands_is_not_taken_for_one_that_has_stopped(tmp_path, monkey
   assert status.find_registry(place, None) == url
   (tmp_path / 'run' / 'registry.id').unlink()
   assert status.find_registry(place, None) == ''
+  (tmp_path / 'run' / 'registry.id').write_bytes(b'\xff')
+  with pytest.raises(ValueError, match='a run with another --registry'):
+    status.of_islands(place, url)
   (tmp_path / 'run' / 'registry.id').write_text('b2')
   assert 'no process works on this run' in status.of_islands(place, url)
 
