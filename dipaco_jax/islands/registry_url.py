@@ -13,7 +13,7 @@ OF_FOLDER = 'registry.db'  # of a run that names none
 
 
 def in_folder(folder: pathlib.Path) -> str:
-  """Returns the URL of the registry of a run that names none. Raises InputError if the folder's name changes in a URL."""
+  """Returns the URL of the registry of a run that names none. Raises InputError if the URL would change the path."""
   file = str((folder / OF_FOLDER).absolute())
   if {*'?%'} & {*file}:
     raise InputError(f'{folder}: no registry can be in a folder whose path contains ? or %: use another, or --registry')
