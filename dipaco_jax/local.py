@@ -234,9 +234,9 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
   from dipaco_jax.registry import registry
 
   local = roles.make_local_place(options.workdir)
+  url = url or registry_url.in_folder(local)
   logs = local / 'logs'
   logs.mkdir(parents=True, exist_ok=True)
-  url = url or registry_url.in_folder(local)
   os.environ[registry_url.VARIABLE] = url  # of the roles, too: others may read their command lines
   argv = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
   argv += [f'--lease_s={options.lease_s}', *rest]

@@ -111,10 +111,10 @@ def find_registry(workdir: str, option: str | None) -> str:
   file, has_islands = folder / registry_url.OF_FOLDER, (folder / remedies.ISLANDS_MARK).exists()
   is_of_main = (folder / 'command.txt').exists() and not has_islands  # even if the environment names a registry
   url = '' if is_of_main and not option else registry_url.given(option)
-  if (folder / 'report.json').exists():
+  if stage_records.record_file(folder, stage_lib.NAMES[-1]).exists():
     return ''
   if not url and file.exists():
-    return f'sqlite:///{file.absolute()}'
+    return registry_url.in_folder(folder)
   if not url and has_islands:
     raise InputError(registry_url.explain_unknown(workdir))
   return url

@@ -260,7 +260,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
     publishing.write_json(file, settings_lib.recorded(settings))
   elif differences := changes(stage_records.read_settings(local), settings):
     raise InputError(f'{local} holds a run with another config ({differences}): use another --workdir')
-  if storage.agree(ISLANDS_MARK, fact.meta['id'].encode()).decode() != fact.meta['id']:
+  if storage.agree(ISLANDS_MARK, run_id := fact.meta['id'].encode()) != run_id:
     raise InputError(registry_url.explain_unknown(storage.url))
   registry.add_tasks([NewTask('prepare', '', 0)])
   return fact.meta['id']

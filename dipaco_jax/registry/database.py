@@ -97,11 +97,13 @@ def short_name(url: sa.URL) -> str:
 
 
 def _connect_sqlite(url: sa.URL, reads_only: bool) -> sa.Engine:
+  file = str(url.database)
   if reads_only:
     url = _without_writing(url)
   else:
-    pathlib.Path(str(url.database)).parent.mkdir(parents=True, exist_ok=True)
+    pathlib.Path(file).parent.mkdir(parents=True, exist_ok=True)
   engine = sa.create_engine(url, pool_size=1, max_overflow=8)
+  _guard_file(engine, file)
 
   @sa.event.listens_for(engine, 'connect')
   def _(connection, record):
@@ -118,6 +120,24 @@ def _connect_sqlite(url: sa.URL, reads_only: bool) -> sa.Engine:
       connection.exec_driver_sql('BEGIN IMMEDIATE')  # a transaction that reads first could not get the lock later
 
   return engine
+
+
+def _guard_file(engine: sa.Engine, file: str):
+  """Has each transaction raise an error where the file is no longer the one that was opened first.
+
+  Otherwise open connections would use a file that was removed or replaced, and others the new one: two registries.
+  """
+  opened: list[os.stat_result] = []
+
+  @sa.event.listens_for(engine, 'do_connect')
+  @sa.event.listens_for(engine, 'checkout')
+  def _(*_):
+    if opened and not os.path.samestat(os.stat(file), opened[0]):
+      raise database_errors.Unusable(f'the registry {file} was replaced by another file: start this process again')
+
+  @sa.event.listens_for(engine, 'connect')
+  def _(connection, record):
+    opened[:] = opened or [os.stat(file)]
 
 
 def _without_writing(url: sa.URL) -> sa.URL:

@@ -13,8 +13,11 @@ OF_FOLDER = 'registry.db'  # of a run that names none
 
 
 def in_folder(folder: pathlib.Path) -> str:
-  """Returns the URL of the registry of a run that names none."""
-  return f'sqlite:///{(folder / OF_FOLDER).absolute()}'
+  """Returns the URL of the registry of a run that names none. Raises InputError if the URL would change the path."""
+  file = str((folder / OF_FOLDER).absolute())
+  if {*'?%'} & {*file}:
+    raise InputError(f'{folder}: no registry can be in a folder whose path contains ? or %: use another, or --registry')
+  return f'sqlite:///{file}'
 
 
 def explain_unknown(place: str) -> str:

@@ -277,7 +277,7 @@ def test_a_run_of_islands_is_not_taken_for_one_that_has_stopped(tmp_path, monkey
 
   monkeypatch.delenv('DIPACO_REGISTRY', raising=False)
   synthetic.make(tmp_path / 'run', stages=3)
-  (tmp_path / 'run' / 'report.json').unlink(missing_ok=True)
+  (tmp_path / 'run' / 'report.json').write_text('{}')  # of `dipaco report` while the run is going on
   (tmp_path / 'run' / 'registry.id').write_text('a1')
   place, url = str(tmp_path / 'run'), f'sqlite:///{tmp_path}/elsewhere.db'
   with pytest.raises(ValueError, match='another --registry: name that one, or set DIPACO_REGISTRY'):
@@ -294,6 +294,9 @@ def test_a_run_of_islands_is_not_taken_for_one_that_has_stopped(tmp_path, monkey
   assert status.find_registry(place, None) == url
   (tmp_path / 'run' / 'registry.id').unlink()
   assert status.find_registry(place, None) == ''
+  (tmp_path / 'run' / 'registry.id').write_bytes(b'\xff')
+  with pytest.raises(ValueError, match='a run with another --registry'):
+    status.of_islands(place, url)
   (tmp_path / 'run' / 'registry.id').write_text('b2')
   assert 'no process works on this run' in status.of_islands(place, url)
 

@@ -45,6 +45,9 @@ def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
   with pytest.raises(ValueError, match='another --registry: name that one'):
     machine.island(tmp_path, url=other)
   close(machine.island(tmp_path))
+  (tmp_path / 'registry.id').write_bytes(b'\xff')
+  with pytest.raises(ValueError, match='another --registry: name that one'):
+    machine.island(tmp_path)
 
 
 def test_no_second_registry_is_made_for_a_run_and_a_lost_one_is_told(config, tmp_path):

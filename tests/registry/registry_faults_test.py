@@ -9,6 +9,7 @@ import registries
 import sqlalchemy as sa
 from registries import train
 
+from dipaco_jax.core.errors import Away
 from dipaco_jax.registry import database, database_errors, registry_schema
 from dipaco_jax.registry.registry import Lost, NewTask, Registry
 
@@ -76,6 +77,21 @@ def test_sqlites_error_of_a_file_that_is_read_only_is_told_with_the_fix(tmp_path
   engine.dispose()
   assert 'the registry x cannot be written (' in str(database_errors.to_unusable(error.value, 'x'))
   assert not database_errors.is_transient(error.value)
+
+
+def test_a_file_that_was_removed_is_waited_for_and_another_one_in_its_place_is_told(tmp_path):
+  made = Registry(f'sqlite:///{(file := tmp_path / "registry.db")}', patience_s=0)
+  made.add_tasks(train(('0', 0)))
+  file.rename(tmp_path / 'moved')
+  with pytest.raises(Away, match=f'No such file or directory: .{file}'):
+    made.tasks()
+  assert not file.exists()
+  (tmp_path / 'moved').rename(file)
+  assert len(made.tasks()) == 1
+  file.write_bytes(file.rename(tmp_path / 'moved').read_bytes())
+  with pytest.raises(database_errors.Unusable, match=f'{file} was replaced by another file: start this process again'):
+    made.tasks()
+  made.close()
 
 
 # -- a clock that was ahead, and was set back since

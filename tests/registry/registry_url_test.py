@@ -11,6 +11,7 @@ import pytest
 from dipaco_jax import local
 from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import roles
 from dipaco_jax.registry import database, registry, registry_url
 
@@ -25,6 +26,13 @@ MISSPELT = [
 @pytest.fixture(autouse=True)
 def environment(monkeypatch):
   monkeypatch.delenv(registry_url.VARIABLE, raising=False)
+
+
+@pytest.mark.parametrize('name', ['a?b', 'a%41'])
+def test_a_folder_whose_name_changes_in_a_url_is_rejected(name, tmp_path):
+  with pytest.raises(InputError, match='no registry can be in a folder whose path contains'):
+    registry_url.in_folder(tmp_path / name)
+  assert registry_url.in_folder(tmp_path / 'a b#c@d').endswith('/a b#c@d/registry.db')
 
 
 def test_an_option_goes_before_the_environment_and_either_may_be_a_file(monkeypatch, tmp_path, caplog):
