@@ -59,7 +59,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(('stream', 'echo'), ('true or false', _is_a(bool))),
 }
 Fields = Mapping[str, tuple[str, Callable[[Any], bool]]]
-# Fields that are refused, and the values of each that change nothing and may be given.
+# Fields that are rejected, except with these values, which have no effect.
 UNSUPPORTED: dict[str, tuple] = dict(
   suffix=('',), logprobs=(), logit_bias=({},), best_of=(1,), presence_penalty=(0,), frequency_penalty=(0,)
 )
