@@ -64,7 +64,7 @@ TASKS = sa.Table(
   sa.Column('error', sa.Text, nullable=False, default=''),
   sa.Column('claimed', sa.Double),  # by the database's clock, like `ended`
   sa.Column('ended', sa.Double),
-  sa.Column('holder', TEXT, nullable=False, default=''),  # who has what the task goes on from; '': nobody
+  sa.Column('holder', TEXT, nullable=False, default=''),  # process with the state to continue from, if any
   sa.Column('since', sa.Double, nullable=False, default=0.0),  # when it last became ready
   sa.UniqueConstraint('kind', 'key', 'number'),
   sa.Index('dipaco_tasks_open', 'kind', 'number', 'id', sqlite_where=OPEN, postgresql_where=OPEN),
