@@ -3,9 +3,11 @@
 import hashlib
 import math
 import time
+import types
 
 import pytest
 
+from dipaco_jax.config import settings
 from dipaco_jax.islands import claims, island, status_table
 from dipaco_jax.islands.claims import Backup, running_s
 from dipaco_jax.islands.lease import Lease
@@ -14,6 +16,7 @@ from dipaco_jax.registry.registry import Fact, NewTask, Task
 from dipaco_jax.storage import object_store as storage_lib
 
 KINDS = ('prepare', 'train', 'reroute')
+RUN = types.SimpleNamespace(settings=settings.Settings(grid=(('a', 10),)))
 
 
 @pytest.fixture
@@ -25,7 +28,7 @@ def connect(tmp_path, monkeypatch):
   def connect(name: str, lease_s: float = 600) -> island.Island:
     registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db', lease_s)
     made.append(registry)
-    return island.Island(None, registry, storage_lib.open_storage(str(tmp_path)), name)
+    return island.Island(RUN, registry, storage_lib.open_storage(str(tmp_path)), name)
 
   yield connect
   for registry in made:
