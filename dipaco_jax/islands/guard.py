@@ -1,7 +1,7 @@
-"""What an island reads from others: errors, and the one guard inside which anything from outside is parsed [3].
+"""Errors of data from other islands, and the one guard inside which all such data is parsed [3].
 
-An object may be missing, or not be what was published (Gone); or it is what was published, and yet no module, no
-contribution, no state (Malformed). No other error reaches a role, whatever an object or its fact contains.
+An object is Gone if it is missing or differs from what was published, and Malformed if the published bytes are not a
+valid module, contribution or state. No other error reaches a role, whatever an object or its fact contains.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ def raising_gone(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarding(name: str) -> Iterator[None]:
-  """Raises Malformed where what another process has published cannot be parsed; errors of storage pass."""
+  """Raises Malformed if data that another process has published cannot be parsed. Errors of storage pass."""
   try:
     yield
   except (OSError, MemoryError):

@@ -29,7 +29,7 @@ class Start(NamedTuple):
   path: int
   phase: int
   step: int  # of the phase
-  end: int  # of the phase; where it is trained to
+  end: int  # of the phase, at which this training ends
   fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
   has_inner: bool
   is_replay: bool = False  # then nothing is measured

@@ -38,9 +38,9 @@ CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Island:
-  """One process of an islands run, in any role: what it reads, and where it writes."""
+  """One process of an islands run, in any role: the run, registry and storage that it reads and writes."""
 
-  run: run_lib.Run  # its workdir is on this machine, and holds what was fetched from storage
+  run: run_lib.Run  # with a workdir on this machine, for files fetched from storage
   registry: Registry
   storage: storage_lib.Storage
   name: str  # of this process
@@ -55,7 +55,7 @@ class Island:
   # -- objects
 
   def write_object(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Publishes arrays; returns [name, sha256]. Equal arrays get equal names: what is written twice is one object."""
+    """Publishes arrays; returns [name, sha256]. Equal arrays get equal names, and so are only one object."""
     data = tensors.to_bytes(arrays)
     name, sha256 = self.object_name(name, data)
     self.storage.write(name, data, sha256)
@@ -75,7 +75,7 @@ class Island:
       return arrays
 
   def read_contribution(self, checkpoint: Fact, level: Level) -> dict[str, np.ndarray]:
-    """Reads what a path has sent of a level, as its checkpoint or piece names it; raises Gone, or Malformed."""
+    """Reads a path's message of a level that its checkpoint or piece names. Raises Gone or Malformed."""
     named = objects_of(checkpoint).get(level.name)
     with guarding(f'the {checkpoint.kind}'):
       if named is None or maker(named[0])[:2] not in (('train', checkpoint.key), ('piece', checkpoint.key)):
@@ -203,7 +203,7 @@ class Island:
 
   @functools.cached_property
   def wire(self) -> streaming.Wire:
-    """Compression, streaming and overlap of what is exchanged."""
+    """Compression, streaming and overlap of messages."""
     return wires.make_wire(self.run.settings.outer, self.run.settings.train)
 
   @functools.cached_property

@@ -42,7 +42,7 @@ def chain(registry: Registry, fact: Fact) -> list[Fact]:
 
 
 def objects(registry: Registry, facts: Sequence[Fact]) -> set[str]:
-  """Returns the names of the objects that readers of these versions need, whatever they have."""
+  """Returns the names of the objects that readers of these versions may need."""
   names = {name for fact in facts for name in (fact.uri, _whole(fact)[0])}
   since = {(fact.key, n) for fact in facts for n in range(fact.meta.get(SINCE, fact.number), fact.number)}
   if since:

@@ -7,8 +7,9 @@
     evaluator   evaluates hold-outs, and makes the report
     monitor     adds tasks that a killed process should have added, collects garbage, reports what is stuck
 
-PLACE is a folder that all see, or s3://... or gs://...; URL is that of a database that all reach. One of each role is
-enough, in any order. A role ends when the run is finished, and, with status 65, when it has diverged.
+PLACE is a folder that all processes share, or s3://... or gs://...; URL is the URL of a database that all can reach.
+One process per role is enough, in any order. A role ends when the run is finished, or with status 65 if it has
+diverged.
 """
 
 import contextlib
@@ -77,7 +78,7 @@ class Process:
   url: str | None = None  # of the registry; None or '' for a file in the workdir
   name: str = ''  # '' for its role, host and process id
   share: str = ''  # 'i/n', for an outer executor: which modules it takes before others
-  is_backup: bool = False  # whether this worker takes abandoned tasks and those of stragglers only
+  is_backup: bool = False  # whether this worker takes only abandoned tasks and those of stragglers
   resumes: bool = True  # whether it resumes a run that has diverged; False where its parent has done so
   metrics: metrics_server.MetricsServer | None = None  # the server of this role's metrics for Prometheus
   profiler: profiling.Profiler = profiling.NONE  # of the inner steps of a worker
@@ -129,7 +130,7 @@ def outcome(registry: Registry) -> dict[str, Any]:
 
 
 def tidy(role: str, local: pathlib.Path):
-  """Removes what the run has left on this machine, when it is finished."""
+  """Removes the files of a finished run on this machine."""
   kept_arrays.end(local)
   if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
@@ -188,9 +189,9 @@ def resume(workdir: str, url: str) -> int:
 
 
 def check(url: str | None, share: str) -> str:
-  """Returns the registry's URL, '' for that of the workdir, without making anything.
+  """Returns the registry's URL, or '' for a registry in the workdir, without creating anything.
 
-  Raises InputError where the URL or the share cannot be used.
+  Raises InputError if the URL or the share cannot be used.
   """
   part_named(share)
   if named := registry_url.given(url):
@@ -284,7 +285,7 @@ def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code
 
 
 def changes(before: settings_lib.Settings, settings: settings_lib.Settings) -> str:
-  """Names all fields that differ; none may, unlike when `main` goes on, as other processes are at work."""
+  """Names all fields that differ; none may, unlike when `main` resumes, because other processes are running."""
   was, now = (fields.flatten(s.to_dict()) for s in (before, settings))
   return settings_lib.in_words({name: (was[name], now[name]) for name in now if was[name] != now[name]})
 

@@ -33,7 +33,7 @@ def measured_step_s(island: Island, newest: int) -> float:
 
 
 def done(workers: list[dict]) -> str:
-  """Says what the lines of workers did while they read and wrote; '' where that is not known."""
+  """Describes the throughput of workers while they read and wrote; '' if it is not known."""
   speeds = []
   for way, seconds, verb in (('in', 'reading_s', 'reading'), ('out', 'writing_s', 'writing')):
     reporting = [about for about in workers if seconds in about]
