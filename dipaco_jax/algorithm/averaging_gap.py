@@ -21,7 +21,7 @@ ADVICE = (
 
 
 def gaps(before: Sequence[float | None], after: Sequence[float | None]) -> list[float | None]:
-  """Returns each path's gap from its losses around an outer step; None where a loss is unknown or not finite.
+  """Returns each path's gap from its losses around an outer step, or None if a loss is unknown or not finite.
 
   Example:
     >>> gaps([3.0, 4.0, None], [3.5, float('inf'), 2.0])
