@@ -31,7 +31,7 @@ class FactNames:
     return dict.fromkeys(OF_PATHS, paths) | {'module': frozenset(self._modules())} if paths else {}
 
   def largest(self, kind: str) -> int:
-    """Returns the largest number of a fact of a kind; that of a piece counts all pieces of phases."""
+    """Returns the largest number of facts of a kind. Numbers of pieces count the pieces of all phases."""
     return self._phases if kind in self._keys and kind != 'piece' else LARGEST
 
   def is_sound(self, kind: str, key: Any, number: Any, meta: Any) -> bool:
