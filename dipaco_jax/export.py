@@ -20,13 +20,13 @@ from dipaco_jax.processes import display
 
 
 def check_tokenizer(s: settings.Settings):
-  """Raises InputError where the tokenizer is the user's own."""
+  """Raises InputError if the tokenizer is the user's own."""
   if extension.is_reference(kind := s.tokenizer.kind):
     raise InputError(f'config.tokenizer.kind={kind!r} is code of your own: no other program could read such an export')
 
 
 def check_out(out: pathlib.Path):
-  """Raises InputError where there is something that is not an export of ours."""
+  """Raises InputError if there is something that is not an export of ours."""
   from dipaco_jax.huggingface import model_folder
 
   if not out.exists() and not out.is_symlink():

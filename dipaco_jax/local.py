@@ -2,7 +2,7 @@
 
     python -m dipaco_jax.local --config=tiny --workdir=runs/islands --workers=4
 
-Ctrl-C stops all of them and loses nothing; the same command goes on. Flags that are not listed here, such as
+Ctrl-C stops all of them and loses nothing; the same command continues. Flags that are not listed here, such as
 --config.train.phases=8, are handed on to the roles.
 """
 
@@ -194,7 +194,7 @@ def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace):
 
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
-  """Returns the registry's URL; raises InputError where that, the config or the text cannot be used, and OSError."""
+  """Returns the registry's URL; raises InputError if that, the config or the text cannot be used, and OSError."""
   from dipaco_jax.data import corpus
   from dipaco_jax.islands import roles
   from dipaco_jax.pipeline import tokenize_stage
@@ -265,7 +265,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-  """Raises Stopped where a signal comes, whatever the block waits for: a registry may be away for minutes.
+  """Raises Stopped if a signal comes, whatever the block waits for: a registry may be away for minutes.
 
   After the block signals do nothing: roles are being stopped.
   """

@@ -45,7 +45,7 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
 
 
 def check_options(workdirs: list[str], out: str | None):
-  """Raises InputError where a report of the workdirs cannot be made, or not be written to `out`."""
+  """Raises InputError if a report of the workdirs cannot be made, or not be written to `out`."""
   places = [pathlib.Path(name).resolve() for name in workdirs]
   for i, name in enumerate(workdirs):
     if places[i] in places[:i]:

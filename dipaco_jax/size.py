@@ -47,7 +47,7 @@ class Hardware(NamedTuple):
 
 
 def measure_text(globs: tuple[str, ...]) -> tuple[int, float]:
-  """Returns the number of files and the bytes of text in them. Raises InputError where there are none."""
+  """Returns the number of files and the bytes of text in them. Raises InputError if there are none."""
   from dipaco_jax.data import source_files
 
   listed = source_files.listing(settings.Data(source='files', train=globs))

@@ -5,7 +5,7 @@ parameters at the end of the phase:
 
     gap_i = L_i(the path's modules after the outer step) - L_i(theta_i)
 
-Modules are averaged over the paths that share them, so that what only one path has learned is partly lost. Where the
+Modules are averaged over the paths that share them, so that what only one path has learned is partly lost. If the
 gap is large, phases are too long, steps too large, or paths share modules that have little in common.
 """
 

@@ -195,7 +195,7 @@ def term(delta: dict[str, jax.Array], weight: jax.Array, counts: jax.Array, rows
 
 
 def divide(x: jax.Array, mass: jax.Array) -> jax.Array:
-  """Divides weighted sums by the sums of the weights; 0 where the weight is 0."""
+  """Divides weighted sums by the sums of the weights, or 0 if the weight is 0."""
   return jnp.where(mass > 0, x / jnp.where(mass > 0, mass, 1), 0)
 
 

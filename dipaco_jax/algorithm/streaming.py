@@ -105,7 +105,7 @@ class Timetable:
     return () if self.is_closed(phase) else self.kept(levels)
 
   def mix(self, level: str) -> float:
-    """Returns alpha of a level, 0 where it is taken over at once."""
+    """Returns alpha of a level, or 0 if it is taken over at once."""
     return self.alpha if self.overlaps[level] else 0.0
 
   def version(self, level: str, phase: int, step: int) -> int:

@@ -57,7 +57,7 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
 
 
 def _changes(storage: Storage, record: dict[str, Any]) -> bool:
-  """Watches a lock until it is released (returns True) or silent. Raises InputError if its holder is at work."""
+  """Watches a lock until it is released (returns True) or silent. Raises InputError if its holder is running."""
   deadline = time.monotonic() + SILENCE_S
   while time.monotonic() < deadline:
     time.sleep(1)

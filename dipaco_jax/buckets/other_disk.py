@@ -144,7 +144,7 @@ class Other:
     try:
       names = json.loads(index.read_text())
       are_linked = all(files.link(tree / file, links / file) for file in names)
-    except OSError:  # it has gone, or the disk is full: the first is told, and continues with the next
+    except OSError:  # it no longer exists, or the disk is full: the first is told, and continues with the next
       are_linked = False
     if not are_linked:
       shutil.rmtree(links, ignore_errors=True)

@@ -101,7 +101,7 @@ def change(c: ConfigDict, changes: Iterable[tuple[str, Any]], workdir: str = '')
 
 
 def _check_tokenizer(tokenizer: Any, given: set[str]):
-  """Raises InputError where the command line names a tokenizer and, beside it, how to train one."""
+  """Raises InputError if the command line names a tokenizer and, beside it, how to train one."""
   trained = sorted(name for name in given if name.startswith('tokenizer.') and name != 'tokenizer.model_file')
   if isinstance(tokenizer, dict) and tokenizer.get('model_file') and trained:
     problem = f'is for a tokenizer that is trained, and config.tokenizer.model_file={tokenizer["model_file"]} is given'
@@ -176,7 +176,7 @@ def _wrong_type(last: str, value: str) -> str:
 
 
 def kind_of(name: str) -> Any:
-  """Returns the type of a field. Raises InputError that names the nearest where there is none."""
+  """Returns the type of a field. Raises InputError that names the nearest if there is none."""
   if name in FIELDS:
     kind: Any = settings.Settings
     for part in name.split('.'):

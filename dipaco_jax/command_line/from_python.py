@@ -1,4 +1,4 @@
-"""`dipaco_jax.train`: the command `main` as a function, in a program that goes on afterwards.
+"""`dipaco_jax.train`: the command `main` as a function, in a program that continues afterwards.
 
 It leaves the program as it was: its handlers of signals and of logs, JAX's configuration, no thread, no lock, no flag.
 """
@@ -41,7 +41,8 @@ def train(
 ) -> dict[str, Any]:
   """Trains a DiPaCo from text to report, as the command does; returns what report.json holds.
 
-  The same call again goes on from where the run stopped, whatever stopped it; of a finished run it returns the report.
+  The same call again continues from where the run stopped, whatever stopped it; of a finished run it returns the
+  report.
 
   Args:
     config: as --config names it ('tiny', 'my/config.py:variant', 'upcycle:MODEL'); or Settings; or a dict or ConfigDict
@@ -55,7 +56,7 @@ def train(
 
   Raises:
     InputError: the config or the text is wrong: before any work, where that can be known. The message names the fix.
-    Diverged: training cannot go on; earlier checkpoints remain.
+    Diverged: training cannot continue; earlier checkpoints remain.
     Unavailable: the disk is full or gone, text cannot be read for now, or the bucket cannot be written.
     KeyboardInterrupt: Ctrl-C, in the main thread; what was trained is saved. A second one does not wait for that.
     SystemExit: SIGTERM or SIGHUP, in the main thread; the same.
@@ -71,7 +72,7 @@ def train(
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-  """Lets one run at a time train in this process; raises InputError where another one does."""
+  """Lets one run at a time train in this process; raises InputError if another one does."""
   if processes.joined():
     raise InputError('train is for one process: of several, each runs python -m dipaco_jax.main --distributed')
   if not _one.acquire(blocking=False):

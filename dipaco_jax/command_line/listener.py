@@ -22,7 +22,7 @@ def define(port: int):
 
 
 def check(least: Mapping[str, float]):
-  """Raises InputError where an option makes no sense; `least` are the least values of a command's own."""
+  """Raises InputError if an option makes no sense; `least` are the least values of a command's own."""
   f = flags.FLAGS
   if not f.workdir:
     raise InputError('name a run with --workdir=DIR')
@@ -35,7 +35,7 @@ def check(least: Mapping[str, float]):
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens; raises InputError where there can be none."""
+  """Returns a socket that listens; raises InputError if there can be none."""
   try:
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=1024)
@@ -63,7 +63,7 @@ def log(listener: socket.socket):
 
 
 def api_key() -> str:
-  """Returns the key in DIPACO_API_KEY, '' where there is none; raises InputError where it can be none."""
+  """Returns the key in DIPACO_API_KEY, or '' if there is none; raises InputError if it can be none."""
   from dipaco_jax.serving import engines_file
 
   return engines_file.read_key(os.environ, 'DIPACO_API_KEY', 'DIPACO_API_KEY')

@@ -76,7 +76,7 @@ def assign(workers: int | None, backups: int, available: list[Environment]) -> t
     backups: number of backup workers.
     found: `environments`.
 
-  Raises InputError where there are more workers than devices.
+  Raises InputError if there are more workers than devices.
   """
   if not available:
     workers = DEFAULT_WORKERS if workers is None else workers

@@ -129,7 +129,7 @@ def recorded(settings: Settings) -> dict[str, Any]:
 def of_run(values: Mapping[str, Any] | None) -> Settings:
   """Makes settings from what `recorded` has made of them; None stands for a file that is damaged.
 
-  Raises InputError where the values are not those of a run, or were written in another format.
+  Raises InputError if the values are not those of a run, or were written in another format.
   """
   advice = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
   try:

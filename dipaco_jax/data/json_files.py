@@ -49,7 +49,7 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: str) -> tuple[str, str]:
-  """Parses a line of JSON into (text, domain). Raises BadRecord, or InputError where lines are not records at all."""
+  """Parses a line of JSON into (text, domain). Raises BadRecord, or InputError if lines are not records at all."""
   where = f'{path}:{number}'
   if len(line) > MAX_LINE_BYTES:
     raise source.BadRecord(

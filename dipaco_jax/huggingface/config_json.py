@@ -2,7 +2,7 @@
 
 Every key has to be understood, except those that compute nothing (`silent_keys`): one that states what cannot be
 computed here, or that is not known, is rejected by name.
-Where one is missing, it is what the family's class in transformers has then.
+If one is missing, it is what the family's class in transformers has then.
 """
 
 import dataclasses
@@ -31,7 +31,7 @@ NEUTRAL: Config = {  # others', that have to be so where they are there
 
 
 def family_of(theirs: Config) -> families.Family:
-  """Returns the family of a config.json; raises InputError where it is none of them."""
+  """Returns the family of a config.json; raises InputError if it is none of them."""
   if 'model_type' not in theirs and {'grid', 'levels'} <= {*theirs}:
     raise InputError(
       'it is a run, not a model: export a path of it with python -m dipaco_jax.export, and name that folder'
@@ -85,7 +85,7 @@ def write(
 ) -> tuple[families.Family, dict[str, Any]]:
   """Returns the first family that has all of a model, and the config.json, without the dtype of the weights.
 
-  Raises InputError where no family has all of it.
+  Raises InputError if no family has all of it.
   """
   canonical_model, nearest = canonical(model), ('', {'model': ''})
   for family in families.FAMILIES:

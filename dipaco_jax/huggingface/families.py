@@ -95,7 +95,7 @@ DERIVED = r'(.*rotary_emb\.inv_freq)'  # of older files: computed here
 
 
 def their_name(family: Family, name: str) -> str:
-  """Returns the family's name of a parameter of ours; raises InputError where it has none."""
+  """Returns the family's name of a parameter of ours; raises InputError if it has none."""
   if not (match := re.fullmatch(r'block_(\d+)/(.*)', name)):
     return ENDS[name]
   in_block = {**MATRICES, **family.names}

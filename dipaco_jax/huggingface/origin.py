@@ -42,7 +42,7 @@ def last_name(path: str) -> str:
 
 
 def _license(folder: str) -> str:
-  """Returns the identifier of a license from the heading of README.md, or from LICENSE; '' where it is not known."""
+  """Returns the identifier of a license from the heading of README.md, or from LICENSE, or '' if it is not known."""
   card = _read(folder, 'README.md').decode(errors='replace')
   heading = re.match(r'---\n(.*?)\n---', card, re.DOTALL)
   stated = re.search(r'^license:[ \t]*[\'"]?([\w.-]+)', heading[1], re.MULTILINE) if heading else None

@@ -36,7 +36,7 @@ def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   A chat_template.jinja is also in tokenizer_config.json, where programs look that do not read the former. Notes of
   local paths are left out of tokenizer_config.json.
 
-  Raises InputError where tokenizer.json cannot express the model.
+  Raises InputError if tokenizer.json cannot express the model.
   """
   files = dict(tokenizer.files) if tokenizer_files.JSON in tokenizer.files else _convert_files(tokenizer)
   given = json.loads(files.get(tokenizer_files.CONFIG, b'{}'))
@@ -197,7 +197,7 @@ def _characters(proto) -> set[str]:
 
 
 def _cut_spelled_pieces(proto) -> dict[str, Any] | None:
-  """Returns the pre-tokenizer that cuts the names of pieces that stand for no text, None where none needs to be cut.
+  """Returns the pre-tokenizer that cuts the names of pieces that stand for no text, or None if none needs to be cut.
 
   Names of known characters lose by their score. Others are cut between a known and an unknown character, which no piece
   joins.

@@ -68,7 +68,7 @@ class Text:
 
 
 class Batch:
-  """Texts that grow under one path; `members[i]` is in row i of the state, None where the row is free."""
+  """Texts that grow under one path; `members[i]` is in row i of the state, or None if the row is free."""
 
   def __init__(self, path: Path, text: Text, row: decoding.Texts):
     self.path, self.state = path, row

@@ -67,7 +67,7 @@ class ChatTemplate:
 
 
 def load(tokenizer: Tokenizer) -> ChatTemplate | None:
-  """Returns the template of a tokenizer, None if it has none; raises InputError where it is no template."""
+  """Returns the template of a tokenizer, None if it has none; raises InputError if it is no template."""
   config = json.loads(tokenizer.files.get(tokenizer_files.CONFIG, b'{}'))
   source = _source(tokenizer.files, config)
   if source is None:
@@ -98,7 +98,7 @@ def _content(token: Any) -> str | None:
 
 
 def _unused_mark(text: str) -> str:
-  """Returns a character that a text does not have; raises InputError where it has all that could be."""
+  """Returns a character that a text does not have; raises InputError if it has all that could be."""
   mark = next((chr(number) for number in MARKS if chr(number) not in text), None)
   if mark is None:
     raise InputError('messages contain all of the noncharacters U+FDD0 to U+FDEF: leave out some of them')

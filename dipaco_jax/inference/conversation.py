@@ -11,7 +11,7 @@ ROLES = ('system', 'developer', 'user', 'assistant')
 
 
 def routing_text(messages: Any) -> str:
-  """Returns the text that chooses a conversation's path; raises InputError where the messages are none or have none.
+  """Returns the text that chooses a conversation's path; raises InputError if the messages are none or have none.
 
   That is what the user says before the first answer, so that a conversation stays on its path as it grows. What the
   chat template writes around it, and a system message, are alike in many conversations and say nothing about it. Where

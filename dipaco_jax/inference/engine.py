@@ -7,7 +7,7 @@ before the chunk that it is in [2.4.3]:
     r_i = chooser(tokens before floor(i / W) * W)  else
 
 the chooser being the learned one [7.2.2] where the run has it, else the router on the last tokens. When the path
-changes, the cache is computed anew only from the lowest block that differs.
+changes, the cache is computed again only from the lowest block that differs.
 """
 
 import collections
@@ -78,7 +78,7 @@ class Engine:
   def step(self):
     """Admits the texts that there is room for, and grows those of one path, each path in its turn.
 
-    Raises the error of a text that fails; it is finished with 'error', and the others go on.
+    Raises the error of a text that fails; it is finished with 'error', and the others continue.
     """
     while self.admit():
       pass
@@ -133,7 +133,7 @@ class Engine:
       self._continue(text, row, path)
 
   def _continue(self, text: Text, row: decoding.Texts, path: Path):
-    """Lets a text go on under its path; at the end of a chunk, chooses its next path."""
+    """Lets a text continue under its path; at the end of a chunk, chooses its next path."""
     if len(text.tokens) < text.limit:
       self._join(path, text, row)
       return
@@ -277,7 +277,7 @@ def _prefill(model: Transformer, keep: decoding.Blocks, params: Params, prompt: 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _recompute(model: Transformer, keep, first: int, params: Params, row: decoding.Texts, tokens_1L) -> decoding.Texts:
-  """Computes a row's cache anew from block `first` on."""
+  """Computes a row's cache again from block `first` on."""
   L = tokens_1L.shape[1]
   below = decoding.resize(model, row.cache, L)
   x_1LD = below.entering[first] if first else decoding.embed(model, params, tokens_1L)

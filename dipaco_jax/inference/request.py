@@ -17,7 +17,7 @@ class Request:
   top_p: float = 1.0  # sample among the fewest of the likeliest that have this probability together
   seed: int = 0
   stop: tuple[str, ...] = ()  # the text ends before the first of these
-  until_eos: bool = True  # False: goes on after the end of a text
+  until_eos: bool = True  # False: continues after the end of a text
   reroute_every: int = 0  # W; 0: one path for the whole text
   routed_by: tuple[int, ...] = ()  # tokens that choose the path in place of the prompt's; none: the prompt's
 

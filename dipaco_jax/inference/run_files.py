@@ -14,7 +14,7 @@ PATIENCE_S = 30  # for a bucket that does not answer
 
 
 class RunFiles:
-  """Reads files of a run by name. Raises object_store.Missing, or seals.Damaged where one is not as it was written."""
+  """Reads files of a run by name. Raises object_store.Missing, or seals.Damaged if one is not as it was written."""
 
   def __init__(self, workdir: str):
     self.workdir = workdir

@@ -33,7 +33,7 @@ LOOKED_AT = 1000  # ready tasks of a kind
 STRAGGLES = 2.0  # a straggler has run for more than this multiple of the median of RECENT tasks
 RECENT = 32
 
-Fetch = Callable[[Island, Task], Any]  # what a task reads, on the host; also while the task before is at work
+Fetch = Callable[[Island, Task], Any]  # what a task reads, on the host; also while the task before is running
 
 
 class Interval:
@@ -114,7 +114,7 @@ class Claims:
   keys: Sequence[str] | None = None  # of tasks that it takes before all others, if any
   fetches: Mapping[str, Fetch] = dataclasses.field(default_factory=dict)  # how to fetch what a task reads, by its kind
   pool: Backup | None = None  # where a backup finds its tasks instead
-  holder: str = ''  # whose tasks come first: what they go on from is on this machine; '': nobody's
+  holder: str = ''  # whose tasks come first: what they continue from is on this machine; '': nobody's
 
   def __post_init__(self):
     self.leases: dict[int, Lease] = {}  # by task

@@ -31,7 +31,7 @@ class Malformed(Gone):
 
 @contextlib.contextmanager
 def raising_gone(name: str) -> Iterator[None]:
-  """Raises Gone where storage misses an object or a directory, or finds it corrupt."""
+  """Raises Gone if storage misses an object or a directory, or finds it corrupt."""
   try:
     yield
   except (object_store.Missing, object_store.Corrupt) as e:

@@ -67,7 +67,7 @@ class Island:
     return f'{OBJECTS}/{name}-{sha256[:16]}.safetensors', sha256
 
   def read_object(self, name: str, sha256: str, like: messages.Shapes | None = None) -> dict[str, np.ndarray]:
-    """Reads what `write_object` published; raises Gone, or Malformed where the arrays are not `like` these."""
+    """Reads what `write_object` published; raises Gone, or Malformed if the arrays are not `like` these."""
     with guarding(name), raising_gone(name):
       arrays = tensors.from_bytes(self.storage.read(name, sha256))
       if like is not None:
@@ -136,7 +136,7 @@ class Island:
 
   @contextlib.contextmanager
   def hold_workdir(self) -> Iterator[None]:
-    """Holds the workdir for this process alone; raises Later where another of this machine holds it."""
+    """Holds the workdir for this process alone; raises Later if another of this machine holds it."""
     with contextlib.ExitStack() as stack:
       try:
         stack.enter_context(lock.hold(self.run.workdir))
@@ -238,7 +238,7 @@ class Island:
     return self.weights.read(self, fact)
 
   def read_module(self, fact: Fact) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Reads the weights and the outer state of a module's version; {} where it has had no outer step."""
+    """Reads the weights and the outer state of a module's version, or {} if it has had no outer step."""
     weights, state = self.read_weights(fact), dict[str, np.ndarray]()
     if OUTER in fact.meta:
       with guarding(fact.uri):

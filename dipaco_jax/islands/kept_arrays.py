@@ -27,7 +27,7 @@ from dipaco_jax.storage.object_store import Storage
 WEIGHTS = 'weights'  # the folder on this machine
 MEMORY_BYTES = 2**31  # that a process keeps, and at least the last arrays, unless its role says otherwise
 DISK_SHARE = 0.25  # share of the disk space that is free or used by these files
-VERSIONS = 2  # of a module: that from which its paths go on, and the next
+VERSIONS = 2  # of a module: that from which its paths continue, and the next
 NAME = re.compile(r'objects/(\w+)/(\d+)/(.+)-[0-9a-f]+\.safetensors')
 
 

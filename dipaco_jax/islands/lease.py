@@ -60,7 +60,7 @@ class Lease:
       self.island.registry.release(self.task, error=error)
 
   def renew(self):
-    """Renews the lease; raises registry.Lost, and Diverged where the run is over."""
+    """Renews the lease; raises registry.Lost, and Diverged if the run is over."""
     registry = self.island.registry
     diverged = registry.watch(self.task) if self.is_copy else registry.heartbeat(self.task)
     if diverged > self.island.resumed:

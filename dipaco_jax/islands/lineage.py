@@ -38,7 +38,7 @@ class NewestState(NamedTuple):
   """The newest state of a path from which a task can be done."""
 
   parts: tuple[Part, ...]  # to train from there: those to replay, then the task's own
-  carried: Arrays  # `PathState.carried` before the first of them; {} where the path has nothing
+  carried: Arrays  # `PathState.carried` before the first of them, or {} if the path has nothing
   fresh: bool  # whether it then gets a fresh one, rather than the base model's
   within: tuple[int, Arrays] | None = None  # steps of the phase of the first of them, and the whole state there
 
@@ -178,7 +178,7 @@ def origin(island: Island, path: int, phase: int) -> str:
 
 
 def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
-  """Returns who holds the states from which paths go on with a piece; paths without any are left out."""
+  """Returns who holds the states from which paths continue with a piece; paths without any are left out."""
   holder_by_path: dict[int, str] = {}
   groups = collections.defaultdict[tuple[str, int], list[str]](list)
   for path in paths if has_state(island) or not pieces.begins_whole(island, part) else ():
@@ -241,5 +241,5 @@ def phase_s(island: Island) -> float:
 
 
 def is_finite(arrays: Arrays) -> bool:
-  """Returns whether all values are finite: else nobody could go on from them."""
+  """Returns whether all values are finite: else nobody could continue from them."""
   return all(np.isfinite(x).all() for x in arrays.values())

@@ -31,7 +31,7 @@ class Sent(NamedTuple):
 
   arrays: Arrays  # of the object
   square: float  # |d|^2 of the outer gradient as it is sent; NaN or infinite where that is not finite
-  residuals: Arrays  # bfloat16; {} where nothing is compressed
+  residuals: Arrays  # bfloat16, or {} if nothing is compressed
 
 
 def send(
@@ -72,7 +72,7 @@ def _send(kind: str, old: jax.Array, new: jax.Array, residual: jax.Array):
 
 
 def split_rows(arrays: Arrays) -> tuple[Arrays, Arrays]:
-  """Splits the object that `send` made into what `read_delta` takes and the row weights, {} where it has none."""
+  """Splits the object that `send` made into what `read_delta` takes and the row weights, or {} if it has none."""
   rows = {name.removesuffix(ROWS): x for name, x in arrays.items() if name.endswith(ROWS)}
   return {name: x for name, x in arrays.items() if not name.endswith(ROWS)}, rows
 
@@ -96,7 +96,7 @@ def _packed(kind: str, shape: tuple[int, ...]) -> compression.Packed:
 
 
 def check_shapes(arrays: Mapping[str, np.ndarray], like: Shapes):
-  """Raises ValueError where arrays do not have these names, shapes and dtypes."""
+  """Raises ValueError if arrays do not have these names, shapes and dtypes."""
   for name in sorted({*arrays, *like}):
     actual_shape, expected_shape = (
       f'{x.dtype}{[*x.shape]}' if (x := of.get(name)) is not None else 'nothing' for of in (arrays, like)
@@ -123,7 +123,7 @@ def square_of_difference(old: Mapping[str, np.ndarray], new: Arrays) -> float:
 
 
 def decode(kind: str, arrays: Arrays, like: Mapping[str, np.ndarray]) -> Arrays:
-  """Returns the arrays of a compressed object, shaped as those in `like`. Raises ValueError where they do not fit."""
+  """Returns the arrays of a compressed object, shaped as those in `like`. Raises ValueError if they do not fit."""
   expected = {name + end for name in like for end in (CODES, SCALES)}
   if arrays.keys() != expected:
     raise ValueError(f'{min(arrays.keys() ^ expected)} does not belong into a message of these parameters')

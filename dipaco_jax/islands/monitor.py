@@ -52,7 +52,7 @@ PAGE_S = 60.0  # between pages of the run so far
 
 
 def watch(island: Island):
-  """Watches until the run is finished; raises Diverged where it has diverged."""
+  """Watches until the run is finished; raises Diverged if it has diverged."""
   collector = Collector(island)
   page = LivePage(island)
   backups = Backups(island)

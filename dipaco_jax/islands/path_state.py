@@ -54,7 +54,7 @@ class Own(NamedTuple):
 
 
 class PathState(NamedTuple):
-  """One path's parameters by name, and its inner state by place in `{INNER: state}`; {} where it has none."""
+  """One path's parameters by name, and its inner state by place in `{INNER: state}`, or {} if it has none."""
 
   params: Arrays
   inner: Arrays
@@ -93,7 +93,7 @@ def from_carried(arrays: Arrays, params: Arrays) -> PathState:
 
 
 def check_carried(arrays: Arrays, shapes: messages.Shapes, inner: messages.Shapes):
-  """Raises ValueError where arrays are not what `carried` or `to_arrays` packs.
+  """Raises ValueError if arrays are not what `carried` or `to_arrays` packs.
 
   `shapes`: of a path's parameters; `inner`: of its inner state, without INNER in front of the places.
   """

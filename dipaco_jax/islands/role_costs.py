@@ -26,7 +26,7 @@ class RoleCosts:
     self.noted = self.settled
 
   def note(self, facts: Sequence[Fact]) -> list[Fact]:
-    """Returns the facts; the first notes what came since those that were last told, for sums that go on too."""
+    """Returns the facts; the first notes what came since those that were last told, for sums that continue too."""
     self.noted = moved(self.island), self.clock.read()
     since, spent = map(_difference, self.settled, self.noted)
     seconds = {cause: round(s, 4) for cause, s in spent.items() if s}

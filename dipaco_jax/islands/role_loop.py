@@ -59,11 +59,11 @@ class Role:
     self.progress = display.Progress(claims.role, 0, 'tasks done')
     self.waiting: display.Activity | None = None  # shown while it finds no task
     self.began = time.monotonic()
-    self.lease: Lease | None = None  # at work
+    self.lease: Lease | None = None  # running
     self.idle_cause = time_use.STAGES  # what it waits for, until the run is prepared
 
   def serve(self):
-    """Does tasks until the run is finished; raises Diverged where it cannot go on."""
+    """Does tasks until the run is finished; raises Diverged if it cannot continue."""
     self.costs.clock.switch(time_use.OTHER)
     display.STDERR.note(TASK_NAMES)
     with self.handing_over():

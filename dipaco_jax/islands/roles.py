@@ -79,7 +79,7 @@ class Process:
   name: str = ''  # '' for its role, host and process id
   share: str = ''  # 'i/n', for an outer executor: which modules it takes before others
   is_backup: bool = False  # whether this worker takes only abandoned tasks and those of stragglers
-  resumes: bool = True  # whether it resumes a run that has diverged; False where its parent has done so
+  resumes: bool = True  # whether it resumes a run that has diverged, or False if its parent has done so
   metrics: metrics_server.MetricsServer | None = None  # the server of this role's metrics for Prometheus
   profiler: profiling.Profiler = profiling.NONE  # of the inner steps of a worker
 
@@ -89,7 +89,7 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
 
   `settings` are the same in all its processes. Of a worker's hosts, the others than the first return {}.
 
-  Raises InputError where another config began this run, or the database or the place cannot be used; Diverged.
+  Raises InputError if another config began this run, or the database or the place cannot be used; Diverged.
   """
   hosts, role = Hosts(), process.role
   if role != 'worker' and not hosts.is_alone:
@@ -122,7 +122,7 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
 
 
 def outcome(registry: Registry) -> dict[str, Any]:
-  """Returns the last fact of a run that is finished; raises Diverged where it has no perplexity."""
+  """Returns the last fact of a run that is finished; raises Diverged if it has no perplexity."""
   [finished] = registry.facts('finished')
   if finished.meta['perplexity'] is None:
     raise Diverged(errors.NO_PERPLEXITY)
@@ -215,7 +215,7 @@ def local_place(workdir: str) -> pathlib.Path:
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
-  """Makes `local_place`. Raises InputError where another user may have written into it, or can."""
+  """Makes `local_place`. Raises InputError if another user may have written into it, or can."""
   place = local_place(workdir)
   if open_storage(workdir).local_path('here'):
     place.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def make_local_place(workdir: str) -> pathlib.Path:
 
 
 def check_place(storage: Storage, local: pathlib.Path, url: str):
-  """Raises InputError, before a registry is made, where it would be a second one, or where `main` is at work."""
+  """Raises InputError, before a registry is made, where it would be a second one, or where `main` is running."""
   is_bucket = storage.local_path('') is None
   holder = bucket_lock.holder(storage) if is_bucket else lock.owner(local)  # first: islands hold it after their mark
   has_run, file = storage.exists(ISLANDS_MARK), database.sqlite_file(url)

@@ -108,7 +108,7 @@ def sum_by_cause(spells: Sequence[Spell]) -> dict[str, float] | None:
 
 
 def seconds(island: Island) -> dict[str, dict[str, float]]:
-  """Returns the seconds of all workers so far, by stage and cause; {} where that is not told."""
+  """Returns the seconds of all workers so far, by stage and cause, or {} if that is not told."""
   by_cause = sum_by_cause(read_spells(fact for kind in WORKERS_FACTS for fact in island.registry.facts(kind)))
   return {'train': by_cause} if by_cause else {}
 

@@ -141,7 +141,7 @@ def exclusion(island: Island, path: int, phase: int, why: str, worker: str, exec
 
 
 def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out: Collection[str]):
-  """Raises Diverged where too many paths are excluded, one of them too often, or a module has no path left.
+  """Raises Diverged if too many paths are excluded, one of them too often, or a module has no path left.
 
   `left_out` are the paths that the module's version after `phase` does without; `weights` are w_i of every path, [P].
   """
@@ -183,7 +183,7 @@ def tell(island: Island, why: str, phase: int = -1, left_out: Collection[str] = 
 
 
 def heed(island: Island):
-  """Raises Diverged where the run has diverged since this process began."""
+  """Raises Diverged if the run has diverged since this process began."""
   if ended := island.registry.facts('diverged', [''])[island.resumed :]:
     raise Diverged(ended[-1].meta['why'])
 

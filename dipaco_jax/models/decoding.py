@@ -2,7 +2,7 @@
 
 What a block keeps of a token, as its keys and values, depends only on it and on earlier tokens: it is computed once and
 kept [arXiv 1911.02150].
-Where the path may change [2.4.3], the hidden states that enter some blocks are kept too. If two paths first differ in
+If the path may change [2.4.3], the hidden states that enter some blocks are kept too. If two paths first differ in
 block n, then all below n is the same, and computing blocks n and up once for all tokens turns the cache of one path
 into that of the other.
 

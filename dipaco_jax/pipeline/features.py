@@ -24,7 +24,7 @@ MAX_FEATURE_BYTES = 2**30
 def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> Iterator[np.ndarray]:
   """Yields z of a split's sequences (all, or those at `indices`), float32 [FEATURE_ROWS, D] at a time, or fewer.
 
-  They are read from the kept file, which is made first; where it would be too large (`keep`), they are computed.
+  They are read from the kept file, which is made first; if it would be too large (`keep`), they are computed.
   """
   indices = np.arange(len(run.sequences(split))) if indices is None else indices
   if (file := keep(run, split)) is None:

@@ -102,7 +102,7 @@ def check_unchanged(run: run_lib.Run, stage: str) -> None:
 def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = True) -> None:
   """Raises InputError, with the fix, if inputs of a finished stage have changed. Inputs that are gone are ignored.
 
-  `keeps`: whether digests of files are kept for the next time, as where no other process is at work in the workdir.
+  `keeps`: whether digests of files are kept for the next time, as where no other process is running in the workdir.
   """
   known = input_records.read_inputs(workdir)
   digests = content.Digests(known.files)

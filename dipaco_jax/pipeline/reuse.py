@@ -24,7 +24,7 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
   """Reuses the stages that `other` has finished with the same settings and inputs, up to the first that differs.
 
   Files are linked where they are on one disk: they are never written again. Raises InputError if there is no run in
-  `other`, seals.Damaged where what would be taken is not as it was written.
+  `other`, seals.Damaged if what would be taken is not as it was written.
   """
   theirs = stage_records.read_settings(other)
   for one in stage_lib.STAGES:

@@ -77,7 +77,7 @@ def write(
   Args:
     params_of_path: a path's parameters, on the host; asked for those that this process holds and has to score.
     sources: what tells paths' parameters from others (`published`); a path whose source is another is scored again.
-    rows: the sequences; where they are not those recorded, all is made again.
+    rows: the sequences; if they are not those recorded, all is made again.
   """
   name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
   if disk.is_ours:

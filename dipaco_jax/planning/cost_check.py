@@ -34,7 +34,7 @@ def check(
     machine: where it will run; by default the one at hand.
     is_whole_run: this process does the whole run; otherwise nothing is said of time.
 
-  Raises InputError where one inner step does not fit the machine's memory; logs a warning where the whole run may not
+  Raises InputError if one inner step does not fit the machine's memory; logs a warning where the whole run may not
   fit what is free.
   """
   if machine is None and _is_small(s):

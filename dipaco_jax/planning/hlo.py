@@ -13,7 +13,7 @@ BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, '
 class Collective(NamedTuple):
   kind: str
   size: int  # bytes of the result on a device
-  groups: list[list[int]]  # places in the program's order of devices; [] where all are one group
+  groups: list[list[int]]  # places in the program's order of devices, or [] if all are one group
 
   def sent(self, num_devices: int) -> float:
     """Returns the bytes that each of `num_devices` devices sends, in a ring."""

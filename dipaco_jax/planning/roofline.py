@@ -46,7 +46,7 @@ PRODUCTS = {'xla': {'none': 6, 'dots': 8, 'full': 8}, 'splash': {'none': 7, 'dot
 def extra_splash_flops(config: settings_lib.Model) -> float:
   """Returns the FLOPs per token that splash attention needs beyond 'xla', less than 0 where it skips most blocks.
 
-  Of a block of the user's own nothing is known: 0.
+  Of a user-defined block nothing is known: 0.
   """
   length, kernel = config.seq_len, config.attention
   if kernel != 'splash' or length % attention.LANES or config.block:

@@ -42,7 +42,7 @@ class Memory(NamedTuple):
 def estimate_memory(s: settings_lib.Settings, devices: Sequence[jax.Device]) -> Memory:
   """Returns the memory of a run at its fullest stage: pretraining, or the paths.
 
-  `s.tokenizer.vocab_size` has to be that of the tokenizer, given or trained. Raises InputError where the devices do not
+  `s.tokenizer.vocab_size` has to be that of the tokenizer, given or trained. Raises InputError if the devices do not
   take the grid or a batch.
   """
   s = dataclasses.replace(s, model=transformer.for_device(s.model, devices[0].platform))

@@ -7,7 +7,7 @@ Rules, of which docs/own_text.md has the reasons:
     size     the largest of SIZES with which four paths fit in the text and the time
     paths    16 if their shards hold enough text without repetition and the time allows it, else 4
 
-Where not even the smallest size fits, it is trained on fewer tokens. FLOPs are 6 for each token and parameter.
+If not even the smallest size fits, it is trained on fewer tokens. FLOPs are 6 for each token and parameter.
 """
 
 import dataclasses

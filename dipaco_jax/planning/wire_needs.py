@@ -69,7 +69,7 @@ def _exchanges(traffic: Traffic) -> tuple[list[tuple[int, int]], int]:
 
 
 def estimate(s: settings_lib.Settings, steps_s: Iterable[float]) -> dict[str, Any]:
-  """Returns the figures for --compile_only, a line for each of the times that a step may take; {} where none applies.
+  """Returns the figures for --compile_only, a line for each of the times that a step may take, or {} if none applies.
 
   Of one path there is nothing to exchange, and islands reject `outer.lost`.
   """
@@ -86,7 +86,7 @@ def speed(mbits: float) -> str:
 
 
 def to_text(figures: dict[str, Any]) -> list[str]:
-  """Returns lines for people of what `estimate` has found; [] where that is nothing."""
+  """Returns lines for people of what `estimate` has found, or [] if that is nothing."""
   if 'island_line_mbits' not in figures:
     return []
   sent, state, read = (figures[f'island_{name}_bytes_per_phase'] / 1e6 for name in ('sent', 'state', 'read'))

@@ -1,7 +1,7 @@
 """Progress and activities shown on stderr.
 
 On a terminal one line changes; elsewhere lines follow each other, the rarer the longer the work takes. Nothing here
-raises: the reader may go, and the work goes on.
+raises: the reader may go, and the work continues.
 """
 
 import collections

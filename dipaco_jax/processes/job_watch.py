@@ -107,7 +107,7 @@ def _welcome(connection: socket.socket, watch: JobWatch, token: str) -> None:
 
 
 def connect(host: str, port: int, token: str, index: int, gone: Gone) -> JobWatch:
-  """Connects process `index` to the first one; raises OSError where that cannot be reached."""
+  """Connects process `index` to the first one; raises OSError if that cannot be reached."""
   connection = socket.create_connection((host, port), CONNECT_S)
   connection.sendall(f'{token}{index:0{INDEX_DIGITS}}'.encode())
   _probe(connection)

@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1  # of prctl(2)
 TRY_AGAIN = 75  # exit status where errors.Unavailable is the cause
 LAST_WORDS_S = 1.0  # for what is still to be written; nobody may read it any more
 
-Answer = Callable[[int], bool]  # whether the process goes on for now; called by the thread that hears
+Answer = Callable[[int], bool]  # whether the process continues for now; called by the thread that hears
 
 
 def say(message: str):
@@ -197,7 +197,7 @@ def run_process(command: Sequence[str], **options) -> int:
 
 
 def _ends_with_its_parent() -> Callable[[], object] | None:
-  """Returns what a new process calls to be killed when its parent is gone; None where the system cannot do that."""
+  """Returns what a new process calls to be killed when its parent is gone, or None if the system cannot do that."""
   if sys.platform != 'linux':
     return None
   return functools.partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -77,7 +77,7 @@ class Clock:
   def lose_since(self, kept: Seconds):
     """Counts what processes before have done here since `kept` was all as lost; `kept` is what a checkpoint notes.
 
-    Only once: what this process has done since is no loss. Where a checkpoint knows of more than was taken over, as on
+    Only once: what this process has done since is no loss. If a checkpoint knows of more than was taken over, as on
     a new machine, no more than that was lost of the time until this process began.
     """
     with self._lock:

@@ -36,7 +36,7 @@ def find_url(workdir: str, option: str | None) -> str:
 
 
 def check(url: str, storage: object_store.Storage) -> str:
-  """Returns a line on a registry that is whole. Raises InputError where it, or its newest backup, is not."""
+  """Returns a line on a registry that is whole. Raises InputError if it, or its newest backup, is not."""
   from dipaco_jax.registry import registry_backup
 
   run_id = registry_backup.read_id(storage)
@@ -46,7 +46,7 @@ def check(url: str, storage: object_store.Storage) -> str:
 
 
 def back_up(url: str, storage: object_store.Storage) -> str:
-  """Writes a backup; returns a line on it. Raises InputError where the registry is not whole."""
+  """Writes a backup; returns a line on it. Raises InputError if the registry is not whole."""
   from dipaco_jax.registry import registry, registry_backup
 
   if fault := registry_backup.find_fault(url, registry_backup.read_id(storage)):

@@ -212,7 +212,7 @@ class Database:
   def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:
     """Returns work(connection), called in a transaction that is tried again while the database is busy or away.
 
-    Raises Away where it does not answer within `patience_s`, Unusable where somebody has to mend it first.
+    Raises Away if it does not answer within `patience_s`, Unusable where somebody has to mend it first.
     """
 
     def transaction() -> T:
@@ -238,7 +238,7 @@ class Database:
 
 
 def _connect(url: str, reads_only: bool) -> sa.Engine:
-  """Makes an engine; raises Unusable where the folder of a file cannot be made."""
+  """Makes an engine; raises Unusable if the folder of a file cannot be made."""
   try:
     return connect(url, reads_only)
   except OSError as e:

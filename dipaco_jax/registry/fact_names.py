@@ -37,7 +37,7 @@ class FactNames:
   def is_sound(self, kind: str, key: Any, number: Any, meta: Any) -> bool:
     """Returns whether a fact may be of this run, and logs once where it cannot be.
 
-    Raises InputError where it is the run's config, without which nothing can be read.
+    Raises InputError if it is the run's config, without which nothing can be read.
     """
     keys = self._keys.get(kind)
     is_named = (keys is None or key in keys) and isinstance(number, int) and 0 <= number <= self.largest(kind)

@@ -165,7 +165,7 @@ def restore(connection: sa.Connection, rows: Iterable[tuple[str, dict[str, Any]]
 
 
 def read_id(storage: Storage) -> str:
-  """Returns the id of the run in a place. Raises InputError where islands have none."""
+  """Returns the id of the run in a place. Raises InputError if islands have none."""
   try:
     return bytes(storage.fetch(ISLANDS_MARK)).decode(errors='replace')
   except Missing as e:

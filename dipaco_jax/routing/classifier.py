@@ -84,7 +84,7 @@ def fit_to_losses(
     z_ND: features.
     nll_NP: nats of each sequence under each path.
     weight_N: of each sequence.
-    is_held_N: bool; where it marks none or all, the last l2 is used.
+    is_held_N: bool; if it marks none or all, the last l2 is used.
 
   Returns:
     The router, and the weighted mean nats of the held sequences under its routes, before it was trained on them.

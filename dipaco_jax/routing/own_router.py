@@ -6,7 +6,7 @@ make(config.routing) returns an object with
     scores(state, texts) -> [N, P]              higher is better; of each text by itself
     uses_features = True                        if it looks at texts.features
 
-With these scores all goes on as with ours: the best `top_n` paths, or as many as `capacity` lets in. Pure but for the
+With these scores all continues as with ours: the best `top_n` paths, or as many as `capacity` lets in. Pure but for the
 user's part, which is imported and called here.
 
 Dimensions: N texts, P paths, T tokens of the prefix, D width.

@@ -19,7 +19,7 @@ from dipaco_jax.serving.openai_api import ApiError, CompletionRequest
 
 class Completions:
   def __init__(self, engine_thread: EngineThread, max_waiting: int):
-    """Requests are refused that would make more than `max_waiting` texts wait for their first token."""
+    """Requests are rejected that would make more than `max_waiting` texts wait for their first token."""
     self.engine_thread, self.max_waiting = engine_thread, max_waiting
     self.open: set[PendingRequest] = set()
 

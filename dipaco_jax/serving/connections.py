@@ -86,7 +86,7 @@ async def watch(connections: set):
 
 
 def reserve_descriptors(most: int):
-  """Raises the limit of open files for `most` connections; raises InputError where the system does not allow it."""
+  """Raises the limit of open files for `most` connections; raises InputError if the system does not allow it."""
   need = most + TURNS * BACKLOG + FILES
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   if hard != resource.RLIM_INFINITY and hard < need:

@@ -157,7 +157,7 @@ class Relay:
 
   @contextlib.asynccontextmanager
   async def _asked(self, endpoint: str, part: Part, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
-    """Gives the answer of the first engine that has one; raises ApiError where none has."""
+    """Gives the answer of the first engine that has one; raises ApiError if none has."""
     failures = set[int]()
     for count, remote in enumerate(self._candidates(part.paths)):
       self.metrics.retries.inc(min(count, 1))
@@ -187,7 +187,7 @@ class Relay:
   async def _ask(
     self, stack: contextlib.AsyncExitStack, remote: Remote, endpoint: str, values: Any, headers: Mapping[str, str]
   ) -> Answer:
-    """Returns an engine's answer once the body has begun; raises Failed, or ApiError where it takes too long."""
+    """Returns an engine's answer once the body has begun; raises Failed, or ApiError if it takes too long."""
     body = json.dumps(values | {'model': remote.model}).encode()
     headers = {'Content-Type': 'application/json', **headers, **remote.headers}
     try:
@@ -219,7 +219,7 @@ class Relay:
     return Answer(response.status, passed, remote.engine.path, first, rest)
 
   def _check_status(self, remote: Remote, status: int):
-    """Raises Failed where an answer of this status is none that a client gets."""
+    """Raises Failed if an answer of this status is none that a client gets."""
     if status not in STATUSES:
       self.pool.take_out(remote, f'it answered with status {status}, which HTTP does not have')
       raise Failed(NONSENSE)

@@ -103,7 +103,7 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_inside(file: Path, folder: Path):
-  """Raises InputError where a file, whose text is shown or copied, is a symbolic link out of its run's folder."""
+  """Raises InputError if a file, whose text is shown or copied, is a symbolic link out of its run's folder."""
   if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
     raise InputError(f'{file} is a symbolic link to a file outside of the run: put a copy of that file in its place')
 
@@ -127,7 +127,7 @@ def link(source: Path, target: Path) -> bool:
 
 
 def state(file: Path) -> tuple[int, ...]:
-  """Returns the identity of a file's content; () if it has gone."""
+  """Returns the identity of a file's content; () if it no longer exists."""
   try:
     stat = file.stat()
   except FileNotFoundError:

@@ -37,7 +37,7 @@ def module_file(workdir: Path, version: int, level: Level, module: Coordinates) 
 
 
 def check_module(file: Path):
-  """Raises seals.Damaged where the sha256 of a published module is not the recorded one."""
+  """Raises seals.Damaged if the sha256 of a published module is not the recorded one."""
   seals.check(file, recorded_modules(file.parent.parent).get(f'{file.parent.name}/{file.name}', seals.UNKNOWN))
 
 

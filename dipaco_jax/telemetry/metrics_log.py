@@ -156,7 +156,7 @@ def to_line(row: Mapping[str, Any]) -> bytes:
 
 
 def from_line(line: bytes) -> dict[str, Any] | None:
-  """Parses a line of metrics.jsonl; None where it is damaged."""
+  """Parses a line of metrics.jsonl, or None if it is damaged."""
   sealed = SEALED.fullmatch(line)
   if not sealed or int(sealed[2], 16) != zlib.crc32(sealed[1] + b'}'):
     return None

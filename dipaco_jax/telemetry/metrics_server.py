@@ -75,7 +75,7 @@ class MetricsServer:
 
 
 def serve(port: int) -> tuple[MetricsServer, str]:
-  """Starts to answer; returns the server and its URL. Raises InputError where it cannot."""
+  """Starts to answer; returns the server and its URL. Raises InputError if it cannot."""
   try:
     import prometheus_client
   except ImportError as e:

@@ -58,7 +58,7 @@ def group(name: str) -> str:
 
 
 def summarize(executed: Iterable[Operation]) -> Table | None:
-  """Sums up; None where nothing ran."""
+  """Sums up, or None if nothing ran."""
   leaves = [one for one in executed if not CONTAINERS.match(one.name)]
   if not leaves:
     return None

@@ -1,7 +1,7 @@
 """Sinks: where the rows of metrics.jsonl go beside it, each by a thread of its own that training never waits for.
 
 A thread reads rows from the run's own record, hands them to its sink, and notes in the workdir how far it has come. So
-whatever a sink is at, and however slow it is, nothing waits, no row is lost, and memory holds one. A run that goes on
+whatever a sink is at, and however slow it is, nothing waits, no row is lost, and memory holds one. A run that continues
 makes the rows after its last checkpoint again: those that a sink has had are passed over. A sink that is new in a run
 gets all rows from the first.
 """
@@ -72,7 +72,7 @@ class Memory(NamedTuple):
 def make(settings: settings_lib.Settings, run: str) -> list[ReadySink]:
   """Makes the sinks that the settings name, for a run of this name; TensorBoard's events are metrics_log's.
 
-  Raises InputError where a library is not there, or a user's function does not return a sink.
+  Raises InputError if a library is not there, or a user's function does not return a sink.
   """
   config = dataclasses.replace(settings.metrics, run=settings.metrics.run or run)
   named = dataclasses.replace(settings, metrics=config)

@@ -93,12 +93,12 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
 
 
 def mean_by_path(path_losses: Losses) -> list[float | None]:
-  """Returns the nats per target of each path; None where it has none."""
+  """Returns the nats per target of each path, or None if it has none."""
   return [mean(nll, targets) for nll, targets in zip(path_losses.nll, path_losses.targets, strict=True)]
 
 
 def mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
-  """Returns the nats per target of one path's rows; None where they have none."""
+  """Returns the nats per target of one path's rows, or None if they have none."""
   return float(nll.sum() / targets.sum()) if targets.sum() else None
 
 
@@ -120,7 +120,7 @@ def by_model(
 
   Replicas, such as DiLoCo's workers, have one set of parameters (see `Layout.models`): what is evaluated, exported and
   served is then one version, where each by its own hold-out could point at another. `losses` are nats per target on
-  each path's own hold-out, None where it has none; `targets` their numbers.
+  each path's own hold-out, or None if it has none; `targets` their numbers.
   """
   result = list(losses)
   for paths in models:

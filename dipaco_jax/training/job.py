@@ -95,7 +95,7 @@ class Job:
   evaluation: Evaluation = Evaluation()
   publish: bool = False  # modules, for others to read
   later_work: float = 0.0  # of the run's training after this job, in multiples of this job's
-  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
+  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins again
   lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 
   @functools.cached_property
@@ -106,7 +106,7 @@ class Job:
 
   @functools.cached_property
   def rows_for_gap(self) -> Rows | None:
-    """The rows to evaluate paths on before the outer step too; None where it changes nothing, as with one path."""
+    """The rows to evaluate paths on before the outer step too, or None if it changes nothing, as with one path."""
     programs = self.programs
     return None if choices.takes_over(programs.layout, programs.settings.outer) else self.evaluation.holdout
 
@@ -141,11 +141,11 @@ class Job:
     return jax.tree.map(lambda x, s: assemble(x.shape, s, lambda _: x), self.base_state, self.programs.specs.state)
 
   def outer_weights(self, phase: int) -> np.ndarray:
-    """Returns w_i of every path in the outer step, shaped like the grid; 0 where it takes no part."""
+    """Returns w_i of every path in the outer step, shaped like the grid, or 0 if it takes no part."""
     return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
 
   def limits(self, phase: int) -> np.ndarray:
-    """Returns f of screening.py, shaped like the grid; 0 for paths that go on from their own parameters.
+    """Returns f of screening.py, shaped like the grid; 0 for paths that continue from their own parameters.
 
     After a lost outer gradient a path starts from its own parameters, so its distance to the modules says nothing about
     one phase.

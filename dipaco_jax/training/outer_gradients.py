@@ -62,7 +62,7 @@ def accumulate(
       masses[level] = add(gathered.masses[level], term.mass)
   of_path = gathered.moved | {level: gathered.moved[level].at[turn].set(r) for level, r in moved.items()}
   excluded = gathered.excluded.at[turn].set(~ok)
-  # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins anew, with
+  # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins again, with
   # what levels that left earlier in the phase have kept too.
   residuals = {n: jnp.where(ok, e, 0) for n, e in residuals.items()}
   residuals |= {n: jnp.where(counts, e, residuals[n]) for n, e in kept.items()}

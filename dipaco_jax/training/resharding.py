@@ -1,6 +1,6 @@
-"""Arrays of paths between phases, moved to a mesh with other positions, so that a run can go on on other devices.
+"""Arrays of paths between phases, moved to a mesh with other positions, so that a run can continue on other devices.
 
-Rounds that shard the text anew are in `pipeline.resharding_round`.
+Rounds that shard the text again are in `pipeline.resharding_round`.
 
 In-flight arrays are `[m_a, ..., shape]`, one for each turn (see mesh.py). With other m_a the path with coordinates c is
 at another position and has another turn, but everything is in blocks: those of both meshes lie whole in the

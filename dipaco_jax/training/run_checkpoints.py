@@ -1,4 +1,4 @@
-"""Checkpoints of a training loop: what it needs to go on, by Orbax, written in the background and sealed."""
+"""Checkpoints of a training loop: what it needs to continue, by Orbax, written in the background and sealed."""
 
 import contextlib
 import json
@@ -113,14 +113,14 @@ class RunCheckpoints:
         self._sealed(here)
 
   def _digests(self, here: pathlib.Path) -> dict[str, str]:
-    """Returns {name: sha256} of the files that this process answers for; {} where they never came, or have gone."""
+    """Returns {name: sha256} of the files that this process answers for, or {} if they never came, or have gone."""
     with contextlib.suppress(OSError):  # it goes at this moment
       names = [str(file.relative_to(here)) for file in here.rglob('*') if file.is_file()]
       return files.digests(here, sorted(names) if self._disk.is_apart else own_share(names))
     return {}
 
   def _agreed(self, updates: int, digests: dict[str, str]) -> dict[int, dict[str, str]]:
-    """Returns which files count as whose, by process: of one that several have, the first's; {} where any has none."""
+    """Returns which files count as whose, by process: of one that several have, the first's, or {} if any has none."""
     occasion = f'{self._directory.name} {updates} is written'
     texts = processes.exchange(json.dumps(digests), occasion)
     if self._exchanged:
@@ -221,7 +221,7 @@ class RunCheckpoints:
     self._manager.reload()
 
   def set_aside(self, after: int, why: str):
-    """Moves the checkpoints of more than so many updates away, when all are written: others are to go on from."""
+    """Moves the checkpoints of more than so many updates away, when all are written: others are to continue from."""
     self.wait()
     self._move([updates for updates in self._manager.all_steps() if updates > after], why)
 

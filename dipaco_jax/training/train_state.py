@@ -1,4 +1,4 @@
-"""What training goes on from: arrays on the devices, a record on the host, and how a checkpoint holds both."""
+"""What training continues from: arrays on the devices, a record on the host, and how a checkpoint holds both."""
 
 import dataclasses
 import functools

@@ -233,7 +233,7 @@ class Trainer:
     self.journal.lap()
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
-    """Returns why paths took no part in the outer step, by path; raises Diverged where training cannot go on."""
+    """Returns why paths took no part in the outer step, by path; raises Diverged if training cannot continue."""
     job = self.job
     record = self.state.record
     layout = self.job.programs.layout
@@ -295,9 +295,9 @@ class Trainer:
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
   def _due(self, dispatch: Dispatch) -> bool:
-    """Returns whether to save: after `every_steps` steps; where a phase has no more, at its end only; after the round.
+    """Returns whether to save: after `every_steps` steps; if a phase has no more, at its end only; after the round.
 
-    A longer phase ends with a checkpoint: only from there can a run go on with other positions.
+    A longer phase ends with a checkpoint: only from there can a run continue with other positions.
     """
     job = self.job
     is_long = len(job.programs.placement.turns()) * job.schedule.steps_per_phase > self.every_steps
