@@ -1,4 +1,4 @@
-"""Connections between the processes of a job, by which each learns at once that another one is gone.
+"""Connections between the processes of a job, by which each notices at once that another one has ended.
 
 The first process listens, and each of the others connects to it. The kernel closes the connections of a process that
 ends, however it ends, and keep-alive probes end those of a machine that is lost. JAX's own heartbeats notice it after
@@ -118,7 +118,7 @@ def connect(host: str, port: int, token: str, index: int, gone: Gone) -> JobWatc
 
 
 def _probe(connection: socket.socket) -> None:
-  """Has the kernel ask from time to time whether the other machine is there, and waits for messages without limit."""
+  """Enables keep-alive probes of the other machine, and waits for messages without limit."""
   connection.settimeout(None)
   connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
   for name, value in PROBES.items():
