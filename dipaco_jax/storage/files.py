@@ -142,9 +142,9 @@ def user_cache() -> Path:
 
 
 def make_private_folder(folder: Path, option: str):
-  """Makes a folder of this user alone. Raises InputError if another may have written into it, or can.
+  """Makes a folder that only this user can write. Raises InputError if others can write, or may have written, into it.
 
-  Its name can be guessed, and what is in it is trusted. `option` is what names another place.
+  The name of the folder can be guessed, and its contents are trusted. `option` is the option for another place.
   """
   folder.parent.mkdir(parents=True, exist_ok=True)
   with contextlib.suppress(FileExistsError):

@@ -68,7 +68,7 @@ def best_versions(workdir: Path) -> list[int]:
 
 
 def are_versions(value: Any) -> bool:
-  """Returns whether a value is a list of versions: whoever made a workdir may have written anything there."""
+  """Returns whether a value is a list of versions; the author of a workdir may have written anything there."""
   return isinstance(value, list) and all(type(version) is int and 0 <= version <= MAX_VERSION for version in value)
 
 

@@ -107,7 +107,7 @@ class Storage:
     return data
 
   def agree(self, name: str, data: bytes) -> bytes:
-    """Publishes an object unless it exists; returns the existing one. Of simultaneous calls one wins."""
+    """Publishes an object unless it exists; returns the existing one. One of several simultaneous calls wins."""
     self.retry(name, lambda: self.backend.create(checked_name(name), data))
     return bytes(self.fetch(name))
 
