@@ -62,7 +62,7 @@ async def parse(parser: Callable[[bytes], T], body: bytes) -> T:
 
 
 def error_handlers(routes: str) -> dict[Any, Any]:
-  """Returns Starlette's handlers of what a route raises; `routes` are those that there are, in words."""
+  """Returns Starlette's handlers of errors in routes. `routes` lists the existing routes in words."""
 
   async def answer(request: Request, error: Exception) -> Response:
     """Answers an error; uvicorn then logs it unless it is of the first three kinds."""

@@ -70,7 +70,7 @@ class AnswerFormat(Protocol):
 
   id_prefix: str
   whole_object: str  # the name of the object that has all texts
-  piece_object: str  # and of those of a stream
+  piece_object: str  # and of the objects in a stream
 
   def whole(self, text: str) -> dict[str, Any]:
     """Returns the fields of a choice that hold its text."""
@@ -204,7 +204,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _check_depth(value: Any):
-  """Raises ValueError if brackets nest so deeply that what is made of the body could not be written again."""
+  """Raises ValueError if brackets nest so deeply that the parsed body could not be written again."""
   values = [value]
   for _ in range(MAX_DEPTH + 1):
     containers = [value for value in values if isinstance(value, dict | list)]

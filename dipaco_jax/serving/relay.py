@@ -83,7 +83,7 @@ class Relay:
     self.metrics = metrics
     self.timeout_s = timeout_s
     self.open: dict[asyncio.Task, int] = {}  # with how many engines each asks
-    self.ended: ApiError | None = None  # why what is open was ended
+    self.ended: ApiError | None = None  # why open requests were ended
 
   def end(self, error: ApiError):
     self.ended = error
@@ -91,7 +91,7 @@ class Relay:
       work.cancel()
 
   async def __call__(self, endpoint: str, parts: Sequence[Part], scope: Scope, receive: Receive, send: Send):
-    """Answers a request, as ASGI has it; `endpoint` is what it goes to behind an engine's URL."""
+    """Answers a request, as an ASGI app. `endpoint` is the path that follows an engine's URL."""
     headers = {name.decode(): value.decode('latin-1') for name, value in scope['headers'] if name in TO_ENGINES}
     response = _Response(send)
     loop = asyncio.get_running_loop()
