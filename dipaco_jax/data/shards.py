@@ -13,7 +13,7 @@ from dipaco_jax.storage.records import READ_RECORDS, read_meta, record_writer, w
 
 
 class Dealt(NamedTuple):
-  """The document, domain and paths of each sequence, and what is held back; `assignment` is not copied."""
+  """The document, domain and paths of each sequence, and the hold-outs; `assignment` is not copied."""
 
   seed: int
   documents: np.ndarray  # uint32

@@ -38,7 +38,7 @@ def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
   """Makes `features/<split>.npy` if it is missing; returns it, or None if it would be too large to keep."""
   file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
   if not seals.keep_if_whole(file):
-    if run.disk.is_apart and not processes.is_first():  # nobody else would read them, and it needs its share only
+    if run.disk.is_apart and not processes.is_first():  # no other process reads them, and each needs only its share
       return None
     if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
       return None

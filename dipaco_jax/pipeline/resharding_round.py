@@ -1,4 +1,4 @@
-"""Discriminative re-sharding: a round of approximate EM over router data, which no training has seen [2.4.2, 7.2.1].
+"""Discriminative re-sharding: a round of approximate EM over router data, on which no path has trained [2.4.2, 7.2.1].
 
 Every path scores each router sequence, S[i, p] = sum_j log p_p(token j | before) over the targets after the prefix; the
 best path is its label. A classifier learns labels from the prefix's feature z, and a bias makes the frequencies that it
