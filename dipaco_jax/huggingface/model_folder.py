@@ -117,14 +117,14 @@ def _check_tokenizer(folder: str, named: str):
   if not named:
     advice = foreign_files.explain_missing_tokenizer(folder, remote_files.list_names(folder))
     raise InputError(f'config.pretrain.init={folder} {advice}')
-  with contextlib.suppress(OSError):  # opening it tells what is wrong
+  with contextlib.suppress(OSError):  # opening it reports the error
     if remote_files.read(named) not in contents.values():
       problem = f'is not the tokenizer that config.pretrain.init={folder} comes with: leave it out'
       raise InputError(f'config.tokenizer.model_file={named} {problem}')
 
 
 def _check_names(folder: str, present: Collection[str], expected: Collection[str], tied: bool):
-  """Raises InputError if a parameter is missing, or one that is there would be dropped."""
+  """Raises InputError if a parameter is missing, or an existing one would be dropped."""
   if missing := sorted({*expected} - {*present}):
     raise weight_files.wrong(folder, f'{", ".join(weight_files.find(folder))} has no {missing[0]}')
   derived = {families.ENDS['head/kernel']} if tied else set()

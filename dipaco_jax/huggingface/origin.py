@@ -10,7 +10,7 @@ from dipaco_jax.storage import remote_files
 
 HUB_NAME = r'[A-Za-z0-9][\w.-]*/[\w.-]+'
 NOTES = '_name_or_path', 'name_or_path', 'model_name_or_path', '_model_name_or_path'  # keys of config.json
-LICENSES = (  # what a LICENSE file contains: its identifier on the Hub
+LICENSES = (  # text of a LICENSE file -> identifier on the Hub
   (r'Apache License\s+Version 2\.0', 'apache-2.0'),
   (r'MIT License', 'mit'),
   (r'Gemma Terms of Use', 'gemma'),

@@ -16,11 +16,11 @@ TRAINED = {'tokenizer.kind', 'tokenizer.vocab_size', 'tokenizer.sample_bytes'}  
 
 
 def fill(values: dict[str, Any], given: Collection[str], workdir: str = '') -> None:
-  """Fills in what a config leaves at its default: fields of `model`, the tokenizer.
+  """Fills in fields that a config leaves at their defaults: those of `model`, and the tokenizer.
 
   Args:
     values: the config, by section.
-    given: fields that the command line names; they stay as they are.
+    given: fields that the command line names, which are not changed.
     workdir: of the run; if it has begun from this folder, its config.json says all, as the folder may be gone.
 
   Raises InputError if the folder's config.json cannot be read, or is of a model that cannot be a path, or where a
@@ -87,7 +87,7 @@ def _tokenizer(folder: str) -> dict[str, str]:
 
 
 def _begun(workdir: str, folder: str) -> dict[str, Any]:
-  """Returns what a folder says of a run that has begun from it, by section, or {} if none has."""
+  """Returns the recorded fields of a folder for a run that has begun from it, by section, or {} if none has."""
   if not workdir:
     return {}
   try:

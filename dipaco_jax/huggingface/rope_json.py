@@ -33,7 +33,7 @@ def read(theirs: Config, by_kind: bool) -> tuple[dict[str, Any], dict[str, Any]]
     theirs: a config.json.
     by_kind: blocks with a window have a base of their own, `rope_local_base_freq`.
 
-  Raises InputError that names what is not understood.
+  Raises InputError that names an unknown key or value.
   """
   theirs = dict(theirs)
   older, newer = theirs.pop('rope_scaling', None), theirs.pop('rope_parameters', None)

@@ -26,7 +26,7 @@ OR_ANOTHER = 'use the tokenizer.json of its model if there is one, or train anot
 # Of a tokenizer_config.json that was given; what else it says is of another class, or of tokens that the model lacks.
 KEPT = ('chat_template', 'model_max_length', 'padding_side', 'truncation_side')
 
-# Of a tokenizer_config.json, notes of where its files were on the machine of whoever wrote it, which no program needs.
+# Of a tokenizer_config.json, notes of where its files were on the machine of its author, which no program needs.
 PLACES = ('name_or_path', '_name_or_path', 'tokenizer_file', 'special_tokens_map_file', 'cache_dir')
 
 

@@ -34,7 +34,7 @@ def wrong(folder: str, problem: str) -> InputError:
 
 
 def find(folder: str) -> list[str]:
-  """Lists the files of a folder's weights, those of the first kind that is there. Raises InputError."""
+  """Lists the files of a folder's weights, of the first kind that exists. Raises InputError."""
   for name in (WEIGHTS, TORCH):
     if remote_files.can_open(f'{folder}/{name}'):
       return [name]
@@ -153,7 +153,7 @@ def _check_finite(folder: str, name: str, key: str, num_wrong: int):
 
 
 def _torch_load(folder: str, name: str, file: BinaryIO, device: str) -> dict[str, Any]:
-  """Returns PyTorch's tensors; on 'meta' without what they hold. Runs nothing that the file says."""
+  """Returns PyTorch's tensors, on 'meta' without their values. Runs no code from the file."""
   try:
     import torch
   except ImportError as e:

@@ -1,8 +1,8 @@
-"""The cost of a run, estimated without its machine: its programs are compiled for a TPU that is not there.
+"""The cost of a run, estimated without its machine: its programs are compiled for a TPU that is not available.
 
 Where the figures come from:
 
-    HBM         the compiler's, program by program, and what else is on a chip meanwhile
+    HBM         the compiler's, program by program, and other arrays on the chip
     collectives in the compiled programs, by what they cross: a path's slice (`data`), the grid, the data-center network
     time        see `roofline`
 """
@@ -110,7 +110,7 @@ def base_programs(s: settings_lib.Settings, topology: Topology) -> programs.Prog
 
 
 class Arguments(NamedTuple):
-  """Shapes and shardings of what is on the devices."""
+  """Shapes and shardings of the arrays on the devices."""
 
   turn: Any
   modules: Any
