@@ -118,9 +118,9 @@ def by_model(
 ) -> list[float | None]:
   """Returns each path's hold-out loss; for replicas, the mean over the targets of all their hold-outs [2.7].
 
-  Replicas, such as DiLoCo's workers, have one set of parameters (see `Layout.models`): what is evaluated, exported and
-  served is then one version, where each by its own hold-out could point at another. `losses` are nats per target on
-  each path's own hold-out, or None if it has none; `targets` their numbers.
+  Replicas, such as DiLoCo's workers, have one set of parameters (see `Layout.models`): so only one version is
+  evaluated, exported and served, although each replica's own hold-out could prefer another. `losses` are nats per
+  target on each path's own hold-out, or None if it has none; `targets` their numbers.
   """
   result = list(losses)
   for paths in models:

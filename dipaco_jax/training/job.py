@@ -35,7 +35,7 @@ class Schedule:
 
   @property
   def dispatch_steps(self) -> int:
-    """k: the largest divisor of tau, and of the pieces of phases, up to what was asked."""
+    """k: the largest divisor of tau, and of the pieces of phases, up to the configured number."""
     return self.timetable.unit if self.timetable else largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
 
   def global_step(self, phase: int, step: int) -> int:
@@ -53,7 +53,7 @@ class Point(NamedTuple):
 
 
 def count_updates(times: streaming.Timetable, num_paths: int, turns: int, point: Point) -> int:
-  """Returns the inner steps of all paths before a point of a phase, which they go through in so many turns.
+  """Returns the inner steps of all paths before a point of a phase, which takes a number of turns.
 
   Paths that do not train count too, so that the number does not depend on the schedule.
   """
@@ -121,9 +121,9 @@ class Job:
     return self.programs.layout.grid.num_paths * self.schedule.steps_per_phase
 
   def own_step(self, path: int, phase: int, step: int) -> int:
-    """Returns the step of a path's data: its global step less those of phases that it sat out: it misses no row.
+    """Returns the step of a path's data: its global step minus those of phases without it, so that it misses no row.
 
-    A round's new shard is entered at the step that the path has come to.
+    The path enters the new shard of a round at its present step.
     """
     return self.schedule.first_step + int(self._trained_before[phase, path]) * self.schedule.steps_per_phase + step
 

@@ -65,7 +65,7 @@ class Journal:
     self.lap()
 
   def lap(self):
-    """Starts the clock again: what went before was no inner step."""
+    """Restarts the clock, because the time before was not an inner step."""
     self._clock = time.monotonic()
 
   def dispatched(self, dispatch: Dispatch, metrics: dict[str, jax.Array]):

@@ -29,7 +29,7 @@ from dipaco_jax.training.job import Dispatch, Job
 from dipaco_jax.training.mesh import fetch
 from dipaco_jax.training.train_log import Journal
 
-CLOSE_S = 30  # after an error, for what was begun to be written
+CLOSE_S = 30  # time after an error to finish writes
 Stop = Callable[[], bool]
 
 
@@ -307,7 +307,7 @@ class Trainer:
   def _save(self, dispatch: Dispatch):
     """Saves a checkpoint, after everything that it refers to has been published and logged.
 
-    Where the last step was finite for no path, nothing is saved: the parameters may be what is wrong.
+    If the last step was not finite for any path, nothing is saved, because the parameters may be the cause.
     """
     self.journal.catch_up()
     self._read_own_losses()
@@ -320,7 +320,7 @@ class Trainer:
 
   @time_use.doing(time_use.CHECKPOINT)
   def _write_checkpoint(self):
-    """Copies the state off the devices, to be written in the background, and notes what the checkpoint points at."""
+    """Copies the state off the devices, for writing in the background, and notes the files to which it points."""
     self.rows.sync()
     self._await_publication()
     record, updates = self.state.record, self._updates()

@@ -1,4 +1,4 @@
-"""One turn of the paths in flight: what they begin a piece of a phase with, and what they send after it."""
+"""One turn of the paths in flight: their state before a piece of a phase, and their messages after it."""
 
 from typing import Any
 
