@@ -126,7 +126,7 @@ class Batch:
 
 
 def _with_slack(size: int, needed: int) -> int:
-  """Returns `size` unless it is too small, or at least four times what is needed: few changes, few compilations."""
+  """Returns `size` unless it is too small or at least four times the required size, to limit compilations."""
   return size if needed <= size < 4 * needed else needed
 
 

@@ -54,7 +54,7 @@ class ChatTemplate:
     try:
       text = self._environment.render(self._template, {**self._tokens, **extra, **names})
       return self._tokenizer.encode_chat(text, mark)
-    except Exception as e:  # whatever messages of another shape lead to
+    except Exception as e:  # any error that messages of another shape cause
       raise InputError(f'messages: the chat template does not take them: {" ".join(str(e).split())[:200]}') from e
 
   def _break_up(self, value: Any, mark: str, is_answer: bool = False) -> Any:
@@ -79,7 +79,7 @@ def load(tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
-  """Returns the default template; one in a file of its own goes before that of tokenizer_config.json."""
+  """Returns the default template. A separate file takes precedence over tokenizer_config.json."""
   if (content := files.get(tokenizer_files.TEMPLATE)) is not None:
     try:
       return content.decode()

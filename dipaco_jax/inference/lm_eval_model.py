@@ -142,7 +142,7 @@ class Dipaco(TemplateLM):
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
     """Continues contexts; if one leaves no room for its answer, it is cut at its beginning, to half a row at most.
 
-    A request that cannot be met is logged and gets an empty text.
+    A request that fails is logged and gets an empty text.
     """
     engine = Engine(self.run, max_batch=self.batch_size, version=self.version)
     texts: list[Text | None] = []

@@ -56,7 +56,7 @@ class TextRouter:
   def batch_scores(self, prefixes: Sequence[np.ndarray], lengths: Sequence[int] | None = None) -> np.ndarray:
     """Returns how well each path suits each of these prefixes, [B, P] float32. Compiles once for each B.
 
-    `lengths` are those of the texts, by default of what is given of them.
+    `lengths` are the lengths of the texts, by default of the given parts.
     """
     tokens_BL, seen_BL = packing.pad(prefixes, self.prefix_tokens)
     if not isinstance(self.fitted, own_router.OwnRouter):
@@ -72,7 +72,7 @@ class TextRouter:
 def beginning(tokenizer: Tokenizer, text: str | Sequence[int], num_tokens: int) -> np.ndarray:
   """Returns the first tokens of a text, or of token ids. Of a long text only the beginning is encoded, where that does.
 
-  What stands behind a token does not change it if it is far enough away: here, as many tokens again as are asked for.
+  Text that is far enough behind a token does not change it: here, as many tokens as are requested.
   """
   if isinstance(text, str) and len(text) > (most := CHARS * num_tokens):
     tokens = token_ids(tokenizer, text[:most])

@@ -65,10 +65,10 @@ def load_router(workdir: str, *, trust_modules: str | Sequence[str] = ()) -> Tex
 
 
 class Module(dict[str, jax.Array]):
-  """A module's parameters; `sha256` is that of the object that they were read from."""
+  """A module's parameters; `sha256` is the digest of the object from which they were read."""
 
   sha256: str
-  fault = ''  # what is wrong with its numbers
+  fault = ''  # problem of its numbers
 
   def __repr__(self) -> str:
     return f'<module of {sum(x.size for x in self.values()):,} parameters: {", ".join(self)}>'
@@ -98,7 +98,7 @@ class Path:
     return self.run.tokenizer
 
   def check_finite(self):
-    """Raises InputError if a module holds numbers that are not finite, of which `load` warns."""
+    """Raises InputError if a module holds numbers that are not finite; `load` only warns of them."""
     if fault := next((module.fault for module in self.modules.values() if module.fault), ''):
       raise InputError(fault)
 
