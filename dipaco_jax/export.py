@@ -26,7 +26,7 @@ def check_tokenizer(s: settings.Settings):
 
 
 def check_out(out: pathlib.Path):
-  """Raises InputError if there is something that is not an export of ours."""
+  """Raises InputError if the place exists and is not an export of this program."""
   from dipaco_jax.huggingface import model_folder
 
   if not out.exists() and not out.is_symlink():
@@ -38,7 +38,7 @@ def check_out(out: pathlib.Path):
 
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int:
-  """Writes a path's folder, whole or not at all, in place of an export that is there; returns the version.
+  """Writes a path's folder atomically, replacing an existing export; returns the version.
 
   Raises InputError.
   """

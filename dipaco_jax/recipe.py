@@ -34,7 +34,7 @@ from dipaco_jax.reports import recipe_outcomes
 from dipaco_jax.reports.recipe_outcomes import Comparison, Outcome
 from dipaco_jax.storage import user_modules
 
-PHASES, SHARE = 4, 0.05  # a copy has at least so many phases, and such a part of the config's
+PHASES, SHARE = 4, 0.05  # a copy has at least this many phases, and this part of the config's
 FIRST = 'the-config'
 SHORTER = (4, 16)  # times shorter than the config's phases
 PLAIN = {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': False, 'outer.row_weights': False}

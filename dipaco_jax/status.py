@@ -30,7 +30,7 @@ AFTER |= dict.fromkeys(stage_lib.CONTROLS.values(), ' of the dense control after
 
 
 def status(workdir: pathlib.Path) -> str:
-  """Returns a few lines on what a run does, and how well. Raises InputError if there is none in workdir."""
+  """Returns a few lines on the progress and results of a run. Raises InputError if there is none in workdir."""
   config, complete = read_settings(workdir), read_stages(workdir)
   stage = next((name for name in stage_lib.NAMES if name not in complete), None)
   holder = owner(workdir)

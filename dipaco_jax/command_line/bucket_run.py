@@ -40,9 +40,9 @@ def _scratch_of(url: str, parent: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> Iterator[disks.Disk]:
-  """Holds a run in a bucket, with what it needs to continue in its scratch folder; at the end all is published.
+  """Holds a run in a bucket, with the files to continue it in its scratch folder, and publishes all files at the end.
 
-  Of several processes of a job each has a scratch folder of its own, and the first holds the run.
+  Each process of a job has its own scratch folder, and the first process holds the run.
 
   Raises InputError if the bucket or the scratch folder cannot be used or another process is running on the run,
   Unavailable if the bucket cannot be written later.

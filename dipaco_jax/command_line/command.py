@@ -58,7 +58,7 @@ def run(main: Callable[[], int | None]):
 
   display.STDERR.only_terminal = True  # a command's output may go to another program: progress is for terminals only
   with processes.ending(), stopping.listening():
-    if '--version' in sys.argv and 'version' not in flags.FLAGS:  # else it is that of a run's modules
+    if '--version' in sys.argv and 'version' not in flags.FLAGS:  # otherwise it is an error of a run's modules
       print(f'dipaco_jax {dipaco_jax.__version__}')
     else:
       app.run(guarded, flags_parser=parse)
@@ -218,7 +218,7 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 def explain(error: Exception, meant: Mapping[str, str]) -> str:
-  """Explains what is wrong with options, in one line; `meant` maps names used elsewhere to what to write here."""
+  """Explains wrong options in one line. `meant` maps names in other programs to the names here."""
   if isinstance(error, flags.UnrecognizedFlagError):
     name = error.flagname
     ours = [flag for flag in flags.FLAGS if not str(flags.FLAGS.find_module_defining_flag(flag)).startswith('absl')]

@@ -1,6 +1,6 @@
-"""A config: a Python file with get_config(), and what the command line changes in it by --config.FIELD=VALUE.
+"""A config: a Python file with get_config(), and the changes of the command line, --config.FIELD=VALUE.
 
-Errors in either are one line that names the file and line, or the option, and the fix.
+An error in either is one line that names the file and line, or the option, and the fix.
 """
 
 import ast
@@ -28,7 +28,7 @@ TRUTH = {'true': True, '1': True, 'yes': True, 'false': False, '0': False, 'no':
 
 
 class Override(typing.NamedTuple):
-  """A field of the config, and what it is to be, as it was typed."""
+  """A field of the config, and its value as typed."""
 
   name: str
   text: str

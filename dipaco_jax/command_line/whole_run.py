@@ -1,4 +1,4 @@
-"""A run in this process, from its settings to its report: what the command `main` and `dipaco_jax.train` share."""
+"""A run in this process, from settings to report; the command `main` and `dipaco_jax.train` share it."""
 
 import contextlib
 import functools
@@ -83,7 +83,7 @@ def _train(
       inputs.check_inputs(workdir, settings)
       preflight.check_costs(workdir, settings)
       account = stack.enter_context(time_account.kept(workdir, signals))
-    disk.follow('config', with_checkpoints=True)  # of which some may have gone with an earlier config
+    disk.follow('config', with_checkpoints=True)  # some may have been removed with an earlier config
     compilation_cache.keep()
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
     with sinks.fed(metric_sinks, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):

@@ -17,7 +17,7 @@ class Away(Unavailable):
 
 
 def parting(error: Unavailable) -> str:
-  """Returns the line with which a command ends by this error; a process that continues tells the message alone."""
+  """Returns the last line of a command that this error ends. A process that continues shows only the message."""
   message = getattr(error, 'strerror', None) or str(error)
   return f'{message}; run it again when it is back' if isinstance(error, Away) else message
 
