@@ -1,4 +1,4 @@
-"""Exact sums: any order gives equal bits; against arithmetic with fractions; what is refused."""
+"""Exact sums: any order gives equal bits, results equal arithmetic with fractions, and limits are enforced."""
 
 import math
 from fractions import Fraction

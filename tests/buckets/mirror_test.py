@@ -1,4 +1,4 @@
-"""Scratch folders and their buckets: what is published in which order, what is fetched, and what never is."""
+"""Scratch folders and their buckets: the order of publication, and which files are fetched."""
 
 import errno
 import json

@@ -1,4 +1,4 @@
-"""The command: what it prints, and where, and how it ends."""
+"""The command `generate`: its output and its exit status."""
 
 import os
 import signal

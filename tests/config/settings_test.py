@@ -1,4 +1,4 @@
-"""Settings: what is wrong with a bad field is said in one line; dicts and back; digests and differences."""
+"""Settings: errors about a bad field are one line; conversion to dicts and back; digests and differences."""
 
 import ast
 import dataclasses

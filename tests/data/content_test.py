@@ -1,4 +1,4 @@
-"""Texts are the same where what they hold is, and files are not read again to know it."""
+"""Texts with equal content have equal digests, and unchanged files are not read again."""
 
 import hashlib
 import os

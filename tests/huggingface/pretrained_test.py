@@ -1,4 +1,4 @@
-"""A grid from somebody's model: the folder alone says what it is, and what contradicts it is named."""
+"""A grid from a pretrained model: the folder determines the fields, and contradicting fields are named."""
 
 import json
 import pathlib

@@ -1,4 +1,4 @@
-"""Conversations: the text that chooses their path, and the messages that are refused."""
+"""Conversations: the text that chooses their path, and the messages that are rejected."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tasks of the LM Evaluation Harness on a run: what it says of texts is what the paths say."""
+"""Tasks of the LM Evaluation Harness on a run get the scores of its paths."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Invariant 11 in islands: who is poisoned is named and left out; what follows is what one job makes of it [3]."""
+"""Invariant 11 in islands: a poisoned path is named and left out; later results equal those of one job [3]."""
 
 import dataclasses
 import json

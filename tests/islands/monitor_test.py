@@ -1,4 +1,4 @@
-"""The monitor: which objects it deletes and which it keeps, what it calls stuck, and its page, from facts alone."""
+"""The monitor: the objects that it deletes and keeps, the tasks that it reports as stuck, and its page."""
 
 import numpy as np
 import one_process

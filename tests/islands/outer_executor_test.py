@@ -1,4 +1,4 @@
-"""An outer executor: what it adds to a sum, what it leaves out, and what becomes of a module."""
+"""An outer executor: the contributions that it adds or leaves out, and the new versions of a module."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Facts that nobody can read any more, and what is malformed though it is as it was published."""
+"""Withdrawal of facts with objects that cannot be read, and of published objects that are malformed."""
 
 import contextlib
 import dataclasses

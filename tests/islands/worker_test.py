@@ -1,4 +1,4 @@
-"""What a worker reads and writes: a path's state within a phase, its checkpoint after it, and what it measures."""
+"""A worker: states of a path within a phase, checkpoints after it, and measurements."""
 
 import types
 

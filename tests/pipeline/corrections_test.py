@@ -1,4 +1,4 @@
-"""A run that was refused before it trained takes the corrected config, and keeps what still fits."""
+"""A run that was rejected before training accepts a corrected config, and keeps artefacts that still fit."""
 
 import dataclasses
 import logging

@@ -1,4 +1,4 @@
-"""A run that goes on does so with the text, the tokenizer and the model that it began with, by their content."""
+"""A resumed run requires the same content of text, tokenizer and model."""
 
 import dataclasses
 import json

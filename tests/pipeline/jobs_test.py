@@ -1,4 +1,4 @@
-"""The dense control: the base, trained on with what it has not read, for as many steps as a path."""
+"""The dense control: trained from the base on text that the base has not read, for as many steps as a path."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""A run whose learning rate would stay far below the config's is refused; what fits itself to the run is logged."""
+"""A run with a learning rate that stays far below the config's is rejected; automatic values are logged."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The experiments' scripts run what is missing, once."""
+"""The scripts of the experiments run missing rows, once."""
 
 import json
 import os

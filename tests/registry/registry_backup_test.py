@@ -1,4 +1,4 @@
-"""Backups of the registry beside the objects: what is lost or damaged is made again from them, and nothing else is."""
+"""Backups of the registry: lost or damaged tables are restored from them, and nothing else is changed."""
 
 import os
 import pathlib

@@ -1,4 +1,4 @@
-"""engines.json: what is right becomes engines, what is wrong an error that names the place and the fix."""
+"""engines.json: valid entries become engines; errors name the place of an invalid one and the fix."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's completions API, as requests; what they may not have is tried over HTTP in http_server_test."""
+"""Bodies of OpenAI's completions become requests. http_server_test tests unsupported fields over HTTP."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Requests to the router: what it reads of them, how prompts are dealt to paths, and answers put together again."""
+"""Requests to the router: parsing, distribution of prompts to paths, and joining of answers."""
 
 import json
 

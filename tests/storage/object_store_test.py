@@ -1,4 +1,4 @@
-"""Storage: the same tests on a folder, on S3 and on Google's interface; and what breaks."""
+"""Object stores: the same tests on a folder, on S3 and on Google's interface, and failures."""
 
 import concurrent.futures
 import errno

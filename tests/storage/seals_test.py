@@ -1,4 +1,4 @@
-"""What has a seal is read as it was written, or refused; whatever byte of it was changed."""
+"""Sealed files are read as they were written, or rejected if any byte has changed."""
 
 import json
 import subprocess

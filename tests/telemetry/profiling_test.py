@@ -1,4 +1,4 @@
-"""Which steps are profiled, and that training goes on whatever becomes of that."""
+"""The steps that are profiled; training continues if profiling fails."""
 
 import logging
 

@@ -1,4 +1,4 @@
-"""The account of a run's time: it goes on from what was noted, and a kill costs what nobody asked for."""
+"""The account of a run's time: it continues from the recorded one, and counts the time lost by a kill."""
 
 import json
 import signal

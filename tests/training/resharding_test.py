@@ -1,4 +1,4 @@
-"""What paths keep goes with them to a mesh with other positions, to the bit; and the run goes on from there."""
+"""States of paths move to a mesh with other positions without changing a bit, and the run continues."""
 
 import contextlib
 import functools
