@@ -79,7 +79,7 @@ print(json.dumps({'ended': ended, 'saved': saved, 'digests': digests, 'said': sa
 
 
 @pytest.mark.slow
-def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path):
+def test_it_stops_and_continues_and_leaves_the_program_as_it_was(undisturbed, tmp_path):
   path = os.pathsep.join([str(repository.ROOT), os.environ.get('PYTHONPATH', '')])
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.on(1), 'PYTHONPATH': path}
   env['JAX_COMPILATION_CACHE_DIR'] = str(tiny_run.cache_of(undisturbed))
@@ -112,7 +112,7 @@ def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path
     ({'data.source': 'files', 'data.train': 'no/*.txt'}, "'no/*.txt' matches no file"),
   ],
 )
-def test_a_wrong_field_is_refused_before_anything_is_written(overrides, words, tmp_path):
+def test_a_wrong_field_is_rejected_before_anything_is_written(overrides, words, tmp_path):
   with pytest.raises(dipaco_jax.InputError, match=re.escape(words)):
     dipaco_jax.train('tiny', tmp_path / 'run', overrides, progress=False)
   assert not list(tmp_path.iterdir())

@@ -56,7 +56,7 @@ def check(run: run_lib.Run):
     ('model/model.safetensors', 'pretrain.init'),
   ],
 )
-def test_what_is_another_by_now_is_refused_and_what_is_gone_is_not(run, tmp_path, file, field):
+def test_what_is_another_by_now_is_rejected_and_what_is_gone_is_not(run, tmp_path, file, field):
   finish(run, 'tokenize', 'pretrain')
   check(run)
   before = (tmp_path / file).read_bytes()

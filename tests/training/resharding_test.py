@@ -93,7 +93,7 @@ def tolerance(job):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_devices(tmp_path):
+def test_a_run_continues_with_other_devices(tmp_path):
   # As in invariant 4, so that the two compile each program once.
   two, eight = (small.make_job(small.make_programs(small.settings(GRID, small.MIXED_LEVELS), n)) for n in (2, 8))
   undisturbed = small.train(eight, tmp_path / 'undisturbed')
