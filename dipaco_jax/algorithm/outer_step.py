@@ -88,7 +88,7 @@ class OuterStep:
     if self.compress not in compression.KINDS:
       raise ValueError(f'compress={self.compress!r}: use one of {", ".join(compression.KINDS)}')
     if self.exclude_above < 0:
-      raise ValueError(f'exclude_above={self.exclude_above} is negative: use 0 to exclude only what is not finite')
+      raise ValueError(f'exclude_above={self.exclude_above} is negative: use 0 to exclude only non-finite values')
 
   def init(self, modules: Modules) -> State:
     """Returns the state before the first outer step.

@@ -78,7 +78,7 @@ class Mirror:
     if names and not {MARK, bucket_lock.NAME} & {*names}:
       raise InputError(
         f'--workdir={self.storage.url} holds other things ({names[0]}) than a run that was made there: name a place of '
-        'its own; a run that was copied to it goes on from a disk'
+        'its own; a run that was copied to it can only be resumed from a disk'
       )
     return names
 

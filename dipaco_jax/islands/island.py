@@ -107,7 +107,7 @@ class Island:
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
     if any(published.sha256 != fact.sha256 for published in self.registry.facts(kind, number=number)):
       raise InputError(
-        f'{", ".join(trees)}: what this machine makes differs from what is in use; run this on a machine like the first'
+        f'{", ".join(trees)}: the results of this machine differ from those in use; run it on a machine like the first'
       )
     for tree in trees:
       self.storage.upload_tree(self.run.workdir / tree, tree)

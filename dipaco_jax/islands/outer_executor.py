@@ -138,7 +138,7 @@ class Executor:
       lease.check()
     left_out = excluded | partial.left_out
     if published and not partial.agrees_with(excluded):
-      message = '%s %d: %s were counted when it was first made; if nobody else says so, check this machine'
+      message = '%s %d: %s were not excluded at first; if only this process excludes them, check this machine'
       logging.warning(message, module, task.number, partial.left_out)
     if left_out and not published:
       lease.check()

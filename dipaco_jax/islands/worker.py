@@ -126,7 +126,7 @@ class Worker:
       yield
     except Gone as e:
       if lineage.find(island, self.held, task).parts[0] > first:
-        raise Later(f'a newer state of path {task.key} is available by now: {e}') from e
+        raise Later(f'a newer state of path {task.key} has become available: {e}') from e
       raise
 
   def train(self, island: Island, task: Task, lease: Lease) -> Publish:

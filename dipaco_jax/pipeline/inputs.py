@@ -57,7 +57,7 @@ def compute_digests(workdir: pathlib.Path, s: settings_lib.Settings, stage: str)
 
 def _describe(s: settings_lib.Settings, stage: str, digests: content.Digests) -> dict[str, dict]:
   """Returns {field: {'digest', 'files': {path: digest}}} of the present inputs of a stage."""
-  with display.doing('comparing text and models with what is known of them', tells=False):
+  with display.doing('comparing text and models with their records', tells=False):
     contents = find_inputs(s, stage)
     return {
       field: {'digest': digests.of_content(of), 'files': digests.of_files(file.path for file in of.files)}
@@ -111,7 +111,7 @@ def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = 
     if known.stages.get(stage) and _is_used(workdir, stage):
       for field, about in known.stages[stage].items():
         for path, change in _find_changed(s, field, about['files'], digests):
-          fix = f'restore what was read, or use another --workdir than {workdir}'
+          fix = f'restore the files that were read, or use another --workdir than {workdir}'
           raise InputError(f'config.{field}: {path} {change} stage {stage} of this run read the files: {fix}')
   if keeps and digests.known != known.files:
     input_records.write_inputs(workdir, known._replace(files=digests.known))

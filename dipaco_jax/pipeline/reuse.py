@@ -70,7 +70,7 @@ def _find_missing(run: run_lib.Run, other: pathlib.Path, one: stage_lib.Stage) -
   if one.name == 'tokenize':
     needed += tokenizer_files.names(run.settings.tokenizer, lambda name: (other / name).exists())
   missing = [path for path in needed if not (other / path).exists()]
-  return f'{other / missing[0]} has gone' if missing and not run.record(one.name) else ''
+  return f'{other / missing[0]} no longer exists' if missing and not run.record(one.name) else ''
 
 
 def _take(run: run_lib.Run, other: pathlib.Path, one: stage_lib.Stage, record: dict[str, Any]):

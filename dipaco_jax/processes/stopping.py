@@ -124,7 +124,7 @@ class Signals:
 
     def answer(number: int) -> bool:
       if news := has_news():
-        message = 'stopping: what was trained is saved; a second signal ends at once'
+        message = 'stopping: saving the training so far; a second signal ends at once'
         threading.Thread(target=say, args=(message,), daemon=True).start()  # a pipe that nobody reads may hold it up
       return news
 

@@ -75,7 +75,7 @@ def check_paths(engines: Engines, num_paths: int, option: str):
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   content = dict(pairs)
   if len(content) < len(pairs):
-    raise ValueError(f'{next(k for k, _ in pairs if [p[0] for p in pairs].count(k) > 1)!r} is there twice')
+    raise ValueError(f'{next(k for k, _ in pairs if [p[0] for p in pairs].count(k) > 1)!r} occurs twice')
   return content
 
 

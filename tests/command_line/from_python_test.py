@@ -91,7 +91,7 @@ def test_it_stops_and_continues_and_leaves_the_program_as_it_was(undisturbed, tm
   assert found['ended'] == ["KeyboardInterrupt('stopped; make the same call to resume')", 'SystemExit(143)']
   assert 0 < found['saved'][0] < found['saved'][1] < 96
   assert found['digests'] == 2 * [tiny_run.modules_sha256(undisturbed)]
-  assert 'stopping: what was trained is saved' in found['said'] and '\r' not in found['said']
+  assert 'stopping: saving the training so far' in found['said'] and '\r' not in found['said']
   assert 'train 96/96 updates' in found['said'] and 'train ' not in found['quiet']
   call = f"dipaco_jax.train({config!r}, '{tmp_path}/run', {CHANGES})\n"
   assert (tmp_path / 'run' / 'command.txt').read_text() == call

@@ -64,7 +64,7 @@ def test_what_is_another_by_now_is_rejected_and_what_is_gone_is_not(run, tmp_pat
   with pytest.raises(InputError) as info:
     check(run)
   assert str(info.value).startswith(f'config.{field}: {tmp_path}/{file} has changed since stage ')
-  assert str(info.value).endswith(f'restore what was read, or use another --workdir than {run.workdir}')
+  assert str(info.value).endswith(f'restore the files that were read, or use another --workdir than {run.workdir}')
   (tmp_path / file).write_bytes(before)
   check(run)
   (tmp_path / file).unlink()

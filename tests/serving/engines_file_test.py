@@ -35,7 +35,7 @@ def one(engine) -> dict:
   [
     (b'{"paths"', 'e.json is not JSON'),
     (b'\xff', 'e.json is not JSON'),
-    (b'{"paths": {"0": ["http://a/v1"], "0": []}}', "'0' is there twice"),
+    (b'{"paths": {"0": ["http://a/v1"], "0": []}}', "'0' occurs twice"),
     ([], 'should be {"paths"'),
     ({}, 'should be {"paths"'),
     ({'paths': {}}, 'should be {"paths"'),
