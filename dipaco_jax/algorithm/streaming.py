@@ -61,7 +61,7 @@ class Timetable:
   stream: bool
   phases: int
   closed: frozenset[int]  # the ends of rounds, phases that are closed in any case
-  closed_every: int  # so is every phase of which so many are complete after it; 0: none
+  closed_every: int  # every n-th phase is closed, too; 0 means none
   keeps: bool = False  # what is learned during overlap
 
   def is_closed(self, phase: int) -> bool:

@@ -57,7 +57,7 @@ def make(name: str, reference: str, section: Any, *more: Any) -> Any:
 
 @contextlib.contextmanager
 def blaming(name: str, reference: str) -> Iterator[None]:
-  """Turns whatever a user's part raises into an InputError that names the field, and the line in their file."""
+  """Turns errors of a user's part into an InputError that names the field, and the line in the user's file."""
   try:
     yield
   except InputError:

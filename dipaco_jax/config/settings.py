@@ -163,7 +163,7 @@ def differences(old: Settings, new: Settings) -> dict[str, tuple[Any, Any]]:
 
 
 def in_words(changes: Mapping[str, tuple[Any, Any]]) -> str:
-  """Names the fields that differ, {name: (old, new)}, and modules of which the source does."""
+  """Names the fields that differ, {name: (old, new)}, and modules with a different source."""
   changes = dict(changes)
   was, now = map(dict, changes.pop('extensions', ((), ())))
   modules = [f'the source of {name} has changed' for name in was if name in now and was[name] != now[name]]

@@ -275,7 +275,7 @@ def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[source.Placed]:
   behind = 1.0
 
   def place(chars: float) -> float:
-    """Returns the share of the text before so many characters, by the bytes of a character as read so far."""
+    """Returns the share of the text before a number of characters, with the mean bytes per character so far."""
     return chars * read.bytes / max(1, read.chars) / max(1, total)
 
   for piece in text_files.pieces(text_files.decode(path, read)):

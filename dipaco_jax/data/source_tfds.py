@@ -31,7 +31,7 @@ def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side 
   A document's id is its number in the split, in any format and files of the dataset. Raises InputError if
   the extra is not installed; there is no such dataset, split or text; or a file is damaged.
   """
-  if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before what is slow to load
+  if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before slow imports
     raise InputError(f'config.data.data_dir={data.data_dir!r}: there is no such folder')
   tf, tfds = load_library('tensorflow', data.source), load_library('tensorflow_datasets', data.source)
   info = _builder(tfds, data.name, data.data_dir).info

@@ -30,7 +30,7 @@ def names(family: Family) -> set[str]:
 
 
 def plain(family: Family) -> dict[str, Any]:
-  """Returns the fields that a family does not have, as they have to be where they are there all the same."""
+  """Returns fields that a family does not have, with the values that they must have if they occur anyway."""
   values: dict[str, Any] = {} if family.windows else {'sliding_window': None}
   return values | ({} if family.windows in SWITCHED else {'use_sliding_window': False})
 

@@ -21,7 +21,7 @@ FIELDS = {  # of config.json: of settings.Model
 }  # fmt: skip
 DERIVED = ('head_dim', 'num_key_value_heads')  # from others, where they are null
 DEFAULTS: Config = {'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0} | dict.fromkeys(DERIVED)
-NEUTRAL: Config = {  # others', that have to be so where they are there
+NEUTRAL: Config = {  # keys of other families, which must have these values if they occur
   'attention_dropout': 0.0, 'rope_interleaved': False, 'use_mrope': False, 'mlp_bias': False, 'attention_bias': False,
   'quantization_config': None, 'hidden_act': 'silu', 'partial_rotary_factor': 1.0, 'clip_qkv': None,
   'attn_logit_softcapping': None, 'final_logit_softcapping': None, 'is_causal': True, 'is_encoder_decoder': False,

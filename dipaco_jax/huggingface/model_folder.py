@@ -175,7 +175,7 @@ def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, 
 
 
 def _check_tied(folder: str, head_VD: np.ndarray, tokens_VD: np.ndarray):
-  """Raises InputError if a head that is there is not the embedding, as config.json says."""
+  """Raises InputError if a head exists and differs from the embedding, although config.json says that they are tied."""
   if not np.array_equal(head_VD[: len(tokens_VD)].astype(np.float32), tokens_VD):
     problem = 'is not model.embed_tokens.weight, though its tie_word_embeddings is True'
     raise weight_files.wrong(

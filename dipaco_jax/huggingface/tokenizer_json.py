@@ -124,7 +124,7 @@ def convert(model: bytes) -> dict[str, Any]:
 def _check(proto):
   trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
   kinds = {p.type for p in proto.pieces}
-  # `tokenizers` finds pieces of the user's first, and normalizes what is between them as texts of their own.
+  # `tokenizers` finds user-defined pieces first, and normalizes the text between them separately.
   is_cut = USER_DEFINED in kinds and (normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces)
   odd = {
     'its pieces are words or characters': trainer.model_type not in (UNIGRAM, BPE),

@@ -114,7 +114,7 @@ class Claims:
   keys: Sequence[str] | None = None  # of tasks that it takes before all others, if any
   fetches: Mapping[str, Fetch] = dataclasses.field(default_factory=dict)  # how to fetch what a task reads, by its kind
   pool: Backup | None = None  # where a backup finds its tasks instead
-  holder: str = ''  # whose tasks come first: what they continue from is on this machine; '': nobody's
+  holder: str = ''  # tasks of this holder come first, because their states are on this machine; '' means none
 
   def __post_init__(self):
     self.leases: dict[int, Lease] = {}  # by task

@@ -26,7 +26,7 @@ class Gone(Later):
 
 
 class Malformed(Gone):
-  """An object has the bytes that were published, but they are not what they should be."""
+  """An object has the bytes that were published, but they are not valid."""
 
 
 @contextlib.contextmanager
@@ -50,7 +50,7 @@ def guarding(name: str) -> Iterator[None]:
 
 
 def objects_of(fact: Fact) -> dict[str, tuple[str, str]]:
-  """Returns the objects that a checkpoint or piece names, (name, sha256) by level; leaves out what is malformed."""
+  """Returns the objects that a checkpoint or piece names, (name, sha256) by level; leaves out malformed entries."""
   named = fact.meta.get('objects')
 
   def is_name(value: Any) -> bool:

@@ -20,11 +20,11 @@ from dipaco_jax.storage import retry
 
 SHIP = 'ship'  # kind of the task
 WORTHWHILE = 4.0  # leases: as asking takes up to two, a shorter replay is begun at once
-LOOKS = 2  # in a lease, for what is asked of this holder
+LOOKS = 2  # key in a lease for requests to this holder
 
 
 def ask(island: Island, task: Task, newest: NewestState):
-  """Raises Later if a task has to wait for the state of its path from the holder, who is asked for it."""
+  """Raises Later if a task has to wait for the state of its path, which is requested from the holder."""
   if len(newest.phases) == 1 or newest.parts[-1].nth or newest.within or task.owner != island.name:
     return  # there is little to repeat, or, within a phase, no state that a fact knows
   phase, path = newest.phases[-2], task.key

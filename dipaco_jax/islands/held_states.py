@@ -87,7 +87,7 @@ class HeldStates:
     return arrays
 
   def set_aside(self, key: Key, state: Arrays):
-    """Keeps a path's state until `drop_aside`, whatever else is forgotten; in place of those of earlier phases."""
+    """Keeps a path's state until `drop_aside`, even if others are forgotten. It replaces those of earlier phases."""
     on_disk = False
     with contextlib.suppress(OSError):
       if self.folder:
@@ -99,7 +99,7 @@ class HeldStates:
       self.drop_aside(older)
 
   def _link(self, key: Key) -> bool:
-    """Gives a state that is on disk the name by which it is kept aside; returns whether it is there."""
+    """Renames a state on disk so that it is kept aside; returns whether it exists."""
     assert self.folder
     try:
       os.link(self.folder / key.file, self.folder / _aside(key))
@@ -174,7 +174,7 @@ class HeldStates:
     self._remove(is_older)
 
   def note_newest(self, key: Key, phase: int) -> int:
-    """Notes the newest phase of a state's path, at the first call for this state; returns what is noted."""
+    """Notes the newest phase of a state's path, at the first call for this state; returns the noted phase."""
     with self.lock:
       return self.newest.setdefault(key, phase)
 

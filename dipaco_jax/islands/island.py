@@ -116,7 +116,7 @@ class Island:
   def distrust(self, e: seals.Damaged):
     """Compares all that was fetched with its digests again when it is next asked for; called when a file is damaged."""
     self.storage.verified_trees.clear()
-    if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
+    if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact names them
       shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
 
   def fetch_tokenizer(self):

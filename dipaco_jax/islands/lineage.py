@@ -125,7 +125,7 @@ def before_exclusions(
 
 
 def read_after(island: Island, held: HeldStates, path: int, phase: int, is_open: bool) -> Arrays | None:
-  """Returns what is there of a path after a phase: what it takes along, or, after an open one, its whole state."""
+  """Returns the available state of a path after a phase: its carried state or, after an open phase, its whole state."""
   return (read_open if is_open else read_state)(island, held, path, phase)
 
 

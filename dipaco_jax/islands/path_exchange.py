@@ -43,7 +43,7 @@ def take_over(island: Island, path: int, part: Part) -> Arrays:
 
 def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
   """Returns a path's state after it has taken new parameters over, before a piece."""
-  if part.nth == 0 and pieces.excluded_before(island, [path], part):  # nothing of what was on its way is its own
+  if part.nth == 0 and pieces.excluded_before(island, [path], part):  # messages under way are not its own
     before = island.timetable.left(island.timetable.places, part.phase - 1)
     return state._replace(left=of_levels(island, state.params, before))
   own_weights = of_levels(island, own_levels.weights(state), pieces.piece(island, part).mixed)

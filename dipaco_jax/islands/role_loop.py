@@ -60,7 +60,7 @@ class Role:
     self.waiting: display.Activity | None = None  # shown while it finds no task
     self.began = time.monotonic()
     self.lease: Lease | None = None  # running
-    self.idle_cause = time_use.STAGES  # what it waits for, until the run is prepared
+    self.idle_cause = time_use.STAGES  # reason for waiting until the run is prepared
 
   def serve(self):
     """Does tasks until the run is finished; raises Diverged if it cannot continue."""

@@ -87,6 +87,6 @@ def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
 
 
 def describe_end(about: dict[str, Any]) -> str:
-  """Says that a role has ended, or is killed, frozen or disconnected, and at what it was."""
+  """Says that a role has ended, or is killed, frozen or disconnected, and names its last task."""
   during = f' during {about["task"]}' if about.get('task') else ''
   return 'stopped' if about.get(registry_lib.STOPPED) else f'gone{during}'

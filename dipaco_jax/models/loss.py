@@ -102,7 +102,7 @@ def _of_chunk(
 
 
 def _dlogits(logits_CM: jax.Array, log_z_C: jax.Array, targets_C: jax.Array, weights_C: jax.Array) -> jax.Array:
-  """Returns w (softmax - onehot), of targets outside of 0 to M - 1 without the latter."""
+  """Returns w (softmax - onehot); for targets outside of 0 to M - 1, onehot is 0."""
   onehot_CM = jax.nn.one_hot(targets_C, logits_CM.shape[1], dtype=jnp.float32)
   return (jnp.exp(logits_CM - log_z_C[:, None]) - onehot_CM) * weights_C[:, None]
 

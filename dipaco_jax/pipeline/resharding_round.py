@@ -106,7 +106,7 @@ def fill(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths_NT: 
   Changes the training sequences' `paths_NT` in place; returns how many each path was given, for the record.
   """
   given_P = np.zeros(run.layout.grid.num_paths, np.int64)
-  for _ in range(ATTEMPTS):  # since what is given away may change what is held back
+  for _ in range(ATTEMPTS):  # because moved sequences may change what is held back
     dealt = route_stage.deal(run, paths_NT.copy(), len(given_P))
     trains_N = (dealt.assignment[:, 0] >= 0) & ~dealt.held
     count_P = np.bincount(paths_NT[trains_N].reshape(-1), minlength=len(given_P))

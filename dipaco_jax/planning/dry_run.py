@@ -257,7 +257,7 @@ def _waiting_bytes(run_programs: programs.Programs, a: Arguments) -> tuple[int, 
 
 
 def program_bytes(program: Any) -> int:
-  """Returns the bytes on a chip while a program runs; what it donates counts once."""
+  """Returns the bytes on a chip while a program runs; donated arrays count once."""
   m = program.memory_analysis()
   used = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
   return used + m.temp_size_in_bytes + m.generated_code_size_in_bytes

@@ -100,7 +100,7 @@ def _failures(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _text(tokenized: dict[str, Any]) -> dict[str, Any]:
-  """Returns what is known of the text after the stage `tokenize`."""
+  """Returns the figures of the text, known after the stage `tokenize`."""
   return {'held_back': tokenized.get('held_back'), 'text_by_domain': tokenized.get('by_domain')} | {
     name: tokenized.get(key) for name, key in TOKENIZE.items()
   }

@@ -216,7 +216,7 @@ class Feeder(threading.Thread):
     self._saved = due
 
 
-# -- progress of a sink: by stage, the updates of the last row, and the kinds of those with so many
+# -- progress of a sink: by stage, the updates of the last row, and the kinds of its rows
 
 
 def is_before(row: Row, marks: dict[str, list]) -> bool:

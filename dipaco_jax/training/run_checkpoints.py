@@ -221,7 +221,7 @@ class RunCheckpoints:
     self._manager.reload()
 
   def set_aside(self, after: int, why: str):
-    """Moves the checkpoints of more than so many updates away, when all are written: others are to continue from."""
+    """Moves checkpoints of later updates than `after` away, once all are written; runs continue from earlier ones."""
     self.wait()
     self._move([updates for updates in self._manager.all_steps() if updates > after], why)
 

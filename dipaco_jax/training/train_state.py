@@ -120,7 +120,7 @@ def choose(these, others, where):
 
 
 def save(checkpoints: run_checkpoints.RunCheckpoints, updates: int, state: State, positions: Coordinates):
-  """Copies the arrays from the devices, which have so many positions, and writes in the background."""
+  """Copies the arrays from the devices, on a mesh with these positions, and writes in the background."""
   held = {'turns': sorted(state.inner), 'own': sorted(state.own), 'in_turn': state.params is not None}
   held |= {'residuals': sorted(state.residuals)} if state.residuals else {}
   left = {str(turn): sorted(params) for turn, params in state.left.items() if params}
