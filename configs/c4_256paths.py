@@ -1,15 +1,15 @@
 """DiPaCo of 16x16 paths of 150 M parameters on C4, as in the paper's Table 3: perplexity 12.22 routed once, 11.38
 re-routed every 64 tokens [4.3].
 
-    python -m dipaco_jax.main --config=configs/c4_256paths.py --compile_only --topology=v5e:16x16   what it will cost
+    python -m dipaco_jax.main --config=configs/c4_256paths.py --compile_only --topology=v5e:16x16   estimates the cost
     python -m dipaco_jax.main --config=configs/c4_256paths.py --distributed --workdir=DIR
 
-The second is for every host, in a directory with C4's files (or with --config.data.source=tfds, see
-docs/own_text.md), with DIR where all hosts see it. It has not been run yet at this size: by --compile_only it takes 50
-to 80 hours on v5e:16x16, a path to a chip, 8 of 16 GiB. The paper's dense model of 1.3B has 11.41.
-Blocks 0, 5, 6, 11, the embedding and the last norm are each path's own; half of the other blocks vary over each axis
-of the grid. Variants: `:shared` has no path-specific modules: the embedding and the last norm vary over axis b.
-No level is shared by all paths, so in islands a path waits only for the 30 paths with which it shares a module.
+Run the second command on every host, in a directory with C4's files (or with --config.data.source=tfds, see
+docs/own_text.md), and with a DIR that all hosts share. It has not been run yet at this size: --compile_only estimates
+50 to 80 hours on v5e:16x16, with one path per chip, which takes 8 of 16 GiB. The paper's dense model of 1.3B has 11.41.
+Blocks 0, 5, 6, 11, the embedding and the last norm are path-specific; half of the other blocks vary over each axis of
+the grid. The variant `:shared` has no path-specific modules; its embedding and last norm vary over axis b. No level is
+shared by all paths, so in islands a path waits only for the 30 paths with which it shares a module.
 """
 
 from ml_collections import ConfigDict

@@ -1,13 +1,13 @@
 """DiPaCo of 2x4 paths of 150 M parameters on C4: the smallest grid of the paper's Table 1, on one TPU v5e-8.
 
-    python -m dipaco_jax.main --config=configs/c4_8paths.py --compile_only --topology=v5e:2x4     what it will cost
+    python -m dipaco_jax.main --config=configs/c4_8paths.py --compile_only --topology=v5e:2x4     estimates the cost
     python -m dipaco_jax.main --config=configs/c4_8paths.py --workdir=DIR                         on the TPU's host
 
-Hardware: v5e:2x4, one host, a path to a chip. Hours, by --compile_only: 52 to 84. Perplexity in the paper: 14.86; its
-dense model of one path's size: 16.23. It has not been run yet; docs/tpu.md goes there from a Google Cloud account.
-Blocks 0 to 5 are in two modules. Blocks 6 to 11, the embedding and the last norm are in four, as the paper's 0.5B
-parameters of all modules imply: if all paths shared the embedding, there would be 0.4B. Variants: `:tenth` takes a
-tenth of the steps and of the text; the paper has no perplexity for it.
+Hardware: v5e:2x4, one host, one path per chip. --compile_only estimates 52 to 84 hours. The perplexity in the paper is
+14.86, and 16.23 for its dense model of one path's size. It has not been run yet; docs/tpu.md has all steps, beginning
+with a Google Cloud account. Blocks 0 to 5 are in two modules. Blocks 6 to 11, the embedding and the last norm are in
+four, as the paper's 0.5B parameters of all modules imply: if all paths shared the embedding, there would be 0.4B. The
+variant `:tenth` has a tenth of the steps and of the text; the paper has no perplexity for it.
 """
 
 from ml_collections import ConfigDict

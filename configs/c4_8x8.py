@@ -1,12 +1,13 @@
 """The paper's 64-path DiPaCo on C4: 8x8 paths of 150M parameters, routed discriminatively.
 
-    python -m dipaco_jax.main --config=configs/c4_8x8.py --compile_only --topology=v5e:8x8     what it will cost
+    python -m dipaco_jax.main --config=configs/c4_8x8.py --compile_only --topology=v5e:8x8     estimates the cost
     python -m dipaco_jax.main --config=configs/c4_8x8.py --distributed --workdir=DIR           on every host
 
-Variants: `:shared`, no path-specific modules: 1.2B parameters, perplexity 13.37 in the paper; `:ends`, blocks 0, 5, 6,
-11, the embedding and the last norm are each path's own: 5.1B parameters (5.3B in the paper), perplexity 12.70 in the
-paper. With `:shared` the embedding varies over axis b, as the paper's 1.2B parameters imply: if all paths shared it,
-there would be 1.0B. Not run yet: by --compile_only, 50 to 80 hours on v5e:8x8, a path to a chip.
+The variant `:shared` has no path-specific modules: 1.2B parameters, and a perplexity of 13.37 in the paper. In `:ends`,
+blocks 0, 5, 6 and 11, the embedding and the last norm are path-specific: 5.1B parameters (5.3B in the paper), and a
+perplexity of 12.70 in the paper. In `:shared`, the embedding varies over axis b, as the paper's 1.2B parameters imply;
+if all paths shared it, there would be 1.0B. Neither has been run yet. --compile_only estimates 50 to 80 hours on
+v5e:8x8, with one path per chip.
 """
 
 from ml_collections import ConfigDict

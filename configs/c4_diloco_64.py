@@ -1,9 +1,10 @@
 """DiLoCo with 64 workers on C4 (arXiv 2311.08105): one model, its copies trained apart for 150 steps at a time.
 
-    python -m dipaco_jax.main --config=configs/c4_diloco_64.py --compile_only --topology=v5e:8x8   what it will cost
+    python -m dipaco_jax.main --config=configs/c4_diloco_64.py --compile_only --topology=v5e:8x8   estimates the cost
     python -m dipaco_jax.main --config=configs/c4_diloco_64.py --distributed --workdir=DIR         on every host
 
-Perplexity 14.96 in the DiPaCo paper. Not run yet: by --compile_only, 50 to 80 hours on v5e:8x8, a worker to a chip.
+Perplexity 14.96 in the DiPaCo paper. Not run yet. --compile_only estimates 50 to 80 hours on v5e:8x8, with
+one worker per chip.
 """
 
 from ml_collections import ConfigDict

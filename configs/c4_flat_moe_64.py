@@ -1,9 +1,10 @@
 """The paper's flat mixture of 64 experts on C4 [2.6.3]: every path has a model of its own, and nothing is exchanged.
 
-    python -m dipaco_jax.main --config=configs/c4_flat_moe_64.py --compile_only --topology=v5e:8x8   what it will cost
+    python -m dipaco_jax.main --config=configs/c4_flat_moe_64.py --compile_only --topology=v5e:8x8   estimates the cost
     python -m dipaco_jax.main --config=configs/c4_flat_moe_64.py --distributed --workdir=DIR         on every host
 
-Perplexity 12.76 in the paper. Not run yet: by --compile_only, 50 to 80 hours on v5e:8x8, a path to a chip.
+Perplexity 12.76 in the paper. Not run yet. --compile_only estimates 50 to 80 hours on v5e:8x8, with one path per
+chip.
 """
 
 from ml_collections import ConfigDict

@@ -54,7 +54,7 @@ def get_config(variant: str = 'grid') -> ConfigDict:
 
 
 def shrink(c: ConfigDict):
-  """Makes model and run smaller, for text of which a path of the full size would see too little."""
+  """Makes model and run smaller, for text that is too small for paths of the full size."""
   c.data.holdout_fraction = 0.02
   c.tokenizer.vocab_size = 2048
   c.model.update(width=96, num_layers=4, num_heads=3, head_dim=32, mlp_dim=256, seq_len=128)

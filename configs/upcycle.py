@@ -2,10 +2,11 @@
 
     python -m dipaco_jax.main --config=upcycle:MODEL --workdir=runs/mine --config.data.train='text/*.parquet'
 
-MODEL is a folder as Hugging Face's transformers writes it, or a name on the Hub, as HuggingFaceTB/SmolLM2-135M;
-docs/families.md says of which families. Its sizes, its tokenizer and what else it is come from there. Every path starts
-as that model: blocks of its lower half differ by axis a, those of its upper half by axis b, embedding and last norm are
-of all paths. `upcycle:dense:MODEL` is the control: the model trained on as one path, in as many steps.
+MODEL is a folder in the format of Hugging Face's transformers, or a name on the Hub, such as
+HuggingFaceTB/SmolLM2-135M; docs/families.md lists the families. The folder determines the sizes, the tokenizer and the
+architecture. Every path starts as that model: blocks of its lower half vary over axis a, those of its upper half over
+axis b, and all paths share the embedding and the last norm. `upcycle:dense:MODEL` is the control: one path that is
+trained for the same number of steps.
 """
 
 from ml_collections import ConfigDict
@@ -24,10 +25,10 @@ def get_config(model: str, workdir: str = '') -> ConfigDict:
   half = num_layers // 2
 
   c.data.update(source='files', max_validation_documents=1000)
-  c.model.seq_len = 512  # of a row; what is longer is cut, and what is shorter is packed
+  c.model.seq_len = 512  # of a row; longer documents are cut, and shorter ones packed
   c.pretrain.steps = 0  # the base is the model as it is
   c.train.update(phases=40, steps_per_phase=50, batch_size=8)
-  # Its own training ended at a low rate: it is warmed up again, to about a third of what a fresh model takes.
+  # Its own training ended at a low rate: warm it up again, to about a third of the rate of a new model.
   c.inner.update(learning_rate=3e-4, warmup_steps=0, rewarm_steps=100, final_fraction=0.1)
   # Averages, each row by how much a path uses it. With Nesterov's momentum and rescaling a grid was behind the model
   # that it came from after 150 steps, with these ahead of the control (experiments/LEDGER.md; one seed, a small model).

@@ -12,7 +12,7 @@ __all__ = [
   'Diverged', 'InputError', 'Settings', 'Unavailable', 'algorithm', 'grid', 'load', 'load_router', 'settings', 'train',
 ]  # fmt: skip
 
-HOMES = {  # of what is public
+HOMES = {  # of public names
   'train': 'command_line.from_python',
   'load': 'inference.trained_run',
   'load_router': 'inference.trained_run',
@@ -32,7 +32,7 @@ if IS_MODULE and not sys.flags.safe_path:
 
 
 def __getattr__(name: str) -> Any:
-  """Loads what is public when it is first asked for: most of it imports JAX."""
+  """Loads public names at their first use, because most of them import JAX."""
   if name not in __all__:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   if name in HOMES:

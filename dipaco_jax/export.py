@@ -20,13 +20,13 @@ from dipaco_jax.processes import display
 
 
 def check_tokenizer(s: settings.Settings):
-  """Raises InputError where the tokenizer is the user's own."""
+  """Raises InputError if the tokenizer is the user's own."""
   if extension.is_reference(kind := s.tokenizer.kind):
     raise InputError(f'config.tokenizer.kind={kind!r} is code of your own: no other program could read such an export')
 
 
 def check_out(out: pathlib.Path):
-  """Raises InputError where there is something that is not an export of ours."""
+  """Raises InputError if the place exists and is not an export of this program."""
   from dipaco_jax.huggingface import model_folder
 
   if not out.exists() and not out.is_symlink():
@@ -38,7 +38,7 @@ def check_out(out: pathlib.Path):
 
 
 def export(run, number: int, version: int, out: pathlib.Path, dtype: str) -> int:
-  """Writes a path's folder, whole or not at all, in place of an export that is there; returns the version.
+  """Writes a path's folder atomically, replacing an existing export; returns the version.
 
   Raises InputError.
   """

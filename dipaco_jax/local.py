@@ -2,8 +2,8 @@
 
     python -m dipaco_jax.local --config=tiny --workdir=runs/islands --workers=4
 
-Ctrl-C stops all of them and loses nothing; the same command goes on. Flags that are not listed here, such as
---config.train.phases=8, are handed on to the roles.
+Ctrl-C stops all of them and loses nothing; the same command continues. Flags that are not listed here, such as
+--config.train.phases=8, are passed on to the roles.
 """
 
 from __future__ import annotations  # types are of modules that load JAX, which --help does without
@@ -194,7 +194,7 @@ def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace):
 
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
-  """Returns the registry's URL; raises InputError where that, the config or the text cannot be used, and OSError."""
+  """Returns the registry's URL; raises InputError if that, the config or the text cannot be used, and OSError."""
   from dipaco_jax.data import corpus
   from dipaco_jax.islands import roles
   from dipaco_jax.pipeline import tokenize_stage
@@ -209,7 +209,7 @@ def check(options: argparse.Namespace, rest: list[str]) -> str:
 
 
 def main() -> int:
-  """Runs all roles; returns the exit status. Prints one line where the user can mend what is wrong, or wait."""
+  """Runs all roles; returns the exit status. Prints one line for errors that the user can fix or wait for."""
   sys.path.append(os.getcwd())  # where the roles, which `python -m` starts, find modules of the user's
   try:
     options, rest = parse_options()
@@ -265,9 +265,9 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-  """Raises Stopped where a signal comes, whatever the block waits for: a registry may be away for minutes.
+  """Raises Stopped if a signal comes, even while the block waits, for instance for a registry.
 
-  After the block signals do nothing: roles are being stopped.
+  After the block, signals have no effect, because roles are being stopped.
   """
 
   def interrupt(number: int, frame: object):

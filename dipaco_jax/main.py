@@ -1,10 +1,10 @@
 """python -m dipaco_jax.main --config=tiny --workdir=runs/tiny
 
-Trains a DiPaCo from text to report. The same command again goes on from where it stopped, whatever stopped it.
+Trains a DiPaCo from text to report. The same command again continues from where it stopped, for any reason.
 Exit status: 0 done; 2 wrong config or input, before any work; 65 training diverged; 69 another of several processes is
 gone (start all of them again); 75 the disk is full or gone, or the text, the bucket or the registry is away (run it
 again when it is back); 130 stopped by Ctrl-C, 143 by SIGTERM and 129 by its terminal's end, with everything saved. If
-its output is closed, it goes on silently.
+its output is closed, it continues silently.
 """
 
 import contextlib
@@ -196,7 +196,7 @@ def run_in(workdir: str, settings: settings_lib.Settings, signals: stopping.Sign
 
 
 def serve_metrics() -> Any:
-  """Begins to answer Prometheus where that is asked for; raises InputError where the port cannot be had."""
+  """Begins to answer Prometheus where that is asked for; raises InputError if the port cannot be had."""
   if FLAGS.metrics_port is None:
     return None
   from dipaco_jax.telemetry import metrics_server

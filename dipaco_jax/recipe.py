@@ -34,7 +34,7 @@ from dipaco_jax.reports import recipe_outcomes
 from dipaco_jax.reports.recipe_outcomes import Comparison, Outcome
 from dipaco_jax.storage import user_modules
 
-PHASES, SHARE = 4, 0.05  # a copy has at least so many phases, and such a part of the config's
+PHASES, SHARE = 4, 0.05  # a copy has at least this many phases, and this part of the config's
 FIRST = 'the-config'
 SHORTER = (4, 16)  # times shorter than the config's phases
 PLAIN = {'outer.optimizer': 'sgd', 'outer.learning_rate': 1.0, 'outer.rescale': False, 'outer.row_weights': False}
@@ -99,7 +99,7 @@ class Search:
     return [*self.overrides, *ours]
 
   def settings_with(self, changes: Mapping[str, Any]) -> settings.Settings:
-    """Returns the settings of a candidate; raises InputError where they are not valid."""
+    """Returns the settings of a candidate; raises InputError if they are not valid."""
     return user_modules.admit_own(settings.from_dict(config_file.read(self.config, self.overrides_with(changes))))
 
   def run(self, name: str, changes: Mapping[str, Any]) -> Outcome:
@@ -112,7 +112,7 @@ class Search:
   def run_seed(self, title: str, name: str, changes: Mapping[str, Any], seed: int) -> Outcome:
     """Runs a candidate from one seed, unless it is done, and reads its outcome.
 
-    Raises SystemExit where the run was stopped, and InputError where its folder holds a run with other options.
+    Raises SystemExit if the run was stopped, and InputError if its folder holds a run with other options.
     """
     from dipaco_jax.pipeline import stage_records
 
@@ -195,7 +195,7 @@ def advice(s: settings.Settings, best: Outcome) -> dict[str, Any]:
 
 
 def check_settings(s: settings.Settings, steps: int):
-  """Raises InputError where short copies of the config cannot be compared."""
+  """Raises InputError if short copies of the config cannot be compared."""
   tau = s.train.steps_per_phase
   if s.num_paths < 2:
     raise InputError('config.grid has one path, which exchanges nothing: there is nothing to find')

@@ -18,7 +18,7 @@ from dipaco_jax.processes import display
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import seals
 
-RECORDS = 'stages', 'metrics.jsonl', 'paths', 'shards', 'evaluation', 'timeline.json'  # what a report is made of
+RECORDS = 'stages', 'metrics.jsonl', 'paths', 'shards', 'evaluation', 'timeline.json'  # inputs of a report
 
 
 def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
@@ -45,7 +45,7 @@ def compare(workdirs: list[pathlib.Path], out: pathlib.Path) -> str:
 
 
 def check_options(workdirs: list[str], out: str | None):
-  """Raises InputError where a report of the workdirs cannot be made, or not be written to `out`."""
+  """Raises InputError if a report of the workdirs cannot be made, or not be written to `out`."""
   places = [pathlib.Path(name).resolve() for name in workdirs]
   for i, name in enumerate(workdirs):
     if places[i] in places[:i]:
@@ -81,7 +81,7 @@ def main():
 
 def write(place: str):
   """Writes the report of a run, in a folder or in a bucket."""
-  trees = 'base', 'modules', 'control/modules'  # of which it shows how far they are from each other
+  trees = 'base', 'modules', 'control/modules'  # for the distances between modules
   with here(place, *trees) as workdir:
     with seals.parsing(*(workdir / name for name in RECORDS)):
       run_report.write(workdir)
@@ -90,7 +90,7 @@ def write(place: str):
 
 
 def here(place: str, *trees: str) -> contextlib.AbstractContextManager[pathlib.Path]:
-  """Returns the folder of a run: the workdir, or a copy of what is in the bucket, with trees of these names."""
+  """Returns the folder of a run: the workdir, or a copy of the bucket's files, with trees of these names."""
   return bucket_copy.copied(place, *trees) if '://' in place else contextlib.nullcontext(pathlib.Path(place))
 
 

@@ -34,7 +34,7 @@ def read_engines(file: str | None):
 
 
 def load_router(run):
-  """Loads and compiles the router; None where a run has one path. Raises InputError where there is none."""
+  """Loads and compiles the router, or None if a run has one path. Raises InputError if there is none."""
   from dipaco_jax.inference.batched_router import BatchedRouter
 
   if run.layout.grid.num_paths == 1:

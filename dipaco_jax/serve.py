@@ -28,7 +28,7 @@ def warm(engine):
     engine.run.router.path(start)
   except seals.Damaged:
     raise
-  except InputError:  # there is no router: requests that need one are told
+  except InputError:  # there is no router: requests that need one get an error
     pass
   return engine
 

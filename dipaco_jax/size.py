@@ -25,7 +25,7 @@ from dipaco_jax.planning import sizing
 
 COMPRESSED, RATIO = ('.gz', '.zst', '.zstd', '.bz2', '.xz', '.parquet'), 3  # bytes of text in one of a file
 CPU_EFFICIENCY = 0.12  # of measured products, for a whole run of text:small; see docs/own_text.md
-PROCESS_BYTES = 0.6e9  # of Python, JAX and what they load
+PROCESS_BYTES = 0.6e9  # of Python, JAX and their libraries
 PRODUCT = """
 import time
 import numpy as np
@@ -47,7 +47,7 @@ class Hardware(NamedTuple):
 
 
 def measure_text(globs: tuple[str, ...]) -> tuple[int, float]:
-  """Returns the number of files and the bytes of text in them. Raises InputError where there are none."""
+  """Returns the number of files and the bytes of text in them. Raises InputError if there are none."""
   from dipaco_jax.data import source_files
 
   listed = source_files.listing(settings.Data(source='files', train=globs))
@@ -58,7 +58,7 @@ def measure_text(globs: tuple[str, ...]) -> tuple[int, float]:
 
 
 def find_hardware(device: str, parameters: int) -> Hardware:
-  """Returns what a device, as 'cpu', 'h100' or 'v5e-8', is expected to reach on paths of so many parameters."""
+  """Returns the FLOP/s that a device ('cpu', 'h100', 'v5e-8') should reach on paths with this number of parameters."""
   name, _, count = device.lower().partition('-')
   from dipaco_jax.telemetry import performance
 
@@ -84,7 +84,7 @@ def find_hardware(device: str, parameters: int) -> Hardware:
 
 @functools.cache
 def measure_core() -> float:
-  """Returns the FLOP/s of one core in a matrix product in float32, whatever else the machine does meanwhile."""
+  """Returns the FLOP/s of one core in a matrix product in float32, even if the machine is busy."""
   one_thread = dict.fromkeys(
     ('OMP_NUM_THREADS', 'OPENBLAS_NUM_THREADS', 'MKL_NUM_THREADS', 'VECLIB_MAXIMUM_THREADS'), '1'
   )

@@ -30,7 +30,7 @@ AFTER |= dict.fromkeys(stage_lib.CONTROLS.values(), ' of the dense control after
 
 
 def status(workdir: pathlib.Path) -> str:
-  """Returns a few lines on what a run does, and how well. Raises InputError where there is none in workdir."""
+  """Returns a few lines on the progress and results of a run. Raises InputError if there is none in workdir."""
   config, complete = read_settings(workdir), read_stages(workdir)
   stage = next((name for name in stage_lib.NAMES if name not in complete), None)
   holder = owner(workdir)
@@ -94,7 +94,7 @@ def of_islands(workdir: str, url: str) -> str:
 
 
 def _check_is_of_run(workdir: str, facts: Any):
-  """Raises InputError where a folder has the run of another registry."""
+  """Raises InputError if a folder has the run of another registry."""
   mark = pathlib.Path(workdir) / remedies.ISLANDS_MARK
   if '://' not in workdir and mark.exists():
     known = [config.meta.get('id') for config in facts.facts('config')]
@@ -105,7 +105,7 @@ def _check_is_of_run(workdir: str, facts: Any):
 def find_registry(workdir: str, option: str | None) -> str:
   """Returns the URL of the registry of a run of islands; '' of another run, of one that is finished, or in a bucket.
 
-  Raises InputError where it is not known.
+  Raises InputError if it is not known.
   """
   folder = pathlib.Path(workdir)
   file, has_islands = folder / registry_url.OF_FOLDER, (folder / remedies.ISLANDS_MARK).exists()

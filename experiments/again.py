@@ -1,9 +1,9 @@
-"""Compares runs that were made again with the pages' results, as far as digits are printed.
+"""Compares repeated runs with the results on the pages, to the printed digits.
 
     python experiments/methods.py --rows=product --seeds=2 --data=... --validation=... --results=runs/again
     python experiments/again.py runs/again
 
-On one kind of machine they are the same. The exit status is 1 where one is not, or where there is none to compare.
+On the same kind of machine, they are equal. The exit status is 1 if one differs, or if there is none to compare.
 """
 
 import pathlib
@@ -14,7 +14,7 @@ import readme
 
 
 def compare(table: common.Table, size: str, again: pathlib.Path, pages: pathlib.Path) -> dict[str, bool]:
-  """Whether each run in `again` is printed as that of the pages is; a line with both where it is not."""
+  """Returns whether all runs in `again` are printed as on the pages. Prints a line with both if one differs."""
   results, found = common.read(table, size, pages), {}
   for at, record in common.read(table, size, again).items():
     printed = [common.to_markdown(table, size, {at: of[at]}) for of in ({at: record}, results) if at in of]

@@ -41,7 +41,7 @@ def export_for(missing: Sequence[Run], row: Row, data: str, validation: str, pha
   f = flags.FLAGS
   folder = pathlib.Path(f.workdir) / f.size
   wanted = sorted({(run.seed, run.text) for run in missing})
-  # First those that no other process is at, then whatever others have made, or have left half done.
+  # First bases that no other process is training, then those that others have made or left unfinished.
   for wait, (seed, of) in itertools.product((False, True), wanted):
     one = runs.make(f.size, row, seed, data, validation)
     if phases:
@@ -53,7 +53,7 @@ def export_for(missing: Sequence[Run], row: Row, data: str, validation: str, pha
 
 
 def export(one: Run, of: str, folder: pathlib.Path, out: pathlib.Path):
-  """Trains and exports a base, where it is not there; what it took is kept beside it.
+  """Trains and exports a base if it does not exist, and notes its costs next to it.
 
   `of`: the digest of the rows' text, which may be other text than the base's own.
   """

@@ -1,9 +1,9 @@
-"""(12) Beginnings of documents, and the router fitted after training: what a served model reads first [2.4].
+"""(12) Beginnings of documents, and the router fitted after training: as a served model reads them [2.4].
 
-Each document that validation pieces were cut from gives its first tokens, as many as a row has; all but those that the
-router sees are scored, under its path. `refit` is by the router that `evaluate.refit_router` fits after training,
-`hindsight` by the best path of each document, on the tokens that are scored. The runs are those of tables (1), (2) and
-(5), whose workdirs have to be there.
+Each document from which validation pieces were cut gives its first tokens, as many as fit in a row. Its path scores all
+of them except those that the router reads. `refit` uses the router that `evaluate.refit_router` fits after training,
+`hindsight` the best path of each document on the scored tokens. The runs are those of tables (1), (2) and (5); their
+workdirs must exist.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ class Losses(NamedTuple):
 
 
 def score(run: TrainedRun, documents: list[dict[str, str]]) -> tuple[Losses, list[np.ndarray]]:
-  """Losses of the beginnings of {text, domain}, and what a router sees of them; too short ones are left out."""
+  """Returns the losses of the beginnings of {text, domain}, and their prefixes for a router, without short ones."""
   s, kept, tokens = run.settings, [], []
   for document in documents:
     found = np.asarray(run.tokenizer.encode(document['text']))[: s.model.seq_len]

@@ -1,4 +1,4 @@
-"""The figures inside sentences of README.md: computed from the results, and refused where those do not bear them out.
+"""Figures in sentences of README.md: computed from the results, and rejected if the results contradict them.
 
     <!-- lower TABLE ROW OTHER [FIELD or FIELD:FIELD] -->1.23 ± 0.10<!-- / -->
 
@@ -23,7 +23,7 @@ from dipaco_jax.core.errors import InputError
 
 
 def difference(results: Results, row: str, other: str, field: str) -> tuple[float, float, float]:
-  """The mean over seeds of ROW less OTHER, its standard error, and what it has to be above; inf with one seed."""
+  """Returns the mean over seeds of ROW minus OTHER, its standard error, and its minimum; inf with one seed."""
   found = [mine - others for mine, others in pairs(results, row, other, field)]
   error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
   return statistics.fmean(found), error, common.half_width(found)
@@ -152,7 +152,7 @@ def law(results: Results, size: str) -> str:
 
 
 def predicted(results: Results, size: str, row: str) -> str:
-  """A row that the law was not fitted on: its loss, and what the law says."""
+  """Returns the loss of a row that the law was not fitted on, and the prediction of the law."""
   loss, said = sizes.law(size, results)[1][row]
   return f'{loss:.3f}, where the law says {said:.3f}'
 

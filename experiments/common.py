@@ -1,9 +1,9 @@
-"""A table: rows (runs, once per seed) by columns (figures of their results), written anew after every run.
+"""A table: rows (runs, once per seed) by columns (figures of their results), written again after every run.
 
     python experiments/TABLE.py --size=SIZE --seeds=0,1,2 --data=TRAIN --validation=VALIDATION --workdir=DIR
 
-runs what is missing and writes `results/<size>/<table>.json` and `.png`. A result is found again in the file of any
-table, also where its workdir is gone; where the config has changed since, it is left out.
+runs missing rows and writes `results/<size>/<table>.json` and `.png`. A result is found again in the file of any
+table, even if its workdir no longer exists. If the config has changed since, it is left out.
 """
 
 import json
@@ -27,7 +27,7 @@ from dipaco_jax.processes import display
 from dipaco_jax.storage import lock
 
 RESULTS = runs.HERE / 'results'
-TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that goes on when it is started again
+TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that continues when it is started again
 
 SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # Student's t of 90%, both ways, by seeds; with more seeds 2
 
@@ -63,7 +63,7 @@ class Table(NamedTuple):
 
 
 def read(table: Table, size: str, folder: pathlib.Path) -> Results:
-  """A table's results, without those of configs that have changed since."""
+  """Returns a table's results, without those of configs that have changed since."""
   file = folder / size / f'{table.name}.json'
   records = json.loads(file.read_text())['runs'] if file.exists() else []
   rows = {row.name: row for row in table.rows(size)}
@@ -216,7 +216,7 @@ def define_flags(sizes: Sequence[str] = tuple(config.SIZES)):
 
 
 def run(table: Table, size: str, folder: pathlib.Path, prepare: Prepare) -> int:
-  """Runs what is missing, seed by seed, so that a table that is cut off has whole seeds; 1 where a run failed."""
+  """Runs missing rows, seed by seed, so that an interrupted table has complete seeds. Returns 1 if a run failed."""
   rows, f = table.rows(size), flags.FLAGS
   if unknown := set(f.rows) - {row.name for row in rows}:
     raise InputError(f'--rows: there is no {", ".join(unknown)}; there are {", ".join(row.name for row in rows)}')
@@ -236,7 +236,7 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Prepare) -> int:
 
 
 def check_text(table: Table, size: str, folder: pathlib.Path, results: Results, planned: runs.Run):
-  """Raises InputError where what is there is of another text."""
+  """Raises InputError if existing results are of another text."""
   if any(r['text'] != planned.text for r in results.values()):
     raise InputError(f'{folder / size / table.name}.json is of another text: give its --data, or other --results')
 

@@ -6,7 +6,7 @@
 The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags the text is that of the running Python.
 
     METHOD        NUMBERS           what it is
-    dense         steps, 1          one path, AdamW alone, so many times as many steps
+    dense         steps, 1          one path, AdamW alone, with a multiple of the steps
     larger                          one larger path of a base of its own, the FLOPs of all P paths and their base
     diloco        P                 P workers on one model, documents dealt out at random
     fragments     P                 the same, its one level cut in three: embedding, lower and upper blocks
@@ -17,9 +17,9 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
     blocks_own    AxB               all blocks path-specific, the embedding shared
     third         AxB               the upper third of the blocks path-specific, the rest halved between axes a and b
     rerouted      AxB               dipaco, re-routed every W tokens while evaluating
-    discriminative  AxB             the same, sharded anew by what the paths know
+    discriminative  AxB             the same, with discriminative re-sharding
 
-Where NUMBERS is left out they are those of the size's own grid.
+Without NUMBERS, they are those of the size's own grid.
 """
 
 import functools
@@ -35,7 +35,7 @@ from dipaco_jax.telemetry import performance
 
 Numbers = tuple[int, ...]
 UNLIKE = 'law_de'  # the kind of text that is least like the rest
-UNREAD = (UNLIKE, 'code')  # what the base of table (5) has not read
+UNREAD = (UNLIKE, 'code')  # text that the base of table (5) has not read
 MEANS = {'others': (UNLIKE,), 'read': UNREAD}  # geometric means over the kinds of text but these
 LAST = {'train.early_stopping': False}  # the change of rows that are measured at their last version
 
@@ -177,7 +177,7 @@ def get_config(variant: str = 'micro,dipaco') -> ConfigDict:
   for section, values in size.config.items():
     c[section].update(values)
   METHODS[method](c, size, tuple(map(int, numbers.split('x'))) if numbers else ())
-  # Stated, so that the base's schedule is that of the whole run, however its phases are cut.
+  # Stated, so that the base has the schedule of the whole run, with any number of phases.
   c.inner.decay_steps = c.pretrain.steps + c.train.phases * c.train.steps_per_phase
   return c
 

@@ -20,5 +20,5 @@ class Deadline:
       timer.start()
 
   def allows(self, seconds: float | None) -> bool:
-    """Returns whether a run of so many expected seconds would end in time; None: nothing is known of it yet."""
+    """Returns whether a run with these expected seconds would end in time; None means that they are unknown."""
     return time.monotonic() + SLACK * (seconds or 0) < self.end

@@ -1,7 +1,7 @@
 """(8) Downstream: small tasks made of validation text, scored through the LM Evaluation Harness, by kind of text.
 
-`next`: which of four pieces goes on from the beginning of a text; the other three are from other sources of its kind.
-`word`: which of four words does. The runs are those of table (1), whose workdirs have to be there. Needs
+`next`: which of four pieces continues a text; the other three are from other sources of its kind. `word`: which of four
+words continues a text. The runs are those of table (1); their workdirs must exist. Needs
 `pip install -e '.[harness]'`.
 """
 
@@ -45,7 +45,7 @@ def rows(size: str) -> list[Row]:
 
 
 def pieces(text: str) -> tuple[str, str, str] | None:
-  """A document's beginning, the piece that follows, and the word that does; None where it is too short."""
+  """Returns a document's beginning, the next piece and the next word, or None if it is too short."""
   cut = text.find(' ', CONTEXT)
   end = text.find(' ', cut + PIECE)
   word = re.compile(r'\s+\S+').match(text, cut) if cut > 0 else None

@@ -97,7 +97,7 @@ def base_row(size: str) -> Row:
 
 
 def second_half(size: str, method: str, share: float) -> dict[str, Any]:
-  """The changes of a row that goes on from there: the rest of the steps and of the cosine, warmed up once more."""
+  """Returns the changes of a row that continues from there: the rest of steps and cosine, warmed up again."""
   c = config.fixed(f'{size},{method}')
   steps = c.train.phases * c.train.steps_per_phase // 2
   last, done = c.inner.final_fraction, (c.pretrain.steps + steps) / c.inner.decay_steps
@@ -113,7 +113,7 @@ def second_half(size: str, method: str, share: float) -> dict[str, Any]:
 
 
 def prepare(missing: Sequence[Run]):
-  """Trains and exports what some rows start from, by seed; before DiLoCo's own row, which goes on from there."""
+  """Trains and exports the models that some rows start from, by seed, before DiLoCo's own row, which continues them."""
   f = flags.FLAGS
   base = base_row(f.size)
   of_it = [run for run in missing if bases.starts(run, base) or run.row == base]

@@ -1,7 +1,7 @@
 """(10) Muon inside paths, against AdamW: DiLoCo and DiPaCo, each from a base that the same optimizer has trained.
 
-As MuLoCo has it (arXiv 2505.23725). Rates are those of tune.py, for each the best of as many. Averages by row need
-AdamW's second moments: a grid without them stands beside both.
+As in MuLoCo (arXiv 2505.23725). Rates are those of tune.py, chosen from equally many for each. Averages by row need
+AdamW's second moments, so a grid without them is compared with both.
 """
 
 import common

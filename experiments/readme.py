@@ -69,7 +69,7 @@ def about(size: str, results: common.Results) -> str:
 
 
 def render(words: str, folder: pathlib.Path, tables: Sequence[common.Table]) -> str:
-  """A page with what is between its markers made anew; raises InputError where one of its tables has not one place."""
+  """Returns a page with new text between its markers. Raises InputError if a table does not have exactly one place."""
   for table in tables:
     begin, end = f'<!-- {table.name} -->\n', f'\n<!-- end of {table.name} -->'
     inside = begin + between(table, folder) + end

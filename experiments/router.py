@@ -1,6 +1,6 @@
 """(6) What a router can gain: nats a sequence that its choice of paths costs against each sequence's best path.
 
-Tried on what the paths of table (1)'s discriminative runs say of the router data, a part of which no fit has seen.
+Measured with the scores of router data in the discriminative runs of table (1), on a part that no router is fitted on.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Runs of a table as processes: their settings, their digests, what they share, and what is kept of them.
+"""Runs of a table as processes: settings, digests, shared stages, and recorded results.
 
 A result belongs to a config and a text, by digest. The config's is over the fields that differ from their defaults,
 those that name files apart; the text's is over the bytes of the files.
@@ -149,7 +149,7 @@ def workdir(run: Run, folder: pathlib.Path) -> pathlib.Path:
 
 
 def most_shared(run: Run, folder: pathlib.Path) -> pathlib.Path | None:
-  """The workdir of which most stages can be taken: those whose records are of these settings."""
+  """Returns the workdir with the most stages to reuse, by records with these settings."""
 
   mine = make_settings(run.variant, placed(run, folder))
 

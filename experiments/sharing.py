@@ -1,4 +1,4 @@
-"""(7) Who shares with whom: the same clusters of text in other places of the grid, and other levels.
+"""(7) Sharing between paths: the same clusters of text at other places of the grid, and other levels.
 
 Plain k-means numbers its clusters as they come, so which paths meet in a module is left to chance. Rows train as many
 steps as those of table (4), and all average paths after phases of one length. Those whose paths share less have the

@@ -1,4 +1,4 @@
-"""Learning rates, before all else: the best are stated in config.py.
+"""Tuning of learning rates, before all tables: config.py has the best ones.
 
 With text of its own, see split.py. A base is trained at the same rate as what follows it; as many steps as
 in table (4), and for the small model as in table (1). Methods of table (1) are tried at its steps too, each at three

@@ -1,8 +1,8 @@
 """(11) A pretrained model to a grid: peak rate, rewarming and outer step of `configs/upcycle.py`.
 
 The base is a dense run of its own, with keys and values that queries share and byte-level BPE (as SmolLM2): exported,
-and read again by `config.pretrain.init`. Its cosine has ended. Every row starts as that model and goes on with text of
-the same kinds, its peak rate a share of the base's. Choose on text that no table reports (split.py).
+and read again by `config.pretrain.init`. Its cosine has ended. Every row starts as that model and continues with text
+of the same kinds, with a share of the base's peak rate. Choose on text that no table reports (split.py).
 """
 
 from collections.abc import Sequence

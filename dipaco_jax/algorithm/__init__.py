@@ -2,8 +2,8 @@
 
 Read `reference` first, Algorithm 1 as a plain loop; then `grid` (axes, levels, paths), `modules` (what paths share),
 and `inner` and `outer`, the two optimizations. `levels`, `phase` and `outer_step` apply them to a training step of your
-own: the library, whose names are exported here. `streaming` and `compression` thin out what is exchanged; `screening`
-leaves out paths that have gone wrong; `exact_sum` and `row_sum` add up contributions in any order to the same bits.
+own: they are the library, and their names are exported here. `streaming` and `compression` reduce communication;
+`screening` excludes faulty paths; `exact_sum` and `row_sum` add contributions in any order to the same bits.
 
 Everything here but `ExactSum` and `RowSum`, which are accumulators, is pure: arrays in, arrays out. It imports JAX,
 NumPy, Optax and the standard library, and nothing from other rooms.
@@ -28,7 +28,7 @@ __all__ = list(HOMES)
 
 
 def __getattr__(name: str) -> Any:
-  """Loads what is public when it is first asked for: it imports JAX, which `--help` does without."""
+  """Loads public names at their first use, because they import JAX, which `--help` does not need."""
   if name not in __all__:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(f'{__name__}.{HOMES[name]}'), name)

@@ -5,7 +5,7 @@ parameters at the end of the phase:
 
     gap_i = L_i(the path's modules after the outer step) - L_i(theta_i)
 
-Modules are averaged over the paths that share them, so that what only one path has learned is partly lost. Where the
+Modules are averaged over the paths that share them, so that what only one path has learned is partly lost. If the
 gap is large, phases are too long, steps too large, or paths share modules that have little in common.
 """
 
@@ -21,7 +21,7 @@ ADVICE = (
 
 
 def gaps(before: Sequence[float | None], after: Sequence[float | None]) -> list[float | None]:
-  """Returns each path's gap from its losses around an outer step; None where a loss is unknown or not finite.
+  """Returns each path's gap from its losses around an outer step, or None if a loss is unknown or not finite.
 
   Example:
     >>> gaps([3.0, 4.0, None], [3.5, float('inf'), 2.0])

@@ -1,4 +1,4 @@
-"""What the outer exchange sends in 4 or 8 bits a parameter, and how its rounding errors are made up for. Pure.
+"""Compression of the outer exchange to 4 or 8 bits per parameter, with feedback of the rounding errors. Pure.
 
 An array is cut, row-major, into blocks of 64 elements, the last one filled up with zeros. Each block has a scale s in
 bfloat16 and codes q of 4 or 8 bits:
@@ -9,15 +9,16 @@ bfloat16 and codes q of 4 or 8 bits:
     int8    0, +-1, ..., +-127          1/127    to the even q    8.25
     int4    0, +-1, ..., +-7            1/7      to the even q    4.25
 
-A path sends Q of its outer gradient plus its residual, what rounding has withheld so far (error feedback); what a path
-reads follows the module M of the outer optimizer by rounded differences, so that what was lost comes with the next:
+A path sends Q of its outer gradient plus its residual, the rounding errors so far (error feedback). The module m that
+paths read follows the module M of the outer optimizer by rounded differences, so that the next one corrects rounding
+errors:
 
     c_i = Q(Delta_i + e_i)        e_i <- bfloat16(Delta_i + e_i - c_i)
     m(v) = m(v-1) + Q(M(v) - m(v-1))
 
-Nothing is random, and all processors agree to the bit. Two operations that may be rounded otherwise elsewhere decide
-nothing: the quotient x / s is only a guess at q, corrected by comparison with s (q +- 1/2), a product that float32
-holds exactly. Where a value is not finite, all of its block is NaN, which screening then finds.
+Nothing is random, and all processors agree to the bit. Results do not depend on how a processor rounds the quotient
+x / s: it is only a guess at q, corrected by comparison with s (q +- 1/2), a product that float32 represents exactly. If
+a value is not finite, its whole block becomes NaN, which screening then finds.
 
 int4 with groups and error feedback is OpenDiPaCo's. Streaming DiLoCo (arXiv 2501.18512) sends floats of 4 bits instead.
 """
@@ -58,7 +59,7 @@ def encode(x: jax.Array, kind: str) -> Packed:
 
 
 def decode(packed: Packed, shape: tuple[int, ...], kind: str) -> jax.Array:
-  """Returns Q(x), float32 of `shape`, from what `encode` made of x."""
+  """Returns Q(x), float32 of `shape`, from the result of `encode`."""
   q = (packed.codes.view(jnp.int8) if kind == 'int8' else _unpack(packed.codes)).astype(jnp.float32)
   return (q * packed.scales.astype(jnp.float32)[:, None]).reshape(-1)[: math.prod(shape)].reshape(shape)
 
@@ -87,12 +88,12 @@ def sent_bytes(shape: tuple[int, ...], kind: str) -> int:
 
 
 def first_residual(tree: Any) -> Any:
-  """Returns the residuals e of a path that has sent nothing yet, or begins anew: zeros, bfloat16."""
+  """Returns the residuals e of a path that has sent nothing yet, or starts with fresh state: zeros, bfloat16."""
   return jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.bfloat16), tree)
 
 
 def total(delta: Any, residual: Any) -> Any:
-  """Returns Delta + e, what is to be rounded and sent."""
+  """Returns Delta + e, which is rounded and sent."""
   return jax.tree.map(lambda d, e: d + e.astype(jnp.float32), delta, residual)
 
 

@@ -6,9 +6,10 @@ where neighbours are 2^-40 apart and their bits, read as integers, 1 apart. So i
 
     bits(M + c) = bits(M) + 2^40 round(c),    sum_i bits(M + c_i) = n bits(M) + 2^40 sum_i round(c_i)   (mod 2^64).
 
-Integers modulo 2^64 add in any order. The sum is recovered if 2^40 |sum_i round(c_i)| < 2^63. It stays within 2^62, as
-|c| >= `LIMIT` = 2^7 is refused, and so are more than `MAX_CONTRIBUTIONS` = 2^15. So is a sum of weights of 2^23, which
-is 2^63 quanta and no int64. Whether a set of contributions is refused does not depend on their order.
+Integers modulo 2^64 add in any order. The sum is recovered if 2^40 |sum_i round(c_i)| < 2^63. It stays within 2^62,
+because |c| >= `LIMIT` = 2^7 is rejected, and so are more than `MAX_CONTRIBUTIONS` = 2^15. A sum of weights of 2^23 is
+rejected, too, because 2^63 quanta exceed an int64. Whether a set of contributions is rejected does not depend on their
+order.
 """
 
 import concurrent.futures
@@ -165,7 +166,7 @@ def on_all_cores(work: Callable, strips: list) -> list:
 def add_strip(
   w: np.float32, accumulate: np.ufunc, sum_N: np.ndarray, old_N: np.ndarray, new_N: np.ndarray
 ) -> tuple[float, int]:
-  """Adds w (old - new) to flat sums (or subtracts it), block by block, up to the first block that must be refused.
+  """Adds w (old - new) to flat sums (or subtracts it), block by block, up to the first block that must be rejected.
 
   Returns the sum of the squares, and the number of elements that were added.
   """

@@ -145,7 +145,8 @@ class Grid:
 def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Level, ...]:
   """Makes levels from (name, pattern, axes).
 
-  Raises InputError for an axis that is not in the grid, a name that is there twice or unfit for a file, a bad pattern.
+  Raises InputError for an axis that is not in the grid, a name that occurs twice or cannot be a file name, or a bad
+  pattern.
 
   Example:
     >>> make_levels(Grid(a=2, b=2), [('low', 'block_0', ('a',)), ('ends', 'embed', ())])[1]

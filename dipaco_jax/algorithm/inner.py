@@ -3,11 +3,11 @@
 With g the gradient clipped to norm c, and eta_s the learning rate of the global step s (pretraining included):
 
     m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
-    theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      ^: divided by 1 - b^t
+    theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      m^, v^: divided by 1 - b^t
 
-lambda is 0 for vectors (the scales of norms). Of Muon, the first term is that of muon.py. t counts the path's own
-updates and s is an argument: the schedule belongs to the run, the moments to the path. A step whose loss or |g| is not
-finite is skipped, up to `inner.max_skipped` in a row: theta, m, v and t stay.
+lambda is 0 for vectors (the scales of norms). With Muon, the first term is that of muon.py. t counts the path's own
+updates and s is an argument: the schedule belongs to the run, the moments to the path. A step with a loss or |g| that
+is not finite is skipped, up to `inner.max_skipped` times in a row: theta, m, v and t do not change.
 """
 
 import dataclasses
@@ -124,9 +124,9 @@ def _with_decay(transformation: optax.GradientTransformation, weight_decay: floa
 
 
 def highest_rate(schedule: Callable[[jax.Array], jax.Array], first: int, end: int) -> float:
-  """Returns the highest learning rate of the global steps from `first` to `end` - 1; 0 where there is none.
+  """Returns the highest learning rate of the global steps from `first` to `end` - 1, or 0 if there are none.
 
-  Of more than MANY_STEPS steps, so many are looked at, evenly spaced.
+  If there are more than MANY_STEPS steps, only MANY_STEPS evenly spaced ones are evaluated.
   """
   if first >= end:
     return 0.0
@@ -162,7 +162,7 @@ def summed_gradient(loss: Loss, rows: int, params: Any, *batch: jax.Array) -> tu
 
 
 def gradient(loss: Loss, rows: int, params: Any, *batch: jax.Array) -> tuple[jax.Array, Any, jax.Array]:
-  """Computes a `Gradient`, that of the mean loss over the targets that count; `rows`: microbatch, 0: all rows."""
+  """Computes the `Gradient` of the mean loss over the targets that count. `rows`: microbatch, 0 for all rows."""
   (nll, count), grads = summed_gradient(loss, rows, params, *batch)
   count = jnp.maximum(count, 1)
   grads = jax.tree.map(lambda g: g / count, grads)

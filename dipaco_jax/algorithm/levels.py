@@ -116,7 +116,7 @@ class Levels:
     return jax.tree.map(lambda x: jnp.broadcast_to(x, (self.grid.num_paths, *jnp.shape(x))), tree)
 
   def renew(self, states: Tree, fresh: Tree, excluded: jax.Array) -> Tree:
-    """Returns inner states in which excluded paths begin anew: what made a path fail may be in its state too.
+    """Returns inner states with a fresh state for excluded paths, because the cause of a failure may be in the state.
 
     Args:
       states: inner states of all paths, [P, ...].
@@ -131,9 +131,9 @@ class Levels:
     return jax.tree.map(functools.partial(where_path, excluded), self.per_path(fresh), states)
 
   def take_over(self, paths: Tree, modules: Modules, only: str | Sequence[str]) -> Tree:
-    """Returns paths whose parameters of some levels are those of the modules, and the others their own.
+    """Returns paths with the modules' parameters for some levels, and their own parameters for the others.
 
-    For streaming [arXiv 2501.18512]: levels exchange at different steps, and paths train on in between.
+    For streaming [arXiv 2501.18512]: levels are exchanged at different steps, and paths train in between.
 
     Args:
       paths: parameters of all paths, [P, ...].
@@ -141,7 +141,7 @@ class Levels:
       only: names of the levels, a sequence or separated by spaces.
 
     Raises:
-      ValueError: a level is not there, or `paths` has other shapes.
+      ValueError: a level does not exist, or `paths` has other shapes.
 
     Examples:
       >>> params = {'x': jnp.float32(0), 'y': jnp.float32(0)}

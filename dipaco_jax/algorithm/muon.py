@@ -21,7 +21,7 @@ INPUTS_LAST = '/o'  # of attention, [H, K, D]: heads are its inputs
 
 
 def scale_by_muon(momentum: float, others: optax.GradientTransformation) -> optax.GradientTransformation:
-  """Returns u, of Muon for the matrices of blocks and of `others` for all else; parameters are {name: array}."""
+  """Returns the update u: Muon's for matrices of blocks, that of `others` for the rest. Parameters: {name: array}."""
 
   def scale(update: jax.Array, of: MuonDimensionNumbers) -> jax.Array:
     inputs, outputs = (math.prod(update.shape[i] for i in axes) for axes in of)

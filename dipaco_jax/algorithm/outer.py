@@ -1,26 +1,26 @@
-"""The outer optimization: one step per phase, on what the paths that share a module have learned [2.5, 2.7]. Pure.
+"""The outer optimization: one step per phase, on the mean outer gradient of the paths of a module [2.5, 2.7]. Pure.
 
 For each module (l, e), with w_i the weight of path i and sums over the active paths through the module (Algorithm 1):
 
     Delta = sum_i w_i (old - new_i) / sum_i w_i  [* sqrt(number of those paths), norm rescaling]
     module <- OuterOpt(module, Delta)
 
-w_i is 1, or |D_i| / mean_j |D_j| with D_i the shard (loss reweighing: alpha_i = w_i / sum_j w_j) [2.7]. A module that
-no active path goes through stays as it is, momentum included. A path-specific module is treated alike, with one path
-[2.6.1].
+w_i is 1, or |D_i| / mean_j |D_j| with D_i the shard (loss reweighing: alpha_i = w_i / sum_j w_j) [2.7]. A module
+without active paths does not change, nor does its momentum. A path-specific module is treated the same way, with one
+path [2.6.1].
 
 With `outer.row_weights`, which is not in the papers, a path's weight differs between the rows r of a parameter (its
-first dimension), by the size of the path's gradients there. AdamW's second moment v^ tells it; the mean is over the
-row's elements, and epsilon is AdamW's:
+first dimension), by the size of the path's gradients there, estimated by AdamW's second moment v^. The mean is over
+the row's elements, and epsilon is AdamW's:
 
     s_{i,r} = sqrt(mean v^_{i,r}) + epsilon
     Delta_r = sum_i w_i s_{i,r} (old - new_i)_r / sum_i w_i s_{i,r}
 
-AdamW divides each path's gradients by about s before they are averaged. A row that matters to one path only, as the
-embedding of a word of its language, therefore moves as far in the other paths, by noise, and the mean undoes what the
-one has learned. Multiplied by s, moves are gradients again, and their sum is divided once, as data-parallel AdamW
-would. Weighting by the diagonal of the Fisher information when merging models is akin (arXiv 2111.09832). Cosines
-between outer gradients are then those of moves times s.
+AdamW divides each path's gradients by about s before they are averaged. A row that matters to only one path, such as
+the embedding of a word of its language, therefore moves equally far in the other paths, by noise, and the mean undoes
+the learning of the one. Multiplied by s, moves are gradients again, and their sum is divided once, as in data-parallel
+AdamW. Weighting by the diagonal of the Fisher information when merging models is similar (arXiv 2111.09832). Cosines
+between outer gradients are then computed from moves times s.
 """
 
 import functools
@@ -78,9 +78,9 @@ def make_optimizer(
   module <- module - eta m                  momentum
   module <- module - eta Delta              sgd
 
-  adam: b1 = `momentum`. Any other optax.GradientTransformation can be used in its place: its update is added to the
-  module. Another name needs an entry here, its name among the choices of `settings.Outer`, and a case in the reference
-  and the tests that compare it, which name what is missing.
+  adam: b1 = `momentum`. Any other optax.GradientTransformation can be used instead: its update is added to the module.
+  A new name needs an entry here, an entry in the choices of `settings.Outer`, and a case in the reference and in the
+  tests that compare with it, which name missing cases.
 
   Example:
     >>> opt = make_optimizer('nesterov', 0.5, 0.5)
@@ -181,13 +181,13 @@ class Term(NamedTuple):
 
 
 def term(delta: dict[str, jax.Array], weight: jax.Array, counts: jax.Array, rows: Mapping[str, jax.Array]) -> Term:
-  """Returns what one path adds to the sums of a module.
+  """Returns the terms that one path adds to the sums of a module.
 
   Args:
     delta: old - new.
     weight: w_i, [].
-    counts: whether the path takes part, bool []; what is not finite in one that does not leaves no trace.
-    rows: row weights s_{i,r} by parameter; {} without.
+    counts: whether the path takes part, bool []. If not, values that are not finite have no effect.
+    rows: row weights s_{i,r} by parameter, or {} for none.
   """
   moves = {n: d * broadcast_rows(rows[n], d) if rows else d for n, d in delta.items()}
   weighted = {n: jnp.where(counts, weight * d, 0) for n, d in moves.items()}
@@ -195,7 +195,7 @@ def term(delta: dict[str, jax.Array], weight: jax.Array, counts: jax.Array, rows
 
 
 def divide(x: jax.Array, mass: jax.Array) -> jax.Array:
-  """Divides weighted sums by the sums of the weights; 0 where the weight is 0."""
+  """Divides weighted sums by the sums of the weights, or 0 if the weight is 0."""
   return jnp.where(mass > 0, x / jnp.where(mass > 0, mass, 1), 0)
 
 
@@ -212,9 +212,9 @@ def update(
   Args:
     layout: grid and levels.
     outer: OuterOpt and how Delta is scaled.
-    modules, state: those before the step.
-    sums: what the paths have sent.
-    masters: M of the levels that are compressed; `modules` are m, what paths read [compression.py].
+    modules, state: modules and outer state before the step.
+    sums: sums over the paths.
+    masters: M of the levels that are compressed; `modules` are m, which paths read [compression.py].
 
   Returns:
     The new modules, masters and states, and {level name: norm of Delta of each module}.
@@ -316,9 +316,9 @@ def exchanged_bytes(
 
 
 def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.ndarray:
-  """Draws the paths whose outer gradient is lost in a phase, each with probability `lost` [arXiv 2311.08105].
+  """Draws the paths that lose their outer gradient in a phase, each with probability `lost` [arXiv 2311.08105].
 
-  Such a path takes no part in the outer step, and goes on from its own parameters where others take the new modules.
+  Such a path takes no part in the outer step, and continues from its own parameters instead of the new modules.
   Returns bool, shaped like the grid.
   """
   return np.random.default_rng([seed, phase, 1]).random(shape) < lost

@@ -1,4 +1,4 @@
-"""The outer step of paths that are at hand together, over any pytree of arrays [Algorithm 1; 2.5, 2.7].
+"""The outer step of stacked paths, over any pytree of arrays [Algorithm 1; 2.5, 2.7].
 
 The mathematics is that of `outer`, `screening` and `compression`; here the paths are stacked, [P, ...], and all state
 is in one pytree.
@@ -40,7 +40,7 @@ class _Sent(NamedTuple):
 class Report(NamedTuple):
   """What an outer step has seen."""
 
-  excluded: jax.Array  # paths that took no part because of what they sent, bool [P]
+  excluded: jax.Array  # paths that took no part because of their outer gradients, bool [P]
   moved: dict[str, jax.Array]  # r of screening.py by level, [P]
   norms: dict[str, jax.Array]  # |Delta| by level, [K_a, ...]
 
@@ -88,7 +88,7 @@ class OuterStep:
     if self.compress not in compression.KINDS:
       raise ValueError(f'compress={self.compress!r}: use one of {", ".join(compression.KINDS)}')
     if self.exclude_above < 0:
-      raise ValueError(f'exclude_above={self.exclude_above} is negative: use 0 to exclude only what is not finite')
+      raise ValueError(f'exclude_above={self.exclude_above} is negative: use 0 to exclude only non-finite values')
 
   def init(self, modules: Modules) -> State:
     """Returns the state before the first outer step.
@@ -117,20 +117,21 @@ class OuterStep:
 
     Args:
       modules: the modules that the paths started from.
-      state: the outer state that belongs to them.
+      state: the outer state of these modules.
       paths: the paths' parameters after the phase, [P, ...].
       weights: w_i, [P]; |D_i| for loss reweighing [2.7], 0 for a path that has not trained [2.6.2]; None: 1.
-      rows: row weights by parameter, [P, rows], as `row_weights` makes them; None: without.
+      rows: row weights by parameter, [P, rows], as `row_weights` makes them, or None.
       rates: sum of the inner learning rates of the phase, [], by which moves are divided to compare them between
         phases [screening.py]; needed with `exclude_above`.
-      only: names of the levels that exchange now, a sequence or separated by spaces; None: all.
+      only: names of the levels to exchange, a sequence or separated by spaces. None means all.
 
     Returns:
-      The new modules and state, and what was seen. A path that was excluded goes on from the new modules; give it a
-      fresh inner state (`Levels.renew`).
+      The new modules and state, and a report. An excluded path continues from the new modules; give it a fresh inner
+      state (`Levels.renew`).
 
     Raises:
-      ValueError: shapes differ from those of the levels, a level in `only` is not there, `rates` is missing, or `rows`
+      ValueError: shapes differ from those of the levels, a level in `only` does not exist, `rates` is missing, or
+      `rows`
         are given with `rescale`.
 
     Examples:
@@ -148,7 +149,7 @@ class OuterStep:
     return self._move(modules, state, _Sent(deltas, residuals, weights, rows, rates))
 
   def _move(self, modules: Modules, state: State, sent: _Sent) -> tuple[Modules, State, Report]:
-    """Moves the modules by what the paths have sent; returns as `step` does."""
+    """Updates the modules with the paths' messages. Returns the same as `step`."""
     moved = {level: jax.vmap(optax.tree.norm)(delta) / sent.rates for level, delta in sent.deltas.items()}
     excluded = self._excluded(moved, state)
     counts = ~excluded & (sent.weights > 0)
@@ -202,7 +203,7 @@ class OuterStep:
     return [l.name for l in layout.levels if self.compress != 'none' and layout.grid.paths_through(l) > 1]
 
   def _send(self, deltas: Modules, residuals: dict[str, jax.Array]) -> tuple[Modules, dict[str, jax.Array]]:
-    """Returns what the paths send, c_i = Q(Delta_i + e_i), and the residuals after it, [P, ...]."""
+    """Returns the paths' messages, c_i = Q(Delta_i + e_i), and the residuals after them, [P, ...]."""
     sent = dict(deltas)
     new_residuals: dict[str, jax.Array] = {}
     for level in (name for name in deltas if name in self._compressed):
@@ -222,7 +223,7 @@ class OuterStep:
     return excluded
 
   def _sum(self, sent: Modules, weights: jax.Array, counts: jax.Array, rows: Any) -> outer_lib.Sums:
-    """Adds up what the paths through each module have sent."""
+    """Sums the messages of the paths through each module."""
     layout, grid = self.levels.layout, self.levels.grid
     deltas: Modules = {}
     masses: Modules = {}

@@ -10,7 +10,7 @@
       modules, state, report = outer.step(modules, state, paths)
 
 `train_step(params, state, batch) -> (params, state, metrics)` is yours. Parameters are those of one path, in any
-pytree whose leaves are floating-point arrays: dicts, NamedTuples, `nnx.state(model, nnx.Param)`,
+pytree of floating-point arrays: dicts, NamedTuples, `nnx.state(model, nnx.Param)`,
 `eqx.filter(model, eqx.is_inexact_array)`. Modules and states are pytrees of arrays too, so `jax.jit`, checkpoints and
 `jax.device_put` work as always. The programs of this package make their outer steps with the same functions.
 

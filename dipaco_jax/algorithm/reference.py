@@ -8,9 +8,9 @@
         Delta <- sum_i alpha_i (theta_{l,e} - theta_i), over the paths i through the module    [2.5]
         theta_{l,e} <- OuterOpt(theta_{l,e}, sqrt(number of those paths) Delta)                Nesterov [2.5, 2.7]
 
-`train` is that loop, and everything above it is what a line of it means. Nothing is stacked, sharded or compiled, apart
-from the loss and its gradient; every equation is written out in float64. The tests of the compiled programs, of islands
-and of the library compare with this file; they share no code with it but the grid.
+`train` is that loop; the functions above it implement its lines. Only the loss and its gradient are compiled, nothing
+is stacked or sharded, and every equation is written out in float64. The tests of the compiled programs, of islands and
+of the library compare with this file; only the grid is code that they share with it.
 
 A module is named by its level and its coordinates on the level's axes: `modules[level.name, coordinates]` is a dict of
 arrays by parameter name. A path is an index; `owner` names the level of each parameter.
@@ -66,7 +66,7 @@ def path_params(modules: Modules, grid: Grid, owner: Mapping[str, Level], path: 
 
 
 class Inner(NamedTuple):
-  """A path's optimizer."""
+  """The inner optimizer of all paths."""
 
   rate: Callable[[int], float]  # eta_s by global step s
   b1: float = 0.9
@@ -74,7 +74,7 @@ class Inner(NamedTuple):
   epsilon: float = 1e-8
   weight_decay: float = 0.1  # lambda
   clip_norm: float = 1.0  # c; 0: gradients are not clipped
-  update: Callable[..., tuple[Arrays, Any]] | None = None  # as `adamw`, which is the default
+  update: Callable[..., tuple[Arrays, Any]] | None = None  # a function like `adamw`, the default
 
 
 def fresh_state(params: Arrays) -> dict[str, Any]:
@@ -83,7 +83,7 @@ def fresh_state(params: Arrays) -> dict[str, Any]:
 
 
 def clip(grads: Arrays, clip_norm: float) -> Arrays:
-  """Returns g min(1, c / |g|), |g| over all parameters; as it is if c = 0.
+  """Clips gradients by their global norm |g|: returns g min(1, c / |g|), or g if c = 0.
 
   Example:
     >>> clip({'w': np.array([3.0, 4.0])}, clip_norm=1.0)
@@ -98,7 +98,7 @@ def adamw(params: Arrays, state: dict[str, Any], grads: Arrays, rate: float, inn
   """Makes one step of AdamW [7.1]; lambda is 0 for vectors.
 
   m <- b1 m + (1 - b1) g        v <- b2 v + (1 - b2) g^2
-  theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      ^: divided by 1 - b^t
+  theta <- theta - eta_s (m^ / (sqrt(v^) + epsilon) + lambda theta)      m^, v^: divided by 1 - b^t
   """
   t = state['t'] + 1
   new_params, new_state = dict(params), {'m': {}, 'v': {}, 't': t}
@@ -126,12 +126,12 @@ def with_gradient(loss: Loss) -> Callable[..., tuple[jax.Array, dict[str, jax.Ar
 def inner_phase(
   params: Arrays, state: Any, batches: Sequence[tuple], first_step: int, loss: Loss, inner: Inner
 ) -> tuple[Arrays, Any, list[float]]:
-  """Trains one path for a step on each batch, from the global step `first_step` on.
+  """Trains one path for one step per batch.
 
   Args:
     params: theta_i.
-    state: what an earlier phase left; None: a fresh one.
-    batches: tau batches, the arguments of `loss` behind the parameters.
+    state: optimizer state after an earlier phase, or None for a fresh state.
+    batches: tau batches, each with the arguments of `loss` that follow the parameters.
     first_step: global step of the first batch, pretraining included.
     loss: (parameters, *batch) -> mean loss.
     inner: the optimizer.
@@ -154,22 +154,24 @@ def inner_phase(
 
 
 class Outer(NamedTuple):
-  """The outer step."""
+  """The outer optimizer, and how outer gradients are averaged."""
 
   optimizer: str = 'nesterov'
   learning_rate: float = 0.7  # eta
   momentum: float = 0.9  # mu
-  b2: float = 0.999  # of adam, as is epsilon
+  b2: float = 0.999  # of adam, like epsilon
   epsilon: float = 1e-8
-  rescale: bool = True  # Delta is times sqrt(P_{l,e}), norm rescaling [2.7]
-  reweigh: bool = True  # alpha_i is proportional to |D_i|, loss reweighing [2.7]
+  rescale: bool = True  # multiplies Delta by sqrt(P_{l,e}): norm rescaling [2.7]
+  reweigh: bool = True  # makes alpha_i proportional to |D_i|: loss reweighing [2.7]
 
 
 def outer_opt(theta: np.ndarray, momentum: Any, delta: np.ndarray, outer: Any) -> tuple[np.ndarray, Any]:
-  """Returns one array of a module after OuterOpt, and its momentum, None before the first step (adam's is (m, v, t)).
+  """Returns an array of a module and its momentum after OuterOpt.
+
+  The momentum is None before the first step; that of adam is (m, v, t).
 
   m <- mu m + Delta
-  theta <- theta - eta (Delta + mu m)     nesterov; eta m: momentum; eta Delta: sgd
+  theta <- theta - eta (Delta + mu m)     nesterov; momentum subtracts eta m, sgd eta Delta
 
   Example:
     >>> theta, momentum = outer_opt(np.ones(1), None, np.ones(1), Outer(learning_rate=0.5, momentum=0.5))
@@ -198,16 +200,16 @@ def outer_step(
   """Makes one outer step of every module [2.5, 2.7].
 
   Args:
-    modules: before the phase.
+    modules: the modules before the phase.
     momenta: {module: {parameter: momentum}}; {} before the first outer step.
-    new_params: theta_i after the phase, of the paths that took part.
-    weights: |D_i| of each path in the grid; they count with `outer.reweigh` only.
-    layout: has `grid` and `levels`.
+    new_params: theta_i after the phase, for the paths that took part.
+    weights: |D_i| of each path in the grid, used only with `outer.reweigh`.
+    layout: an object with `grid` and `levels`.
     outer: the optimizer, see `Outer`.
-    rows: {path: {parameter: s_{i,r}}}, row weights, which are not in the paper [outer.py]; None: without.
+    rows: row weights {path: {parameter: s_{i,r}}}, which are not in the paper (see outer.py); None for no row weights.
 
   Returns:
-    The new modules and momenta; a module without such a path stays as it is.
+    The new modules and momenta. A module is unchanged if none of its paths took part.
   """
   new_modules, new_momenta = dict(modules), dict(momenta)
   grid = layout.grid
@@ -219,7 +221,7 @@ def outer_step(
       shares = {i: weights[i] if outer.reweigh else 1 for i in through}
       new_modules[module], new_momenta[module] = {}, {}
       for name, old in modules[module].items():
-        spread = (-1, *[1] * (old.ndim - 1))  # a row weight is that of all elements of its row
+        spread = (-1, *[1] * (old.ndim - 1))  # a row weight applies to all elements of its row
         w = [w_i * rows[i][name].reshape(spread) if rows else w_i for i, w_i in shares.items()]
         moves = [old - new_params[i][name] for i in shares]
         delta = sum(map(operator.mul, w, moves)) / sum(w)  # alpha_i = w_i / sum_j w_j
@@ -237,11 +239,11 @@ def train(
   params: Mapping[str, Any], layout: Any, batches: Callable[[int, int], tuple], active: Sequence[Sequence[int]],
   tau: int, loss: Loss, inner: Inner, outer: Outer, weights: Sequence[float],
 ) -> tuple[Modules, dict, list[dict[int, list[float]]]]:  # fmt: skip
-  """Runs Algorithm 1 from one pretrained model on.
+  """Runs Algorithm 1, beginning with one pretrained model.
 
   Args:
     params: the pretrained model, by parameter name.
-    layout: has `grid`, `levels` and `owner`, the level of each parameter.
+    layout: an object with `grid`, `levels` and `owner`, the level of each parameter.
     batches: (path, step) -> batch of the path's shard; each path counts its own steps from 0.
     active: for each phase, the paths that take part [2.6.2].
     tau: inner steps in a phase.

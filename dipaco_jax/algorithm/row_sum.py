@@ -70,7 +70,7 @@ class RowSum:
 
 
 def contribution(weight: float, old: Arrays, new: Arrays, rows: Arrays) -> tuple[Arrays, Arrays]:
-  """Returns a path's contribution in parts, and zeros of the same shapes. Raises ValueError where shapes differ."""
+  """Returns a path's contribution in parts, and zeros of the same shapes. Raises ValueError if shapes differ."""
   w, _ = exact_sum.quantize(weight)
   exact_sum.check_arrays(old, new)
   exact_sum.check_arrays({name: np.zeros(x.shape[:1], np.float32) for name, x in old.items()}, rows)

@@ -27,19 +27,19 @@ from dipaco_jax.algorithm.errors import Diverged
 from dipaco_jax.algorithm.grid import Coordinates, Grid, Level
 from dipaco_jax.algorithm.modules import Layout
 
-MAX_RMS = 1e3  # root mean square of parameters or momentum; thousands of times that of models that work
+MAX_RMS = 1e3  # maximum root mean square of parameters or momentum; thousands of times that of usual models
 NO_PATH_FIX = 'lower config.train.learning_rate, or raise config.outer.exclude_above'
 
 
 def first_usual(num_parameters: int, optimizer: str) -> float:
-  """Returns h_0 of a module with so many parameters, by `inner.optimizer`."""
+  """Returns h_0 of a module from its number of parameters and `inner.optimizer`."""
   return math.sqrt(num_parameters) if optimizer in ('adamw', 'muon') else math.inf
 
 
 def sum_of_rates(rate: Callable[[Any], Any], first_step: ArrayLike, num_steps: ArrayLike) -> jax.Array:
-  """Returns sum_s eta_s over `num_steps` steps from `first_step` on, to divide by: inf instead of 0.
+  """Returns the divisor sum_s eta_s over `num_steps` steps from `first_step` on, or inf if the sum is 0.
 
-  At a rate of 0 nothing moves, and what a path sends all the same is left of compression: its r is 0.
+  At a rate of 0, parameters do not move, and messages contain only rests of compression, so r is 0.
   """
   total = jax.lax.fori_loop(0, num_steps, lambda i, total: total + rate(first_step + i), 0.0)
   return jnp.where(total > 0, total, jnp.inf)
@@ -93,7 +93,7 @@ def exclusion_message(grid: Grid, path: int, why: str, worker: str = '') -> str:
   """Returns the log message for a path that is left out of an outer step; `worker` trained it, if that is known."""
   where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
   who = f'path {path}' + (f' ({where})' if where else '') + (f' of {worker}' if worker else '')
-  return f'{who} takes no part in the outer step: {why}; it goes on from the new modules, with a fresh optimizer state'
+  return f'{who} takes no part in the outer step: {why}; it continues from the new modules, with fresh optimizer state'
 
 
 def count_in_a_row(before: Sequence[int], trained: np.ndarray, excluded: np.ndarray) -> list[int]:
@@ -128,7 +128,7 @@ def no_path_left(module: str) -> Diverged:
 def check_paths(layout: Layout, expected: np.ndarray, excluded: np.ndarray, in_a_row: Sequence[int], most: int) -> None:
   """Raises Diverged if all paths, all paths of a module, or one path in more than `most` phases in a row are excluded.
 
-  `in_a_row`: see `count_in_a_row`; includes this phase. The other arguments are those of `module_without_paths`.
+  `in_a_row`: see `count_in_a_row`; includes this phase. The other arguments are as in `module_without_paths`.
   """
   if expected.any() and not (expected & ~excluded).any():
     raise Diverged(f'no path has an outer gradient that is finite and plausible; {NO_PATH_FIX}')

@@ -1,26 +1,26 @@
-"""When levels exchange, in steps of a phase: all at its end, or one after another, beside the inner steps. Pure.
+"""The steps of a phase at which levels are exchanged: all at its end, or one after another during it. Pure.
 
-Without streaming all levels leave after step tau of a phase, and the next phase begins with the new modules. With
-`outer.stream` every level l has a place o_l of its own in the phase (arXiv 2501.18512, Algorithm 2). With theta the
+Without streaming, all levels are sent after step tau of a phase, and the next phase begins with the new modules. With
+`outer.stream`, every level l has its own place o_l in the phase (arXiv 2501.18512, Algorithm 2). With theta the
 path's parameters of the level, m(v) the module that paths read, and d = `outer.overlap_steps`:
 
-    after step o_l       the outer gradient m(v) - theta leaves; the outer step makes m(v+1)
+    after step o_l       the outer gradient m(v) - theta is sent; the outer step makes m(v+1)
     after step o_l + d   theta <- theta + (1 - alpha) (m(v+1) - theta_o)     `outer.overlap='keep'`
                          theta <- alpha theta + (1 - alpha) m(v+1)           `outer.overlap='mix'`, as in the paper
 
-with theta_o what theta was after step o_l, alpha = `outer.mix`, and, where d is 0, theta <- m(v+1). The steps in
-between go on; 'mix' undoes a share of 1 - alpha of what they did. After o_l + d > tau it is step o_l + d - tau of the
-next phase.
+with theta_o the value of theta after step o_l, and alpha = `outer.mix`; if d is 0, theta <- m(v+1). Training continues
+in between; 'mix' undoes a share of 1 - alpha of these steps. If o_l + d > tau, it is step o_l + d - tau of the next
+phase.
 
-Places are steps and not times: results do not depend on who is slow. The o_l spread the levels' bytes evenly over the
-phase: between a level's place and the next one's there is the share of the phase that its bytes have in all. A level of
-one path alone (path-specific) has no bytes, and its place is tau; its own outer step is at hand at once.
+Places are steps and not times, so results do not depend on slow workers. The o_l spread the levels' bytes evenly over
+the phase: the distance from a level's place to the next one is proportional to its bytes. A level of a single path
+(path-specific) has no bytes, and its place is tau; its outer step is available immediately.
 
-Some phases are *closed*: all levels leave after step tau, and the next phase begins with the new modules, as without
+Some phases are *closed*: all levels are sent after step tau, and the next phase begins with the new modules, as without
 streaming. These are the last phases of each round and of the run, and every n-th phase, n = `outer.closed_every`. After
-a closed phase a path has nothing but modules and its state, so islands publish states then.
+a closed phase, a path consists only of modules and its state, so islands publish states then.
 
-A *piece* of a phase is what is between two places; it is trained in one go.
+A *piece* of a phase lies between two places, and is trained without interruption.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Wire(NamedTuple):
   compress: str  # of compression.KINDS
   stream: bool
   overlap_steps: int  # d
-  keeps: bool  # whether what is learned during overlap is kept
+  keeps: bool  # whether learning during overlap is kept
   alpha: float
 
 
@@ -54,14 +54,14 @@ class Timetable:
   """The places of the levels, and the pieces of each phase."""
 
   tau: int
-  unit: int  # steps of a dispatch, of which all places are multiples
+  unit: int  # steps of a dispatch; all places are multiples of it
   places: Mapping[str, int]  # o_l
-  overlaps: Mapping[str, int]  # d of each level; 0 for those of one path alone
+  overlaps: Mapping[str, int]  # d of each level; 0 for levels of a single path
   alpha: float
   stream: bool
   phases: int
   closed: frozenset[int]  # the ends of rounds, phases that are closed in any case
-  closed_every: int  # so is every phase of which so many are complete after it; 0: none
+  closed_every: int  # every n-th phase is closed, too; 0 means none
   keeps: bool = False  # what is learned during overlap
 
   def is_closed(self, phase: int) -> bool:
@@ -97,15 +97,15 @@ class Timetable:
     return max(len(self.pieces(phase)) for phase in range(self.phases))
 
   def kept(self, levels: Iterable[str]) -> tuple[str, ...]:
-    """Returns those of the levels of which a path keeps what leaves in an open phase, until it is taken over."""
+    """Returns those of the levels for which a path keeps theta_o in an open phase, until it takes them over."""
     return tuple(level for level in levels if self.keeps and self.overlaps[level])
 
   def left(self, levels: Iterable[str], phase: int) -> tuple[str, ...]:
-    """Returns those of the levels of which a path keeps what leaves in this phase."""
+    """Returns those of the levels for which a path keeps theta_o in this phase."""
     return () if self.is_closed(phase) else self.kept(levels)
 
   def mix(self, level: str) -> float:
-    """Returns alpha of a level, 0 where it is taken over at once."""
+    """Returns alpha of a level, or 0 if it is taken over at once."""
     return self.alpha if self.overlaps[level] else 0.0
 
   def version(self, level: str, phase: int, step: int) -> int:
@@ -127,7 +127,7 @@ def taken(alpha: float, own: Any, left: Any, new: Any) -> Any:
   """Returns a path's parameters after it has taken `new` ones over; `left` is theta_o if kept, else None.
 
   Example:
-    >>> taken(0.0, own=5.0, left=4.0, new=3.0)  # what was learned during the overlap is kept
+    >>> taken(0.0, own=5.0, left=4.0, new=3.0)  # learning during the overlap is kept
     4.0
     >>> taken(0.5, own=5.0, left=None, new=3.0)
     4.0

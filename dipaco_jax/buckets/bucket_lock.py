@@ -1,7 +1,8 @@
 """The lock of a run in a bucket: an object that its holder rewrites every few seconds.
 
-A bucket forgets no lock when a process is killed. So whoever comes waits whether the object changes: a holder that does
-not write for SILENCE_S is gone. Should it only have been stopped for so long, it sees that another has come, and ends.
+A bucket keeps the lock of a killed process. A new process therefore watches whether the object changes: a holder that
+does not write for SILENCE_S is considered dead. If it was only suspended for that long, it notices the new holder, and
+ends.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
     return record is None or record.get('process') == mine['process']
 
   def beat_if_ours():
-    with contextlib.suppress(OSError):  # what is published meets the same error
+    with contextlib.suppress(OSError):  # publishing fails with the same error
       if is_ours(record := read(storage)):
         beat()
       else:
@@ -57,7 +58,7 @@ def hold(storage: Storage, scratch: str, lost: Callable[[InputError], object]) -
 
 
 def _changes(storage: Storage, record: dict[str, Any]) -> bool:
-  """Watches a lock until it is released (returns True) or silent. Raises InputError if its holder is at work."""
+  """Watches a lock until it is released (returns True) or silent. Raises InputError if its holder is running."""
   deadline = time.monotonic() + SILENCE_S
   while time.monotonic() < deadline:
     time.sleep(1)

@@ -1,9 +1,9 @@
-"""The disk of a run, as the processes of its job see it: one that all share, or, with a bucket, one for each.
+"""The disks of the processes of a run: one shared disk or, with a bucket, one disk per process.
 
-Stages are made together: each process makes parts, the first publishes what is made of them, and all read that. On a
-disk that all share a barrier is enough. On disks apart the parts go to the first process at a `gather`, and what it has
-published to the others at a `follow`, both through the bucket. Of checkpoints and of modules each disk has a part while
-training; the whole is in the bucket.
+Processes make stages together: each makes parts, the first process combines and publishes them, and all read the
+result. On a shared disk, a barrier is sufficient. On separate disks, `gather` transfers the parts to the first process,
+and `follow` transfers its publications to the others, both through the bucket. While training, each disk has a part of
+the checkpoints and modules; the bucket has all parts.
 """
 
 from collections.abc import Callable
@@ -32,28 +32,28 @@ class Disk:
 
   @property
   def is_ours(self) -> bool:
-    """Whether this process does on its disk what is done once: the first process, or, of disks apart, each."""
+    """Whether this process writes run files: the first process only, or every process if disks are separate."""
     return self.is_apart or processes.is_first()
 
   def publish(self):
-    """Publishes what is made, between stages; see `Mirror.publish_all`."""
+    """Publishes the files of a stage, between stages; see `Mirror.publish_all`."""
     if self.mirror:
       self.mirror.publish_all()
 
   def gather(self, occasion: str, *patterns: str):
-    """Waits until all processes are here, and the first has what any has made of the names that match globs."""
+    """Waits for all processes, and until the first has all files that match globs, whichever process made them."""
     if self._exchange:
       self._exchange.gather(occasion, patterns)
     processes.barrier(occasion)
 
   def follow(self, occasion: str, with_checkpoints: bool = False):
-    """Waits until all processes are here, and have what the first has of what lasts; of checkpoints if asked."""
+    """Waits for all processes, and until they have the lasting files of the first; with checkpoints if asked."""
     if self._exchange:
       self._exchange.follow(occasion, with_checkpoints)
     processes.barrier(occasion)
 
   def only_first(self, function: Callable[[], None], occasion: str):
-    """Calls `function` on the first process while the others wait, and then have what it has published."""
+    """Calls `function` on the first process while the others wait; then they fetch what it has published."""
     if processes.is_first():
       function()
     self.follow(occasion)

@@ -1,11 +1,11 @@
-"""A run in a bucket whose processes do not share a disk: the first publishes the files of all, the others follow.
+"""Runs in a bucket with processes that do not share a disk: the first publishes the files of all, the others follow.
 
-The first process alone decides what is in the bucket, as one of a single process does, by its mirror. Of what all write
-together, checkpoints and versions of modules, each process has a part; the first has the others upload theirs when it
-uploads its own, and then writes the index of the whole. So nothing is seen before every part is there, and nothing that
-is newer waits: a part is kept on each disk until the first process asks for it or passes over it.
+The first process alone decides what is in the bucket, through its mirror, like the process of a run with one process.
+All processes write a part of each checkpoint and each version of modules. When the first process uploads its part, it
+requests the parts of the others, and then writes the index of the whole. So nobody sees a version before all parts are
+uploaded. Each process keeps a part on its disk until the first process requests it or drops it for a newer version.
 
-The processes tell each other what to do, and the names and sha256 of what they have, by short texts (`Peers`).
+The processes exchange requests, and the names and SHA-256 of files, as short texts (`Peers`).
 """
 
 import contextlib
@@ -29,38 +29,38 @@ Texts = dict[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Peers:
-  """Messages between processes, by keys that are used once."""
+  """Messages between processes. Each key is used once."""
 
   index: int  # of this process; the first is 0
   count: int
   say: Callable[[str, str], None]  # key, text
-  hear: Callable[[str], str]  # waits for a key
+  hear: Callable[[str], str]  # key -> text; waits for it
   forget: Callable[[str], None]
 
 
 class Others:
-  """Requests of the first process to the others for their parts of files that all write. One thread calls `ask`."""
+  """Requests of the first process to the others, for their parts of files that all write. One thread calls `ask`."""
 
   def __init__(self, peers: Peers):
     self.peers = peers
     self._numbers = itertools.count()
     self._lock = threading.Lock()
-    self._heeded_by_next: list[str] = []  # orders without an answer: who answers a later one has heard them
+    self._unanswered: list[str] = []  # requests without a reply; a reply to a later request acknowledges them
 
   def ask(self, name: str) -> Callable[[], Texts]:
-    """Has the others upload their parts of a tree; returns a function that waits for this and returns {file: sha256}.
+    """Requests the others' parts of a tree; returns a function that waits for the uploads and returns {file: sha256}.
 
-    It raises mirror.Gone if any has its part no longer, OSError if any cannot upload it.
+    That function raises mirror.Gone if a process no longer has its part, OSError if one cannot upload it.
     """
     with self._lock:
-      heeded, self._heeded_by_next = self._heeded_by_next, []
+      acknowledged, self._unanswered = self._unanswered, []
       key = self._order({'upload': name})
 
     def wait() -> Texts:
       digests: Texts = {}
       answers = [f'{key}/{k}' for k in range(1, self.peers.count)]
       replies = [json.loads(self.peers.hear(answer)) for answer in answers]
-      for used in (key, *answers, *heeded):
+      for used in (key, *answers, *acknowledged):
         self.peers.forget(used)
       if why := next((reply['error'] for reply in replies if 'error' in reply), ''):
         raise OSError(why)
@@ -73,10 +73,10 @@ class Others:
     return wait
 
   def pass_over(self, names: Iterable[str]):
-    """Drops parts that a newer version has made unnecessary."""
+    """Has the others drop parts that a newer version has made unnecessary."""
     if names := list(names):
       with self._lock:
-        self._heeded_by_next.append(self._order({'drop': names}))
+        self._unanswered.append(self._order({'drop': names}))
 
   def close(self):
     """Tells the others that no more requests follow."""
@@ -96,7 +96,7 @@ class First:
     self.mirror, self.peers = mirror, peers
 
   def gather(self, occasion: str, patterns: Sequence[str]):
-    """Fetches the others' files and trees that match globs; temporary ones are removed from the bucket."""
+    """Fetches the files and trees that the others have made; removes temporary ones from the bucket."""
     for k in range(1, self.peers.count):
       digests: Texts = json.loads(self.peers.hear(key := f'{occasion}: made/{k}'))
       self.peers.forget(key)
@@ -121,7 +121,7 @@ class First:
     self.mirror.publish_parts(older_than_s=-1)
     self.mirror.wait()
     if lost := {*run_objects.newest_checkpoints(self.mirror.workdir)} - self.mirror.published(True).keys():
-      # What follows is made from it, and no other process has the whole of it.
+      # The next stage needs it, and no other process has all parts of it.
       raise Unavailable(f'{min(lost)} is not in the bucket; {AGAIN}')
     self.tell(occasion, with_checkpoints)
 
@@ -129,7 +129,7 @@ class First:
     """Tells the others which files are published, so that they have exactly these; see `follow`."""
     published, workdir = self.mirror.published(with_checkpoints), self.mirror.workdir
     for name in run_objects.followed(workdir, with_checkpoints):
-      if run_objects.is_joint(name) and name not in published:  # passed over: nobody will ever have more than its part
+      if run_objects.is_joint(name) and name not in published:  # dropped: no process will ever have more than its part
         shutil.rmtree(workdir / name)
     self.peers.say(f'{occasion}: published', json.dumps(published))
     with exchanging():
@@ -150,13 +150,13 @@ def exchanging() -> Iterator[None]:
 
 
 def complete(storage: object_store.Storage, name: str, workdir: Path, sha256: str):
-  """Fetches a tree, also if a part or an earlier version of it is here. Raises as `Storage.read`."""
+  """Fetches a tree, even if a part or an earlier version of it is on this disk. Raises as `Storage.read`."""
   storage.verified_trees.discard((name, sha256))
   storage.download_tree(name, workdir / name, sha256)
 
 
 def fetch_file(storage: object_store.Storage, name: str, file: Path, sha256: str):
-  """Fetches an object as a file, whole or not at all. Raises as `Storage.read_file`."""
+  """Fetches an object as a file, atomically. Raises as `Storage.read_file`."""
   file.parent.mkdir(parents=True, exist_ok=True)
   aside = files.beside(file)
   try:

@@ -2,11 +2,11 @@
 
     SCRATCH/run/        the workdir, as on a disk
     SCRATCH/id          the name of this scratch; the bucket's object `scratch` has that of the last one that published
-    SCRATCH/uploads/    hard links to what waits to be uploaded, which the run may remove or replace meanwhile
+    SCRATCH/uploads/    hard links to files that wait to be uploaded; the run may remove or replace the files
 
-Things are published in the order in which they came to be, each whole or not at all, and are removed from the bucket
-only after the next checkpoint is there. So the bucket is at every moment a workdir as it was at an earlier one, and a
-run that continues from it does what one does that was killed then.
+Files are published atomically, in the order in which they were made, and are removed from the bucket only after the
+next checkpoint is uploaded. So at every moment the bucket equals the workdir at an earlier moment, and a run that
+continues from it behaves like a run that was killed at that moment.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ ID = 'id'
 RUN = 'run'
 UPLOADS = 'uploads'
 EVERYTHING = re.compile('.*')
-PART_AGE_S = 300.0  # of what an unfinished stage has made, before it is uploaded: short stages are made again
+PART_AGE_S = 300.0  # age of an unfinished stage's files before they are uploaded; short stages are made again
 
 
 class Gone(Exception):
@@ -49,7 +49,7 @@ class Mirror:
   """Fetches the files that a run needs to resume, and publishes its results without blocking the caller."""
 
   def __init__(self, storage: object_store.Storage, scratch: Path, others: Others | None = None):
-    """`others` have parts of checkpoints and modules; then no scratch is a whole, and what is in the bucket counts."""
+    """If `others` have parts of checkpoints and modules, no scratch folder is complete, and the bucket counts."""
     self.storage = storage
     self.scratch = scratch
     self.workdir = scratch / RUN
@@ -57,11 +57,11 @@ class Mirror:
       files.write_file(name, secrets.token_hex(8))
     self.id = name.read_text()
     self._others, self._mark = others, secrets.token_hex(8) if others else self.id
-    self._published: dict[str, str] = {}  # what the bucket has: of trees the sha256 of their indices
+    self._published: dict[str, str] = {}  # contents of the bucket; for trees, the sha256 of their indices
     self._left: list[str] = []  # checkpoints in the bucket that were not fetched
     self._states: dict[str, tuple[int, ...]] = {}  # of files, as they were when they were published
     self._begun = set[str]()  # trees that wait to be uploaded, or are
-    self.in_part = set[str]()  # of them, those of which others have made parts that are not here
+    self.in_part = set[str]()  # those that have parts of other processes, which are not on this disk
     self._numbers = itertools.count()
     self.queue = UploadQueue(self._put)
     self._marked = False
@@ -78,7 +78,7 @@ class Mirror:
     if names and not {MARK, bucket_lock.NAME} & {*names}:
       raise InputError(
         f'--workdir={self.storage.url} holds other things ({names[0]}) than a run that was made there: name a place of '
-        'its own; a run that was copied to it goes on from a disk'
+        'its own; a run that was copied to it can only be resumed from a disk'
       )
     return names
 
@@ -86,7 +86,7 @@ class Mirror:
     """Fetches the files of a run, but trees. What another scratch has published since replaces all that is here."""
     self._trusts_scratch = MARK in names and bytes(self.storage.fetch(MARK)).decode() == self._mark
     if not self._trusts_scratch:
-      if self._others:  # before anything goes, or one that was here alone would trust what is left
+      if self._others:  # before any deletion: a process without others would trust the remaining files
         self._mark_bucket()
       run_objects.remove_others(self.workdir, run_objects.whole_trees(names))
     lasting = run_objects.matching(names, run_objects.LASTING)
@@ -139,7 +139,7 @@ class Mirror:
   def publish_checkpoint(self, path: Path):
     """Publishes a checkpoint after the metrics so far, in place of an earlier one that still waits.
 
-    Then removes from the bucket what was gone from the workdir when it was written, as older checkpoints.
+    Then removes from the bucket files that no longer existed when it was written, such as older checkpoints.
     """
     name = str(path.relative_to(self.workdir))
     folder, _, number = name.rpartition('/')
@@ -210,7 +210,7 @@ class Mirror:
   def _gone(self, expected: re.Pattern = run_objects.REMOVED) -> list[str]:
     """Lists published and queued files that are no longer in the workdir.
 
-    Of what the run does not remove itself nothing counts: somebody else has, and the bucket keeps it.
+    Files that the run never removes itself do not count: somebody else has removed them, and the bucket keeps them.
     """
     names = {*list(self._published), *list(self._begun), *list(self._states)}
     return [name for name in sorted(names) if expected.fullmatch(name) and not (self.workdir / name).exists()]
@@ -263,7 +263,7 @@ class Mirror:
       for name in gone:
         if not self._failed:
           self._remove(name)
-    except Gone:  # something newer will come, and what is gone from the workdir is removed after that
+    except Gone:  # a newer checkpoint will come, after which files that no longer exist are removed
       pass
     except Exception as e:  # obstore raises many kinds
       why = getattr(e, 'strerror', None) or e

@@ -16,13 +16,13 @@ from dipaco_jax.buckets import disks_apart, mirror, run_objects
 from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.storage import files, object_store
 
-LEAVE_S = float(object_store.PATIENCE_S)  # after an error that all meet, for the first process to upload what it has
+LEAVE_S = float(object_store.PATIENCE_S)  # after an error of all processes, so that the first can upload its files
 
 
 class Other:
-  """The side of a process that is not the first: its disk, its parts, and the thread that uploads them when asked to.
+  """The side of a process that is not the first: its disk, its parts, and the thread that uploads them on request.
 
-  It stands where the mirror of a single process does; what it is told to publish it keeps for the first to ask for.
+  It takes the place of a single process's mirror. It keeps files to be published until the first process requests them.
   """
 
   def __init__(self, storage: object_store.Storage, scratch: Path, peers: disks_apart.Peers):
@@ -41,7 +41,7 @@ class Other:
     self._thread = threading.Thread(target=self._work, name='uploads', daemon=True)
     self._thread.start()
 
-  # -- what a mirror does
+  # -- the methods of a mirror
 
   def publish_version(self, modules: Path, pointers: Path):
     """Keeps this process's modules of a version for the first process to ask for."""
@@ -144,7 +144,7 @@ class Other:
     try:
       names = json.loads(index.read_text())
       are_linked = all(files.link(tree / file, links / file) for file in names)
-    except OSError:  # it has gone, or the disk is full: the first is told, and continues with the next
+    except OSError:  # it no longer exists, or the disk is full: tell the first process, and continue with the next
       are_linked = False
     if not are_linked:
       shutil.rmtree(links, ignore_errors=True)

@@ -14,9 +14,9 @@ from dipaco_jax.storage import files, object_store
 INDEX = '.index.json'  # of a tree, see object_store
 _MADE = r'sequences|base|shards/(?:base|\d+)|routing/\d+|modules/\d+|checkpoints/\w+/\d+'
 _PART = r'tokenize-\w+/sequences/\d+|shards/(?:base|\d+)-parts/\d+'
-TREE = re.compile(rf'((?:control/)?(?:{_MADE}|{_PART}))(/.*|\.index\.json)?')  # and what is in it
-# Globs, in the order in which they are published: config.json is there before what depends on it, and records of stages
-# come after what they are about.
+TREE = re.compile(rf'((?:control/)?(?:{_MADE}|{_PART}))(/.*|\.index\.json)?')  # and its contents
+# Globs in the order of publication: config.json comes before files that depend on it, and records of stages come after
+# their files.
 FIRST = (
   'config.json', 'command.txt', 'environment.json', 'inputs.json', 'chat_template.jinja*', 'generation_config.json*',
   'tokenizer*',
@@ -33,16 +33,16 @@ PARTS = 'tokenize-*/sequences/*', 'shards/*-parts/*'  # trees, of stages that ar
 PART_FILES = (  # their files, each with its seal
   'tokenize-*/sample-*', 'tokenize-*/validation-*', 'routing/*-parts/*', 'routing/*-scores/*'
 )  # fmt: skip
-REMOVED = re.compile(  # what a run removes itself
+REMOVED = re.compile(  # removed by the run itself
   r'(?:control/)?(?:modules|checkpoints)/.*|tokenize-.*|(?:shards|routing)/[^/]*-(?:parts|scores)/.*|stages/.*|refused.txt'
 )
-# Of the files, what the processes of a job read between stages.
+# Files that the processes of a job read between stages.
 READ = *FIRST, 'stages/*.json', 'paths/best.json', 'control/paths/best.json', *REFITTED, *PART_FILES
 SET_ASIDE = re.compile(r'(?:control/)?checkpoints/\w+-\d+-\w+-\d+/')  # checkpoints that may be moved back
 LASTING = FIRST + LAST + PART_FILES
 GROWING = 'metrics.jsonl', 'stages/seconds.json', 'evaluation/samples.json'  # that go up with checkpoints, too
 PAGES = 'events/*/*', 'plots/*', 'report.json', 'report.html'  # to look at: no run reads them
-CHECKPOINTS = 'checkpoints/*/*', 'control/checkpoints/*/*'  # trees too, of which the newest of each stage is enough
+CHECKPOINTS = 'checkpoints/*/*', 'control/checkpoints/*/*'  # trees, too; the newest one of each stage is enough
 
 
 def list_files(workdir: Path, patterns: Sequence[str]) -> list[str]:
@@ -69,7 +69,7 @@ def whole_trees(names: Iterable[str]) -> list[str]:
 
 
 def half_trees(names: Collection[str]) -> list[str]:
-  """Lists the trees of which there are files and no index."""
+  """Lists the trees that have files but no index."""
   begun_trees = {match[1] for name in names if (match := TREE.fullmatch(name))}
   return sorted(begun_trees - {*whole_trees(names)})
 
@@ -92,7 +92,7 @@ def is_part(name: str) -> bool:
 
 
 def is_joint(name: str) -> bool:
-  """Returns whether a name is that of a tree which all processes of a job write together."""
+  """Returns whether a name is of a tree that all processes of a job write together."""
   return bool(TREE.fullmatch(name) and name.removeprefix('control/').startswith(('modules/', 'checkpoints/')))
 
 

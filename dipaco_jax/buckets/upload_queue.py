@@ -103,5 +103,5 @@ def _without_useless_versions(uploads: Sequence[Upload], pointers: str) -> list[
     if i not in versions or i in pointing:
       kept.append(upload)
     elif upload.version in needed:
-      kept.append(upload._replace(names=upload.names[:1]))  # its pointers may name what is dropped
+      kept.append(upload._replace(names=upload.names[:1]))  # its pointers may name dropped versions
   return kept

@@ -16,7 +16,7 @@ START_PATIENCE_S = 30  # for a bucket that does not answer before there is any w
 
 @contextlib.contextmanager
 def answering(storage: object_store.Storage) -> Iterator[None]:
-  """Raises InputError where a bucket does not answer, before any work."""
+  """Raises InputError if a bucket does not answer, before any work."""
   patience_s, storage.patience_s = storage.patience_s, START_PATIENCE_S
   try:
     yield
@@ -32,7 +32,7 @@ def answering(storage: object_store.Storage) -> Iterator[None]:
 def copied(url: str, *trees: str) -> Iterator[pathlib.Path]:
   """Yields a copy of a run's files as they are now, and of its trees whose names begin with one of `trees`.
 
-  Other trees are empty folders, and whoever holds the run holds the copy. Raises InputError where there is no run.
+  Other trees are empty folders. The holder of the run also holds the copy. Raises InputError if there is no run.
   """
   storage = object_store.open_storage(url, START_PATIENCE_S)
   with tempfile.TemporaryDirectory() as temp, contextlib.ExitStack() as stack:
@@ -58,7 +58,7 @@ def copied(url: str, *trees: str) -> Iterator[pathlib.Path]:
 
 
 def upload_pages(url: str, folder: pathlib.Path):
-  """Uploads what a run shows."""
+  """Uploads the pages of a run."""
   storage = object_store.open_storage(url, START_PATIENCE_S)
   with answering(storage):
     for name in run_objects.list_files(folder, run_objects.PAGES):

@@ -40,12 +40,12 @@ def _scratch_of(url: str, parent: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def opened(url: str, parent: pathlib.Path, settings: settings_lib.Settings) -> Iterator[disks.Disk]:
-  """Holds a run in a bucket, with what it needs to go on in its scratch folder; at the end all is published.
+  """Holds a run in a bucket, with the files to continue it in its scratch folder, and publishes all files at the end.
 
-  Of several processes of a job each has a scratch folder of its own, and the first holds the run.
+  Each process of a job has its own scratch folder, and the first process holds the run.
 
-  Raises InputError where the bucket or the scratch folder cannot be used or another process is at work on the run,
-  Unavailable where the bucket cannot be written later.
+  Raises InputError if the bucket or the scratch folder cannot be used or another process is running on the run,
+  Unavailable if the bucket cannot be written later.
   """
   storage, scratch = object_store.open_storage(url), _scratch_of(url, parent)
   try:
@@ -119,7 +119,7 @@ def _other_disk(storage: object_store.Storage, scratch: pathlib.Path) -> Iterato
 
 @contextlib.contextmanager
 def fetching() -> Iterator[None]:
-  """Raises InputError where something of the run is damaged in the bucket, Unavailable where that cannot be read."""
+  """Raises InputError if something of the run is damaged in the bucket, Unavailable if that cannot be read."""
   try:
     yield
   except (object_store.Missing, object_store.Corrupt) as e:
@@ -146,7 +146,7 @@ def naming(url: str, scratch: pathlib.Path) -> Iterator[None]:
 
 
 def _is_finished(workdir: pathlib.Path, settings: settings_lib.Settings) -> bool:
-  with contextlib.suppress(InputError):  # of another config, which is refused later
+  with contextlib.suppress(InputError):  # of another config, which is rejected later
     return stage_records.is_done(workdir, settings, 'evaluate')
   return False
 

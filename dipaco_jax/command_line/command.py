@@ -22,7 +22,7 @@ from dipaco_jax.storage import object_store
 from dipaco_jax.training import devices
 
 TRY_AGAIN = stopping.TRY_AGAIN  # exit status: a disk, bucket, text or database is full or away
-DIVERGED = 65  # exit status: training cannot go on
+DIVERGED = 65  # exit status: training cannot continue
 AFTER_DIVERGENCE = (
   'the same command resumes from the last checkpoint before that, which helps if a machine was at fault; '
   'otherwise use another --workdir and a lower learning rate'
@@ -58,7 +58,7 @@ def run(main: Callable[[], int | None]):
 
   display.STDERR.only_terminal = True  # a command's output may go to another program: progress is for terminals only
   with processes.ending(), stopping.listening():
-    if '--version' in sys.argv and 'version' not in flags.FLAGS:  # else it is that of a run's modules
+    if '--version' in sys.argv and 'version' not in flags.FLAGS:  # otherwise it is an error of a run's modules
       print(f'dipaco_jax {dipaco_jax.__version__}')
     else:
       app.run(guarded, flags_parser=parse)
@@ -80,7 +80,7 @@ def define_trust():
 
 
 def ending(e: Exception) -> tuple[str, int] | None:
-  """Returns the line and the status with which an error ends a command; None where that is a traceback."""
+  """Returns the line and the status with which an error ends a command, or None if that is a traceback."""
   if isinstance(e, InputError):
     return ' '.join(str(e).split()), 2
   if isinstance(e, errors.Unavailable):
@@ -99,7 +99,7 @@ def ending(e: Exception) -> tuple[str, int] | None:
 
 
 def check_workdir(workdir: str, scratch: str | os.PathLike | None):
-  """Raises InputError where one job cannot keep a run under this name."""
+  """Raises InputError if one job cannot keep a run under this name."""
   printable.check_name('--workdir', workdir, 4096)
   if '://' in workdir:
     object_store.open_storage(workdir)
@@ -108,7 +108,7 @@ def check_workdir(workdir: str, scratch: str | os.PathLike | None):
 
 
 def check_reuse(reuse: str | os.PathLike | None):
-  """Raises InputError where there is no run to take stages from."""
+  """Raises InputError if there is no run to take stages from."""
   if reuse and not (pathlib.Path(reuse) / 'config.json').is_file():
     raise InputError(f'--reuse={reuse}: there is no run (no config.json); name the directory of one')
 
@@ -143,7 +143,7 @@ def check_out(option: str, file: str | None):
 
 
 def decode_text(data: bytes, option: str) -> str:
-  """Returns the text that an option names, as '--file=notes.txt'. Raises InputError where it is not UTF-8."""
+  """Returns the text that an option names, as '--file=notes.txt'. Raises InputError if it is not UTF-8."""
   try:
     return data.decode()
   except UnicodeDecodeError as e:
@@ -218,7 +218,7 @@ def fail(message: str, status: int = 2) -> NoReturn:
 
 
 def explain(error: Exception, meant: Mapping[str, str]) -> str:
-  """Explains what is wrong with options, in one line; `meant` maps names used elsewhere to what to write here."""
+  """Explains wrong options in one line. `meant` maps names in other programs to the names here."""
   if isinstance(error, flags.UnrecognizedFlagError):
     name = error.flagname
     ours = [flag for flag in flags.FLAGS if not str(flags.FLAGS.find_module_defining_flag(flag)).startswith('absl')]
@@ -243,7 +243,7 @@ def _describe_parser(parser: flags.ArgumentParser) -> str:
 
 
 def check_processes(coordinator: str | None, num_processes: int | None, process_id: int | None):
-  """Raises InputError where the options of a job of several processes are not all there, or none, or make no sense."""
+  """Raises InputError if the options of a job of several processes are not all there, or none, or make no sense."""
   if coordinator is None and num_processes is None and process_id is None:
     return
   if num_processes is None or process_id is None or not re.fullmatch(r'.+:\d+', coordinator or ''):

@@ -1,6 +1,6 @@
-"""A config: a Python file with get_config(), and what the command line changes in it by --config.FIELD=VALUE.
+"""A config: a Python file with get_config(), and the changes of the command line, --config.FIELD=VALUE.
 
-Errors in either are one line that names the file and line, or the option, and the fix.
+An error in either is one line that names the file and line, or the option, and the fix.
 """
 
 import ast
@@ -28,7 +28,7 @@ TRUTH = {'true': True, '1': True, 'yes': True, 'false': False, '0': False, 'no':
 
 
 class Override(typing.NamedTuple):
-  """A field of the config, and what it is to be, as it was typed."""
+  """A field of the config, and its value as typed."""
 
   name: str
   text: str
@@ -101,7 +101,7 @@ def change(c: ConfigDict, changes: Iterable[tuple[str, Any]], workdir: str = '')
 
 
 def _check_tokenizer(tokenizer: Any, given: set[str]):
-  """Raises InputError where the command line names a tokenizer and, beside it, how to train one."""
+  """Raises InputError if the command line names a tokenizer and, beside it, how to train one."""
   trained = sorted(name for name in given if name.startswith('tokenizer.') and name != 'tokenizer.model_file')
   if isinstance(tokenizer, dict) and tokenizer.get('model_file') and trained:
     problem = f'is for a tokenizer that is trained, and config.tokenizer.model_file={tokenizer["model_file"]} is given'
@@ -176,7 +176,7 @@ def _wrong_type(last: str, value: str) -> str:
 
 
 def kind_of(name: str) -> Any:
-  """Returns the type of a field. Raises InputError that names the nearest where there is none."""
+  """Returns the type of a field. Raises InputError that names the nearest if there is none."""
   if name in FIELDS:
     kind: Any = settings.Settings
     for part in name.split('.'):

@@ -1,4 +1,4 @@
-"""`dipaco_jax.train`: the command `main` as a function, in a program that goes on afterwards.
+"""`dipaco_jax.train`: the command `main` as a function, in a program that continues afterwards.
 
 It leaves the program as it was: its handlers of signals and of logs, JAX's configuration, no thread, no lock, no flag.
 """
@@ -41,23 +41,24 @@ def train(
 ) -> dict[str, Any]:
   """Trains a DiPaCo from text to report, as the command does; returns what report.json holds.
 
-  The same call again goes on from where the run stopped, whatever stopped it; of a finished run it returns the report.
+  The same call again continues the run from where it stopped, for any reason; for a finished run, it returns the
+  report.
 
   Args:
     config: as --config names it ('tiny', 'my/config.py:variant', 'upcycle:MODEL'); or Settings; or a dict or ConfigDict
-      of their sections, in which what is left out has its default.
-    workdir: where everything is kept: a folder, made if it is not there, or s3://BUCKET/... or gs://BUCKET/...
+      of their sections, in which missing fields have their defaults.
+    workdir: folder of the run, created if it does not exist, or s3://BUCKET/... or gs://BUCKET/...
     overrides: fields of the config to change, as {'train.phases': 8, 'grid': {'a': 4}}; text is read as on the command
       line.
-    reuse: a run whose base and shards are taken, as far as its settings are these.
-    scratch: with a bucket, the folder of this machine where the run works; by default in the user's cache.
-    progress: whether to show on stderr how far the run is. Warnings are always logged.
+    reuse: another run, to reuse its base model and shards if the settings are equal.
+    scratch: local folder for a run in a bucket; by default in the user's cache.
+    progress: whether to show progress on stderr. Warnings are always logged.
 
   Raises:
-    InputError: the config or the text is wrong: before any work, where that can be known. The message names the fix.
-    Diverged: training cannot go on; earlier checkpoints remain.
+    InputError: the config or the text is wrong; raised before any work if possible. The message names the fix.
+    Diverged: training cannot continue; earlier checkpoints remain.
     Unavailable: the disk is full or gone, text cannot be read for now, or the bucket cannot be written.
-    KeyboardInterrupt: Ctrl-C, in the main thread; what was trained is saved. A second one does not wait for that.
+    KeyboardInterrupt: Ctrl-C, in the main thread; training is saved. A second one does not wait for that.
     SystemExit: SIGTERM or SIGHUP, in the main thread; the same.
   """
   with _alone():
@@ -71,7 +72,7 @@ def train(
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-  """Lets one run at a time train in this process; raises InputError where another one does."""
+  """Lets one run at a time train in this process; raises InputError if another one does."""
   if processes.joined():
     raise InputError('train is for one process: of several, each runs python -m dipaco_jax.main --distributed')
   if not _one.acquire(blocking=False):
@@ -116,7 +117,7 @@ def _settings(config: Config, workdir: str, overrides: Mapping[str, Any]) -> set
 
 
 def _import_again(settings: settings_lib.Settings):
-  """Has modules of the user's imported again that have changed since they were: a run records what they are now."""
+  """Imports user modules again that have changed since their import, because a run records their present source."""
   changed = [name for name, sha256 in settings.extensions if name in sys.modules and _imported.get(name) != sha256]
   for name in changed:
     del sys.modules[name]

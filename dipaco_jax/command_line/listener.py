@@ -22,7 +22,7 @@ def define(port: int):
 
 
 def check(least: Mapping[str, float]):
-  """Raises InputError where an option makes no sense; `least` are the least values of a command's own."""
+  """Raises InputError if an option makes no sense; `least` are the least values of a command's own."""
   f = flags.FLAGS
   if not f.workdir:
     raise InputError('name a run with --workdir=DIR')
@@ -35,7 +35,7 @@ def check(least: Mapping[str, float]):
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens; raises InputError where there can be none."""
+  """Returns a socket that listens; raises InputError if there can be none."""
   try:
     family = socket.AF_INET6 if ':' in host else socket.AF_INET
     listener = socket.create_server((host, port), family=family, backlog=1024)
@@ -54,7 +54,7 @@ def url(listener: socket.socket) -> str:
 
 
 def log(listener: socket.socket):
-  """Warns where a server is open to everybody, and logs requests if that is asked for."""
+  """Warns if a server is open to all hosts, and logs requests if requested."""
   f = flags.FLAGS
   if not _is_local(listener) and not api_key():
     logging.warning('--host=%s: anyone who can reach it can use it; set DIPACO_API_KEY to require a key', f.host)
@@ -63,7 +63,7 @@ def log(listener: socket.socket):
 
 
 def api_key() -> str:
-  """Returns the key in DIPACO_API_KEY, '' where there is none; raises InputError where it can be none."""
+  """Returns the key in DIPACO_API_KEY, or '' if there is none; raises InputError if it cannot be a key."""
   from dipaco_jax.serving import engines_file
 
   return engines_file.read_key(os.environ, 'DIPACO_API_KEY', 'DIPACO_API_KEY')
@@ -87,5 +87,5 @@ def _is_local(listener: socket.socket) -> bool:
 
 
 def model_name(workdir: str) -> str:
-  """Returns what a run is called as a model: the last part of its workdir."""
+  """Returns the model name of a run: the last part of its workdir."""
   return os.path.basename(os.path.realpath(workdir) if '://' not in workdir else workdir.rstrip('/'))

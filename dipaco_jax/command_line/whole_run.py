@@ -1,4 +1,4 @@
-"""A run in this process, from its settings to its report: what the command `main` and `dipaco_jax.train` share."""
+"""A run in this process, from settings to report; the command `main` and `dipaco_jax.train` share it."""
 
 import contextlib
 import functools
@@ -38,7 +38,7 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
 
   Other processes of a job than the first get {}.
 
-  Raises InputError; Unavailable where the disk is full or gone, or the bucket; Diverged; KeyboardInterrupt when it was
+  Raises InputError; Unavailable if the disk is full or gone, or the bucket; Diverged; KeyboardInterrupt when it was
   stopped.
   """
   check_no_islands(call.workdir)
@@ -53,7 +53,7 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
 
 
 def check_no_islands(workdir: str):
-  """Raises InputError where islands have a run in a folder; of a bucket, the mirror does so."""
+  """Raises InputError if islands have a run in a folder; of a bucket, the mirror does so."""
   if '://' not in workdir and (pathlib.Path(workdir) / ISLANDS_MARK).exists():
     raise InputError(
       f'--workdir={workdir} is a run of islands: add its --role, or run `python -m dipaco_jax.local`, or name another '
@@ -83,7 +83,7 @@ def _train(
       inputs.check_inputs(workdir, settings)
       preflight.check_costs(workdir, settings)
       account = stack.enter_context(time_account.kept(workdir, signals))
-    disk.follow('config', with_checkpoints=True)  # of which some may have gone with an earlier config
+    disk.follow('config', with_checkpoints=True)  # some may have been removed with an earlier config
     compilation_cache.keep()
     page = stack.enter_context(contextlib.closing(live_report.LiveReport(workdir)))
     with sinks.fed(metric_sinks, lambda: sinks.follow(workdir), sinks.in_workdir(workdir)):
@@ -136,7 +136,7 @@ def _run_stages(
 
 
 def _finish(workdir: pathlib.Path, account: time_account.Account) -> dict[str, Any]:
-  """Writes the report. Raises Diverged where the perplexity is not finite."""
+  """Writes the report. Raises Diverged if the perplexity is not finite."""
   with display.doing('writing the report'):
     report = run_report.write(workdir, account.note_for_report)
     files.tidy(workdir)

@@ -72,11 +72,11 @@ def assign(workers: int | None, backups: int, available: list[Environment]) -> t
   """Returns the number of workers, and the variables of each worker and then of each backup.
 
   Args:
-    workers: as asked for; None: one for each device that is left by backups, on CPUs `DEFAULT_WORKERS`.
+    workers: number of workers. None means one per device that backups leave, or `DEFAULT_WORKERS` on CPUs.
     backups: number of backup workers.
-    found: `environments`.
+    found: result of `environments`.
 
-  Raises InputError where there are more workers than devices.
+  Raises InputError if there are more workers than devices.
   """
   if not available:
     workers = DEFAULT_WORKERS if workers is None else workers

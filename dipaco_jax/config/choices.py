@@ -30,7 +30,7 @@ def make_inner(config: Inner, decay_steps: int, pretrain_steps: int, path_rate: 
     path_rate: learning rate from that step on; 0: config.learning_rate.
 
   Raises:
-    InputError: a part of the user's own cannot be made.
+    InputError: a user-defined part cannot be made.
   """
   rate = make_schedule(config, decay_steps, pretrain_steps, path_rate)
   return inner.make(make_transformation(config), rate, config.clip_norm, config.max_skipped)
@@ -84,7 +84,7 @@ def make_outer(config: Outer, compress: str = 'none') -> outer.Outer:
 
 
 def takes_over(layout: Layout, config: Outer) -> bool:
-  """Returns whether paths go on from their own parameters: no module is shared, and theta <- theta - 1 Delta."""
+  """Returns whether paths continue from their own parameters: no module is shared, and theta <- theta - 1 Delta."""
   shared = any(layout.grid.paths_through(level) > 1 for level in layout.levels)
   return not shared and config.optimizer == 'sgd' and config.learning_rate == 1
 

@@ -14,7 +14,7 @@ from dipaco_jax.config.settings import Settings
 
 
 def steps_per_phase(s: Settings) -> int:
-  """Returns the control's steps between two of its evaluations, of which there are as many as phases."""
+  """Returns the control's steps between two of its evaluations; there are as many evaluations as phases."""
   t = s.train
   if s.evaluate.control_budget == 'steps':
     return t.steps_per_phase

@@ -48,7 +48,7 @@ def make(name: str, reference: str, section: Any, *more: Any) -> Any:
     reference: 'package.module:name'.
     section: of the settings; `more` stands behind it.
 
-  Raises InputError, naming the field, where it is not admitted, cannot be imported or raises anything.
+  Raises InputError, naming the field, if it is not admitted, cannot be imported or raises anything.
   """
   function = load(name, reference)
   with blaming(name, reference):
@@ -57,7 +57,7 @@ def make(name: str, reference: str, section: Any, *more: Any) -> Any:
 
 @contextlib.contextmanager
 def blaming(name: str, reference: str) -> Iterator[None]:
-  """Turns whatever a user's part raises into an InputError that names the field, and the line in their file."""
+  """Turns errors of a user's part into an InputError that names the field, and the line in the user's file."""
   try:
     yield
   except InputError:

@@ -45,7 +45,7 @@ class Field(NamedTuple):
   choices: tuple[str, ...] = ()
   extensible: bool = False  # whether users may name a part of their own, as 'package.module:name' (extension.py)
   example: str = ''  # a value as it is written in Python, for fields that are not plain numbers or strings
-  may_change: bool = False  # whether it may differ when a run is resumed: it does not change what is computed
+  may_change: bool = False  # whether it may differ when a run is resumed, because it does not change results
 
 
 def field(default: Any, about: str, choices: str = '', **bounds: Any) -> Any:

@@ -42,7 +42,7 @@ class Mesh:
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-  """Where metrics go beside metrics.jsonl."""
+  """Destinations of metrics in addition to metrics.jsonl."""
 
   sinks: tuple[str, ...] = field(
     ('tensorboard',),

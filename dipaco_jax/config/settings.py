@@ -129,7 +129,7 @@ def recorded(settings: Settings) -> dict[str, Any]:
 def of_run(values: Mapping[str, Any] | None) -> Settings:
   """Makes settings from what `recorded` has made of them; None stands for a file that is damaged.
 
-  Raises InputError where the values are not those of a run, or were written in another format.
+  Raises InputError if the values are not those of a run, or were written in another format.
   """
   advice = 'name another directory, or, if it was that of a run, remove it, and the command of the run makes it again'
   try:
@@ -163,7 +163,7 @@ def differences(old: Settings, new: Settings) -> dict[str, tuple[Any, Any]]:
 
 
 def in_words(changes: Mapping[str, tuple[Any, Any]]) -> str:
-  """Names the fields that differ, {name: (old, new)}, and modules of which the source does."""
+  """Names the fields that differ, {name: (old, new)}, and modules with a different source."""
   changes = dict(changes)
   was, now = map(dict, changes.pop('extensions', ((), ())))
   modules = [f'the source of {name} has changed' for name in was if name in now and was[name] != now[name]]

@@ -51,7 +51,7 @@ def check(s: Any) -> None:
 
 
 def _check_replicas(s: Any) -> None:
-  """Raises InputError where paths that are one model would have to compete for texts."""
+  """Raises InputError if paths that are one model would have to compete for texts."""
   varied = {axis for _, _, axes in s.levels for axis in axes}
   replicas = [axis for axis, size in s.grid if size > 1 and axis not in varied]
   if s.routing.method == 'discriminative' and replicas:
@@ -70,7 +70,7 @@ def _check_inner(s: Any) -> None:
 
 
 def _check_warmup(s: Any) -> None:
-  """Raises InputError where a schedule ends before its learning rate has risen."""
+  """Raises InputError if a schedule ends before its learning rate has risen."""
   if is_reference(s.inner.schedule):
     return
   path_steps = s.num_steps - s.pretrain.steps

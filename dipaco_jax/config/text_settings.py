@@ -18,7 +18,7 @@ EXAMPLES = {'tfds': 'c4/en:3.0.1', 'seqio': 'my_task'}
 
 
 def resolve_source(data: Any) -> Any:
-  """Returns the settings of text with the source that 'auto' stands for; raises InputError where that is not clear.
+  """Returns the settings of text with the source that 'auto' stands for; raises InputError if that is not clear.
 
   It is 'files' where files are named, 'seqio' where a module is, 'tfds' where the name has a version, else 'stdlib'.
   """
@@ -38,7 +38,7 @@ def resolve_source(data: Any) -> Any:
 
 
 def check_data(data: Any) -> None:
-  """Raises InputError where a source lacks what it needs."""
+  """Raises InputError if a source lacks what it needs."""
   if data.source == 'files' and not data.train:
     raise InputError("config.data.train is empty: name the text, for instance 'my/*.txt'")
   train, validation = sources(data.train), sources(data.validation)
@@ -60,7 +60,7 @@ def check_data(data: Any) -> None:
 
 
 def check_all_is_read(data: Any) -> None:
-  """Raises InputError where a field is set that the source does not read; one of the user's own may read any."""
+  """Raises InputError if a field is set that the source does not read; one of the user's own may read any."""
   if is_reference(data.source):
     return
   for name in OF_SOME:
@@ -72,7 +72,7 @@ def check_all_is_read(data: Any) -> None:
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-  """Raises InputError where a tokenizer is given, and another kind is to be trained."""
+  """Raises InputError if a tokenizer is given, and another kind is to be trained."""
   default = _default(tokenizer, 'kind')
   if tokenizer.model_file and tokenizer.kind != default:
     problem = 'and the latter is used: leave out one of them'

@@ -232,7 +232,7 @@ class Routing:
     'Maximum size of a shard as a multiple of the mean. Other sequences go to their next best path. 0 means no limit.',
     zero=True,
   )
-  # Discriminative routing: paths score router data, a classifier learns the best path, all text is sharded anew.
+  # Discriminative routing: paths score router data, a classifier learns the best path, all text is sharded again.
   router_fraction: float = field(
     0.0,
     'Fraction of documents kept as router data, on which no path trains; 0.005 in the paper. 0 means none.',

@@ -9,7 +9,7 @@ NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
 
 
 class Unavailable(Exception):
-  """A place that a run needs is gone or full for now; the same command goes on when it is back."""
+  """A place that a run needs is gone or full for now; the same command continues when it is back."""
 
 
 class Away(Unavailable):
@@ -17,7 +17,7 @@ class Away(Unavailable):
 
 
 def parting(error: Unavailable) -> str:
-  """Returns the line with which a command ends by this error; a process that goes on tells the message alone."""
+  """Returns the last line of a command that this error ends. A process that continues shows only the message."""
   message = getattr(error, 'strerror', None) or str(error)
   return f'{message}; run it again when it is back' if isinstance(error, Away) else message
 

@@ -6,7 +6,7 @@ from typing import Any
 
 
 def parse(text: str | bytes, pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-  """Returns what `json.loads` does; raises ValueError where that is a RecursionError, too: of very many brackets."""
+  """Returns what `json.loads` does; raises ValueError if that is a RecursionError, too: of very many brackets."""
   try:
     return json.loads(text, object_pairs_hook=pairs_hook)
   except RecursionError as e:

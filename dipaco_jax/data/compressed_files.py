@@ -64,7 +64,7 @@ def chunks(path: str) -> Iterator[bytes]:
 
 @contextlib.contextmanager
 def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
-  """Raises InputError if the file that is read in it is damaged, Unavailable where its disk or bucket is away.
+  """Raises InputError if the file that is read in it is damaged, Unavailable if its disk or bucket is away.
 
   `errors` are those of further formats that mean damage.
   """

@@ -1,7 +1,7 @@
-"""Digests of the text of a config: equal digests mean equal text, wherever the files are.
+"""Digests of the text of a config. Equal digests mean equal text, wherever the files are.
 
-The sha256 of a file on this machine is computed once: as long as its size, times and inode stay, it has not changed. An
-object in a bucket and a file of the Hub have an identity of their own there.
+The SHA-256 of a local file is computed once, and again only if its size, times or inode change. Objects in buckets and
+files of the Hub have identities that their servers provide.
 """
 
 import concurrent.futures
@@ -19,7 +19,7 @@ from dipaco_jax.data import corpus, one_source, source, source_files, source_seq
 from dipaco_jax.storage import remote_files
 
 THREADS = 4  # that read files
-RACY_NS = 2_000_000_000  # a file that changed so shortly before it was read may change again with the same times
+RACY_NS = 2_000_000_000  # a file that was read this soon after a change may change again with the same times
 
 Known = list[int | str]  # size, times in ns, inode, when it was read in ns, sha256
 
@@ -33,20 +33,20 @@ class File(NamedTuple):
 
 
 class Content(NamedTuple):
-  """Content that a field of the config names: files, or a digest if they cannot be listed."""
+  """Text that a field of the config names: files, or a digest if the text is not in files."""
 
   files: tuple[File, ...] = ()
   other: str = ''
 
 
 class Digests:
-  """Digests of files by path, those that are `known` without reading the files again."""
+  """Digests of files by path. Files with a `known` digest are not read again."""
 
   def __init__(self, known: Mapping[str, Known]):
     self.known = dict(known)
 
   def of_files(self, paths: Iterable[str]) -> dict[str, str]:
-    """Returns {path: digest} of the files that are there. Raises OSError, Unavailable if one cannot be read."""
+    """Returns {path: digest} of the files that exist. Raises OSError or Unavailable if a file cannot be read."""
     unique_paths = list(dict.fromkeys(paths))
     remote = [path for path in unique_paths if remote_files.is_remote(path)]
     local = [path for path in unique_paths if not remote_files.is_remote(path)]
@@ -55,10 +55,10 @@ class Digests:
     return {path: digest for path, digest in digests.items() if digest} | remote_files.identities(remote)
 
   def of_content(self, content: Content) -> str:
-    """Returns a digest of what a field names. Raises FileNotFoundError if a file has gone."""
+    """Returns a digest of a field's content. Raises FileNotFoundError if a file no longer exists."""
     digests = self.of_files(file.path for file in content.files)
-    if gone := [file.path for file in content.files if file.path not in digests]:
-      raise FileNotFoundError(2, 'No such file or directory', gone[0])
+    if missing := [file.path for file in content.files if file.path not in digests]:
+      raise FileNotFoundError(2, 'No such file or directory', missing[0])
     listed = [[file.name, file.domain, digests[file.path]] for file in content.files]
     return hashlib.sha256(json.dumps([listed, content.other]).encode()).hexdigest()
 
@@ -82,7 +82,7 @@ def _state(path: str) -> list[int]:
 
 
 def of_text(data: settings.Data) -> dict[str, Content]:
-  """Returns what each field holds that names text; raises InputError if there is none."""
+  """Returns the content of each field that names text. Raises InputError if there is no text."""
   if data.source == 'files':
     return {f'data.{split}': Content(tuple(_files(data, split))) for split in ('train', 'validation')}
   if is_reference(data.source):
@@ -92,7 +92,7 @@ def of_text(data: settings.Data) -> dict[str, Content]:
 
 
 def _files(data: settings.Data, split: str) -> list[File]:
-  """Lists the files of a split; of a mixture with the names of its sources."""
+  """Lists the files of a split. Files of a mixture have the name of their source as prefix and domain."""
   sources = corpus.sources_of(data)
   if not sources or (split == 'validation' and not fields.sources(data.validation)):
     return [File(*file) for file in source_files.list_with_domains(data, split)]
@@ -104,10 +104,10 @@ def _files(data: settings.Data, split: str) -> list[File]:
 
 
 def _digest_documents(data: settings.Data) -> str:
-  """Returns a digest of all documents of a source of the user, which is read whole for it."""
+  """Reads all documents of a user's source, and returns their digest."""
   total = hashlib.sha256()
   for split in ('train', 'validation'):
-    for item in one_source.find(data.source)(data, split) or ():
+    for item in one_source.find_reader(data.source)(data, split) or ():
       document = source.read_or_skip(item.read, data, lambda error: None)
       total.update(json.dumps([split, item.id, *map(str, document or ())]).encode())
   return total.hexdigest()

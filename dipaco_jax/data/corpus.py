@@ -1,10 +1,10 @@
 """Documents of any source, as a deterministic stream that can be split into parts.
 
 A source lists its documents as items in a fixed order; an item is cheap until it is read, so that a part of a stream
-costs little more than its share. Where a source has no validation split of its own, a document is training or
-validation text by its draw, a hash of its content, so that all copies are on the same side. The pieces of a long text
-are on one side, or on one side of a place in it (`source_files`). Whatever else has the content of validation text
-(`equality.HeldText`) is left out of training.
+costs little more than its share. If a source has no validation split, the draw of a document, a hash of its content,
+decides whether it is training or validation text, so that all copies are in the same split. The pieces of a long text
+are in the same split, or the text is divided at one place (`source_files`). Other documents with the content of
+validation text (`equality.HeldText`) are left out of training.
 """
 
 import collections
@@ -19,43 +19,43 @@ from dipaco_jax.config import extension, fields, settings
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import equality, left_out, mixture, one_source, passages, source, source_files, source_own
-from dipaco_jax.data.one_source import Document, Wanted
+from dipaco_jax.data.one_source import Document, Selection
 
-MIN_TOTAL_FLOORS = 10  # times a path's floor of validation tokens, in all
-FLOORS_PER_PATH = 2  # times a path's floor, for each path, as routes are uneven
-UNEVEN = 2  # times the mean: a piece that is cut where held-back text begins has few sequences
+MIN_TOTAL_FLOORS = 10  # minimum of all validation tokens, as a multiple of the minimum per path
+FLOORS_PER_PATH = 2  # multiple of the minimum per path for each path, because shards differ in size
+UNEVEN = 2  # safety factor: a piece that is cut where held-back text begins has few sequences
 ALL = 1 << 20  # sequences of a piece: more than any has
-LEAST_DRAWN = 8  # documents that are validation text on average; of fewer, a hash may draw none
+LEAST_DRAWN = 8  # expected number of validation documents; if it is lower, a hash may draw none
 NOTHING = equality.HeldText()
-HOW = {'stdlib': 'files'}  # what is held back whole; of datasets documents
+HOW = {'stdlib': 'files'}  # unit that is held back; of datasets, documents
 
 
 class HeldBack(NamedTuple):
   """Amount of text held back for validation if the source has no validation split."""
 
   fraction: float  # of the text
-  sequences: int  # that a piece of a long text gives; any other document gives its first
-  how: str  # 'given', or of what there is to train on 'documents', 'files', 'ends' of files
+  sequences: int  # per piece of a long text; any other document gives its first one
+  how: str  # 'given', or the part of the training text: 'documents', 'files' or 'ends' of files
 
 
 def plan_held_back(s: settings.Settings) -> HeldBack:
-  """Chooses how much to hold back: `data.min_validation_tokens` for each path, and in all some times as many.
+  """Chooses how much to hold back: `data.min_validation_tokens` for each path, and a multiple of it in total.
 
-  What is short comes first from the pieces that are held back anyway, then from more pieces, up to
-  `data.max_validation_fraction`. Reads only as much text as shows that there is enough, counting tokens by its bytes;
-  the result is the same in every process.
+  Missing tokens come first from more sequences of the pieces that are held back, then from more pieces, up to
+  `data.max_validation_fraction`. Reads text only until there is enough, and estimates tokens from bytes. The result is
+  the same in every process.
   """
   d = _with_kinds(source.settings_of(s))
   floor = d.min_validation_tokens * max(MIN_TOTAL_FLOORS, FLOORS_PER_PATH * s.num_paths)
   sources, how = _all_sources(d), how_held_back(d)
-  given = [own for own in (one_source.find(d.source)(one, 'validation') for one in sources) if own]
+  given = [own for own in (one_source.find_reader(d.source)(one, 'validation') for one in sources) if own]
   fraction = 1.0 if given else d.validation_fraction
   all_parts = source.WHOLE
   kept = given or [
     one_source.take_first(one_source.train_items(d, all_parts), d.max_documents, all_parts) for d in sources
   ]
   is_by_hash = how == 'documents' or (d.source != 'files' and not given)
-  read = one_source.read(d, _in_turn(kept), Wanted('train'))
+  read = one_source.read(d, _in_turn(kept), Selection('train'))
   counted = _count_tokens(s, read, fraction, floor, LEAST_DRAWN if is_by_hash else 0)
   sequences = ALL
   if counted.every * fraction >= floor:
@@ -70,7 +70,7 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
 
 
 def _at_least_one(fraction: float, draws: set[float]) -> float:
-  """Raises a fraction so that such a share of few documents has a lower draw, as chance alone may draw none."""
+  """Raises a fraction so that the expected number of documents, at least one, has a lower draw."""
   if len(draws) < 2:
     return fraction
   count = min(max(1, round(fraction * len(draws))), len(draws) - 1)
@@ -78,9 +78,9 @@ def _at_least_one(fraction: float, draws: set[float]) -> float:
 
 
 def how_held_back(data: settings.Data) -> str:
-  """Returns what validation text consists of, see `HeldBack`; for several sources, that of those without records."""
+  """Returns `HeldBack.how`; for several sources, that of the sources that are not records."""
   sources = _all_sources(data)
-  if any(one_source.find(data.source)(one, 'validation') for one in sources):
+  if any(one_source.find_reader(data.source)(one, 'validation') for one in sources):
     return 'given'
   if data.source != 'files':
     return HOW.get(data.source, 'documents')
@@ -94,7 +94,7 @@ def _all_sources(data: settings.Data) -> list[settings.Data]:
 
 
 def _in_turn(streams: list[source.Items]) -> source.Items:
-  """Yields an item of each stream in turn."""
+  """Yields items of the streams in turn."""
   for items in itertools.zip_longest(*streams):
     yield from (item for item in items if item is not None)
 
@@ -106,16 +106,16 @@ def _eval_len(s: settings.Settings) -> int:
 class _Counted(NamedTuple):
   """Tokens of validation text, and the documents that were read to count them."""
 
-  once: float  # if each document gave one sequence
-  every: float  # if pieces gave all theirs
+  once: float  # if every document gives one sequence
+  every: float  # if pieces give all their sequences
   draws: set[float]
-  is_everything: bool  # or there was enough before the end
+  is_everything: bool  # False if there were enough tokens before the end
 
 
 def _count_tokens(
   s: settings.Settings, read: Iterator[tuple[Document, float]], fraction: float, floor: float, least_documents: int
 ) -> _Counted:
-  """Counts the validation tokens of different documents, until there are enough."""
+  """Counts the validation tokens of distinct documents until there are enough."""
   length = _eval_len(s)
   useful = length - s.routing.prefix_tokens
   once = every = 0.0
@@ -145,25 +145,25 @@ def documents(
 ) -> Iterator[Document]:
   """Yields the documents of a split, 'train' or 'validation', in the same order every time.
 
-  Where the source has no split for validation the two share one: documents whose draw is below the fraction are
-  validation text. No document for training has the content of validation text, whatever file it is in; and of equal
-  validation documents, the first one of each source counts. Raises InputError if something is missing, damaged, not
-  UTF-8 or not the JSON it should be; or the whole split is empty.
+  If the source has no validation split, documents with a draw below the fraction are validation text. Documents with
+  the content of validation text are left out of training, whatever file they are in. Of equal validation documents,
+  only the first one of each source is kept. Raises InputError if a file is missing, damaged, not UTF-8 or not valid
+  JSON, or if the whole split is empty.
 
   Args:
-    part: (k, n) gives files k, k + n, k + 2n... of the source, or such documents where files are fewer than n. The n
-      parts together are the whole, but for limits of documents, of which each part has its share. A document's id and
-      its draw are the same in any part (except for tasks of SeqIO, see `source_seqio`).
-    fraction: of the text that is held back; None: data.validation_fraction.
-    held_text: validation text of all parts, from which training text is kept apart; None: it is read first.
-    omitted: counts what is left out; the first bad record is logged, and one that a mixture repeats counts once.
+    part: (k, n) selects files k, k + n, k + 2n... of the source, or documents if there are fewer than n files. The n
+      parts together are the whole stream, except that each part has its share of a maximum number of documents. The id
+      and draw of a document are the same in any part (except for tasks of SeqIO, see `source_seqio`).
+    fraction: fraction of the text that is held back. None means data.validation_fraction.
+    held_text: validation text of all parts, which is left out of training. None reads it first.
+    omitted: counts what is left out. The first bad record is logged; a record that a mixture repeats counts once.
   """
   data = _with_kinds(data)
   fraction = data.validation_fraction if fraction is None else fraction
   if held_text is None:
     held_text = equality.HeldText(read_held_text(data, fraction=fraction)) if split == 'train' else NOTHING
   copies = omitted.copies if omitted else collections.Counter()
-  side = Wanted(split, part, fraction, held_text, copies, omitted.bad_records if omitted else None)
+  side = Selection(split, part, fraction, held_text, copies, omitted.bad_records if omitted else None)
   is_empty = True
   for document in _documents(data, side):
     is_empty = False
@@ -177,25 +177,25 @@ def read_held_text(
 ) -> Iterator[tuple[int, int, list[int]]]:
   """Yields (content, first place in it, hashes of its windows) of the validation text of a part, for `HeldText`.
 
-  There is nothing where draws alone keep the splits apart: of records without validation text of their own.
+  Yields nothing for records without a validation split, whose draws keep the splits apart.
   """
   if how_held_back(data) == 'documents':
     return
   data, fraction = _with_kinds(data), data.validation_fraction if fraction is None else fraction
-  for document in _documents(data, Wanted('validation', part, fraction)):
+  for document in _documents(data, Selection('validation', part, fraction)):
     hashes = passages.hash_windows(document.text).tolist()
     for number, extent in enumerate(document.extents):
       yield extent.content, extent.begin, [] if number else hashes
 
 
-def _why_nothing_is_left(data: settings.Data, missing_side: Wanted) -> str:
-  """Says why a split has no document, and what to do."""
+def _why_nothing_is_left(data: settings.Data, missing_side: Selection) -> str:
+  """Explains why a split has no document, and how to fix it."""
   if copies := missing_side.copies['train']:
     return left_out.describe_no_training_text(copies)
   count, equal = 0, ''
   contents: set[int] = set()
   for split in ('train', 'validation'):
-    side = Wanted(split, fraction=missing_side.fraction)
+    side = Selection(split, fraction=missing_side.fraction)
     for document in _documents(data, side):
       count += 1
       contents.add(document.content)
@@ -212,8 +212,8 @@ def _why_nothing_is_left(data: settings.Data, missing_side: Wanted) -> str:
   return f'no document is left for training: {equal}add text, or lower config.data.validation_fraction'
 
 
-def _documents(data: settings.Data, side: Wanted) -> Iterator[Document]:
-  """Yields the documents that are wanted, if any, of all sources."""
+def _documents(data: settings.Data, side: Selection) -> Iterator[Document]:
+  """Yields the selected documents of all sources."""
   sources = sources_of(data)
   if not sources or (side.is_validation and data.validation and not fields.sources(data.validation)):
     yield from one_source.documents(data, side)
@@ -221,22 +221,22 @@ def _documents(data: settings.Data, side: Wanted) -> Iterator[Document]:
 
   def read(name: str, times: int) -> Iterator[Document]:
     again = dataclasses.replace(side, copies=collections.Counter(), skipped=None)
-    for document in _documents(sources[name][0], again if times else side):  # which counts each document once
+    for document in _documents(sources[name][0], again if times else side):  # counts each document once
       known_as = f'{name}/{document.id}@{times + 1}' if times else f'{name}/{document.id}'
       yield document._replace(id=known_as, domain=printable.name(name), times=times)
 
   streams = [mixture.Stream(functools.partial(read, name), weight) for name, (_, weight) in sources.items()]
-  if side.is_validation:  # each text once
+  if side.is_validation:  # read each text once
     yield from itertools.chain.from_iterable(stream.read(0) for stream in streams)
   else:
     yield from mixture.mix(streams, lambda document: source.num_bytes(document.text) or 1)
 
 
 def sources_of(data: settings.Data) -> dict[str, tuple[settings.Data, float]]:
-  """Returns {name: (settings, weight)} of the sources of a mixture, {} if `data.train` is none.
+  """Returns {name: (settings, weight)} of the sources of a mixture, or {} if `data.train` is not a mixture.
 
-  A limit of documents is divided by the weights. A source's validation text is that of its name; where
-  `data.validation` is no mixture, it is read once for all of them.
+  Maximum numbers of documents are divided in proportion to the weights. A source has the validation text of its name;
+  if `data.validation` is not a mixture, it is read once for all sources.
   """
   train, own = fields.sources(data.train), {source.name: source.globs for source in fields.sources(data.validation)}
   total = sum(source.weight for source in train)
@@ -263,7 +263,7 @@ def check_readable(data: settings.Data, plan_fraction: Callable[[], float] | Non
   """Reads the beginning of every file and the first document of each split. Raises InputError with the fix.
 
   Args:
-    plan_fraction: returns the fraction that is held back, once all beginnings were read; None: that of the settings.
+    plan_fraction: returns the fraction to hold back; called after all beginnings are read. None uses the settings.
   """
   if data.source == 'files':
     source_files.check_beginnings(data)
@@ -272,12 +272,12 @@ def check_readable(data: settings.Data, plan_fraction: Callable[[], float] | Non
   is_small = data.source == 'files' and source_files.is_small(data)
   fraction = plan_fraction() if plan_fraction else None
   next(documents(data, 'train', fraction=fraction, held_text=None if is_small else NOTHING))
-  if is_small or data.source != 'files':  # of more files, there is text of both splits
+  if is_small or data.source != 'files':  # more files have text for both splits
     next(documents(unlimited(data), 'validation', fraction=fraction))
 
 
 def unlimited(data: settings.Data) -> settings.Data:
-  """Returns settings without a limit of validation documents, which are then found without reading all text."""
+  """Returns settings without a maximum of validation documents, so that the first is found without reading all text."""
   return dataclasses.replace(data, max_validation_documents=0)
 
 

@@ -10,23 +10,23 @@ from dipaco_jax.data import source
 class Cutting(NamedTuple):
   """How documents are cut into sequences."""
 
-  seq_len: int  # tokens of a training sequence at most
-  eval_len: int  # tokens of a validation sequence at most
-  prefix_tokens: int  # tokens that no loss counts; a sequence of so many or fewer is dropped
-  pieces: int = 1  # sequences that a piece of a longer text gives in validation
+  seq_len: int  # maximum number of tokens of a training sequence
+  eval_len: int  # maximum number of tokens of a validation sequence
+  prefix_tokens: int  # number of first tokens that no loss counts; sequences that are not longer are dropped
+  pieces: int = 1  # maximum number of validation sequences from a piece of a longer text
 
 
 class Cut(NamedTuple):
   """The sequences of a document."""
 
   kept: list[np.ndarray]
-  num_bytes: list[int] | None  # of the text of each kept sequence, after the prefix; None in training
-  long: list[np.ndarray]  # longer than the prefix; `kept` may be a part of these
-  short: list[np.ndarray]
+  num_bytes: list[int] | None  # bytes of text of each kept sequence, after the prefix; None in training
+  long: list[np.ndarray]  # sequences longer than the prefix, which include `kept`
+  short: list[np.ndarray]  # other sequences
 
 
 def cut_document(document: Any, tokens: np.ndarray, byte_ends: np.ndarray | None, cutting: Cutting) -> Cut:
-  """Cuts a document of training, or, where `byte_ends` are given, chooses the sequences that validate."""
+  """Cuts a training document or, if `byte_ends` is given, a validation document into sequences."""
   prefix_tokens = cutting.prefix_tokens
   if byte_ends is None:
     long, short = _cut(tokens, cutting.seq_len, prefix_tokens)
@@ -48,7 +48,7 @@ def _cut(tokens: np.ndarray, length: int, prefix_tokens: int) -> tuple[list[np.n
 
 
 def _spread(sequences: list[np.ndarray], count: int, name: str) -> list[np.ndarray]:
-  """Chooses `count` sequences, as far from each other as possible, from a beginning that depends on the name."""
+  """Chooses `count` evenly spaced sequences. The first one depends on the name."""
   if count >= len(sequences):
     return sequences
   first = source.uniform(f'first of {name}')

@@ -47,9 +47,9 @@ def draw(content: int) -> float:
 
 
 def extents(text: Text, cut: Cut | None = None) -> list[Extent]:
-  """Returns what a document consists of: first its content, or its part of one; then further contents inside it.
+  """Returns the extents of a document: first its content, or its part of one; then other contents inside it.
 
-  A document without text has none, and is equal to no other.
+  A document without text has no extents, and equals no other document.
   """
   if isinstance(text, str) and not text.strip():
     return []

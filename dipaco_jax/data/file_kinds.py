@@ -44,7 +44,7 @@ INSTEAD = {
   '.array_record': "prepare it as a dataset, and set config.data.source='tfds'",
 }
 CHECK_BYTES = 1 << 20  # of each file are read before any work
-CHECK_DOCUMENTS = 10_000  # or so many documents, if they are short
+CHECK_DOCUMENTS = 10_000  # or this many documents, if they are short
 
 
 def suffix(path: str) -> str:

@@ -34,7 +34,7 @@ def explain_text(beginning: bytes) -> str:
 
 
 def explain_tokenizer(path: str, content: bytes) -> str:
-  """Returns what a file given as a tokenizer is, and what to name instead; '' if it may be a tokenizer."""
+  """Explains the kind of a file that was given as a tokenizer, and the fix; '' if it may be a tokenizer."""
   name = os.path.basename(path)
   if content.startswith(GGUF):
     return CONVERT_GGUF
@@ -48,7 +48,7 @@ def explain_tokenizer(path: str, content: bytes) -> str:
 
 
 def explain_model(path: str, names: list[str]) -> str:
-  """Returns what a path given as a model is, and what to name instead; '' if it may be a folder of a model.
+  """Explains the kind of a path that was given as a model, and the fix; '' if it may be a folder of a model.
 
   Args:
     path: of a file or a folder without config.json.

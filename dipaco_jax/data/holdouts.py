@@ -9,15 +9,15 @@ from dipaco_jax.core import seeded_hash
 from dipaco_jax.storage.records import READ_RECORDS
 
 BLOCK_SEQUENCES = 1 << 18  # drawn at one time
-MIN_DOCUMENTS = 8  # a path with so many has one in its hold-out, whatever the draw
+MIN_DOCUMENTS = 8  # a path with this many documents has at least one in its hold-out
 LEAST_PIECES = 16  # pieces of longer texts to hold back at least, while these are at most MOST_PIECES
 MOST_PIECES = 0.1  # of all pieces
 
 
 class DrawnPieces(NamedTuple):
-  """Pieces of longer texts whose draws lie in a span: texts' ends, or whole texts, next to what is held back already.
+  """Pieces of longer texts with draws in a span: ends of texts, or whole texts, next to the validation text.
 
-  So neighbours are on one side; a hash would leave every held-back piece between two that are trained on.
+  So neighbours are on the same side; a hash would leave every held-back piece between two training pieces.
   """
 
   draws: np.ndarray  # [N]; -1 for documents that are drawn by a hash
@@ -35,8 +35,8 @@ Pieces = DrawnPieces | None  # None: no document is a piece of a longer text
 def draw_pieces(contents: np.ndarray, draws: np.ndarray, fraction: float, after: float = 0.0) -> DrawnPieces:
   """Chooses a span of draws with `fraction` of the pieces, or with LEAST_PIECES if these are at most MOST_PIECES.
 
-  It begins at `after`, behind what is held back already; `contents`, the digests of documents, and `draws` are those of
-  each sequence, [N].
+  The span begins at `after`, behind the validation text. `contents`, the digests of documents, and `draws` have one
+  entry per sequence, [N].
   """
   if not fraction:
     return DrawnPieces(draws, after, after)
@@ -53,15 +53,15 @@ def draw_pieces(contents: np.ndarray, draws: np.ndarray, fraction: float, after:
 
 
 def blocks(count: int) -> Iterator[slice]:
-  """Yields slices of all sequences, so that what is computed of them is in memory a block at a time."""
+  """Yields slices of all sequences, so that results are in memory one block at a time."""
   return (slice(start, start + BLOCK_SEQUENCES) for start in range(0, count, BLOCK_SEQUENCES))
 
 
 def draw_documents(contents: np.ndarray, seed: int, fraction: float, purpose: str, pieces: Pieces = None) -> np.ndarray:
   """Draws documents by a hash of (seed, purpose, content) below `fraction`, and of longer texts `pieces`: bool [N].
 
-  `contents` are the digests of each sequence's document, [N]. Of a purpose the first 7 bytes count; the same one draws
-  the same.
+  `contents` are the digests of each sequence's document, [N]. Only the first 7 bytes of a purpose count; the same
+  purpose draws the same documents.
   """
   key = int.from_bytes(purpose.encode()[:7], 'big')
   drawn = np.empty(len(contents), bool)
@@ -86,8 +86,8 @@ def held_out(
   """Returns whether the document of each sequence is held back, bool [N], and the paths that no draw hit.
 
   A `fraction` of the documents is drawn by a hash of (seed, its content), a piece of a longer text by its own draw. A
-  path of MIN_DOCUMENTS or more that no draw hit gets the document of its lowest draw, which others, such as a base, may
-  have been trained on: what they keep back doesn't depend on routes.
+  path with MIN_DOCUMENTS or more that no draw hit gets the document of its lowest draw, on which other models, such as
+  the base, may have been trained: their held-back documents do not depend on routes.
 
   Args:
     contents, first: [N] digest of the document, and first path, of each sequence; path -1: it is neither used nor held

@@ -49,7 +49,7 @@ def lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 
 def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: str) -> tuple[str, str]:
-  """Parses a line of JSON into (text, domain). Raises BadRecord, or InputError where lines are not records at all."""
+  """Parses a line of JSON into (text, domain). Raises BadRecord, or InputError if lines are not records at all."""
   where = f'{path}:{number}'
   if len(line) > MAX_LINE_BYTES:
     raise source.BadRecord(
@@ -73,7 +73,7 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
 
 
 def value_of(record: Any, key: str) -> Any:
-  """Returns what a record has under a key, or under a path of keys as 'meta.pile_set_name'; None if there is none."""
+  """Returns the value of a key in a record, or of a path of keys such as 'meta.pile_set_name', or None."""
   if isinstance(record, Mapping) and key in record:
     return record[key]
   outer, dot, inner = key.partition('.')

@@ -57,7 +57,7 @@ def leave_out_without_row(files: Mapping[str, bytes], num_rows: int) -> dict[str
   """Returns a tokenizer's files without the added tokens that have no row in a model of `num_rows` rows.
 
   Gemma 3's tokenizer.json, for instance, has a token for images behind the vocabulary of the models of text. Raises
-  InputError where a text can give such a token: it is not special, or tokenizer_config.json names it.
+  InputError if a text can give such a token: it is not special, or tokenizer_config.json names it.
   """
   content, config = json.loads(files[JSON]), json.loads(files.get(CONFIG, b'{}'))
   rowless = [token for token in content['added_tokens'] if token['id'] >= num_rows]

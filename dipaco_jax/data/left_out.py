@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-EARLY_DOCUMENTS = 1000  # after so many, the share that is left out is looked at for the first time
+EARLY_DOCUMENTS = 1000  # number of records before the share left out is checked for the first time
 LARGE = 0.05  # of documents or of tokens: a larger share is worth a warning
 
 
 class Omitted(NamedTuple):
-  """Counts of what is left out while documents are read."""
+  """Counts of records and documents that are left out while reading."""
 
   bad_records: collections.Counter[str]  # by kind of file or source, with `data.skip_bad_records`
   copies: collections.Counter[str]  # by split: documents whose content is validation text already
@@ -96,7 +96,7 @@ def describe_no_training_text(num_copies: int) -> str:
 
 
 def log_all(about: Mapping[str, Any], say: Callable[[str], object]) -> None:
-  """Logs what was left out, by `sequences.merge_meta`: a large share as a warning, the rest through `say`."""
+  """Logs the counts of `sequences.merge_meta`: a large share as a warning, the rest through `say`."""
   if dropped := describe_dropped(about):
     large = is_large(*(about[name] for name in ('documents', 'dropped_documents', 'tokens', 'dropped_tokens')))
     if large:

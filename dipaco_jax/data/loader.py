@@ -49,7 +49,7 @@ class Shard:
     return shuffled(np.arange(block * BLOCK, (block + 1) * BLOCK), self.num_rows, self._seed, self._path)
 
   def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns tokens and segment ids of a step's rows, int32 [B, L] each, in the same time whatever the step."""
+    """Returns tokens and segment ids of a step's rows, int32 [B, L] each. Takes the same time for every step."""
     block, begin = divmod(step * self._batch_size, BLOCK)
     rows, end = self._order(block), begin + self._batch_size
     while len(rows) < end:
@@ -78,7 +78,7 @@ def shuffled(positions: np.ndarray, num_rows: int, seed: int, path: int) -> np.n
   """Returns the row at each position of an endless stream whose every epoch of `num_rows` positions is a permutation.
 
   A Feistel cipher keyed by (seed, path, epoch) over the next power of two, walked until it falls inside: nothing is
-  stored, whatever the number of rows. (Grain's own takes 10 to 300 ms for a batch where rows are few.)
+  stored, for any number of rows. (Grain's own takes 10 to 300 ms per batch if there are few rows.)
   """
   epoch, row = divmod(positions.astype(np.uint64), np.uint64(num_rows))
   keys = [seeded_hash.of_integers(seed, path, epoch, turn) for turn in range(8)]

@@ -33,34 +33,34 @@ SOURCES = {  # (data, split, part, side) -> items, None if there is no such spli
 }
 
 
-def find(name: str) -> Callable[..., source.Items | None]:
-  """Returns the function of a source by its name: one of SOURCES, or a function of the user."""
+def find_reader(name: str) -> Callable[..., source.Items | None]:
+  """Returns the function that lists the items of a source: one of SOURCES, or a function of the user."""
   return source_own.items if extension.is_reference(name) else SOURCES[name]
 
 
 class Document(NamedTuple):
-  """A text, with a draw in [0, 1) if it is a piece of a longer one, by which it is held back with its neighbours."""
+  """A text. A piece of a longer text has a draw in [0, 1), by which it is held back together with its neighbours."""
 
   id: str
   text: source.Text
   domain: str  # a plain name; '' if the source names none
   draw: float = -1.0
-  times: int = 0  # that the source was read whole before, in a mixture
-  extents: tuple[equality.Extent, ...] = ()  # what the text consists of
+  times: int = 0  # how often a mixture has read the whole source before
+  extents: tuple[equality.Extent, ...] = ()  # contents that the text consists of
 
   @property
   def content(self) -> int:
-    """The digest of its content, the same for all copies; of a piece that is cut, that of the whole piece."""
+    """The digest of the text, equal for all copies. A part of a piece has the digest of the whole piece."""
     return self.extents[0].content if self.extents else equality.digest(self.text)
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
-  """A selection of documents, and counts of those that are left out."""
+class Selection:
+  """Which documents of a source to read, and counts of those that are left out."""
 
   split: str
   part: source.Part = source.WHOLE
-  fraction: float = 0.0  # that is held back, where a source has no validation split
+  fraction: float = 0.0  # held back for validation if the source has no validation split
   held_text: equality.HeldText = dataclasses.field(default_factory=equality.HeldText)
   copies: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)  # by split
   skipped: collections.Counter[str] | None = None  # bad records, by kind of file or source
@@ -71,16 +71,16 @@ class Wanted:
 
 
 def train_items(data: settings.Data, part: source.Part, side: source.Side | None = None) -> source.Items:
-  items = find(data.source)(data, 'train', part, side)
+  items = find_reader(data.source)(data, 'train', part, side)
   assert items
   return items
 
 
-def documents(data: settings.Data, side: Wanted) -> Iterator[Document]:
-  """Yields the documents of a part of one split, no more than the config allows.
+def documents(data: settings.Data, side: Selection) -> Iterator[Document]:
+  """Yields the documents of a part of one split, up to the maximum number in the config.
 
-  Limited validation documents of files are drawn from all of them: the first ones would be of one book, or of one
-  domain.
+  If validation documents of files are limited, they are sampled from all documents, because the first ones may all come
+  from one book or one domain.
   """
   candidates = _of_split(data, side)
   if side.is_validation:
@@ -94,34 +94,34 @@ def documents(data: settings.Data, side: Wanted) -> Iterator[Document]:
       yield document
 
 
-def _of_split(data: settings.Data, side: Wanted) -> Iterator[Document]:
+def _of_split(data: settings.Data, side: Selection) -> Iterator[Document]:
   part, most = side.part, data.max_documents
-  if own := find(data.source)(data, 'validation', part):
+  if own := find_reader(data.source)(data, 'validation', part):
     items = own if side.is_validation else take_first(train_items(data, part), most, part)
     return (document for document, _ in read(data, items, side))
   items = train_items(data, part, source.Side(side.fraction, side.is_validation))
   if data.source != 'files' or source_files.held_back(data) == 'documents':
     items, most = take_first(items, most, part), 0
-  # All records are read for both splits, as their draws depend on their text: bad ones are counted once.
+  # Both splits read all records, because draws depend on the text; only one of them counts the bad records.
   counting = dataclasses.replace(side, skipped=None) if side.is_validation else side
   drawn = read(data, items, counting, drawn=True)
   split_documents: Iterator[Document]
   split_documents = (document for document, draw in drawn if (draw < side.fraction) == side.is_validation)
-  if most:  # the first so many pieces may have none at a text's end, nor of a file that is held back
+  if most:  # limit each split: the first `most` pieces may all belong to one split
     validation = max(1, round(side.fraction * most))
     split_documents = take_first(split_documents, validation if side.is_validation else max(1, most - validation), part)
   return split_documents
 
 
 def read(
-  data: settings.Data, items: source.Items, side: Wanted, drawn: bool = False
+  data: settings.Data, items: source.Items, side: Selection, drawn: bool = False
 ) -> Iterator[tuple[Document, float]]:
   """Reads items; yields documents and their draws.
 
-  Pieces have new draws, of what is left for training, so that hold-outs are next to what is held back already.
+  The draws of pieces are rescaled to the training split, so that hold-outs are next to the validation text.
 
   Args:
-    drawn: pass over pieces whose draws are on the other side of the split.
+    drawn: whether to skip pieces that belong to the other split.
   """
   fraction = side.fraction
   for item in items:
@@ -145,12 +145,12 @@ def _count_skipped(
   if skipped is None:
     return
   if not skipped:
-    logging.warning('left out, as is any other bad record (config.data.skip_bad_records): %s', error.reason)
+    logging.warning('skipped this and every other bad record (config.data.skip_bad_records): %s', error.reason)
   skipped[file_kinds.suffix(item.id.rpartition(':')[0]) if data.source == 'files' else data.source] += 1
 
 
-def _distinct(documents: Iterable[Document], side: Wanted) -> Iterator[Document]:
-  """Yields validation documents with different contents; counts the repeated ones."""
+def _distinct(documents: Iterable[Document], side: Selection) -> Iterator[Document]:
+  """Yields validation documents with distinct contents; counts the copies."""
   seen: set[int] = set()
   for document in documents:
     if document.content in seen:
@@ -161,7 +161,7 @@ def _distinct(documents: Iterable[Document], side: Wanted) -> Iterator[Document]
 
 
 def _take_lowest(documents: Iterable[Document], count: int, part: source.Part) -> Iterable[Document]:
-  """Returns a part's share of the `count` documents of the lowest digests, in their order; 0: all documents."""
+  """Returns a part's share of the `count` documents with the lowest digests, in stream order. 0 means all."""
   if not count:
     return documents
   numbered = ((document.content, number, document) for number, document in enumerate(documents))
@@ -170,5 +170,5 @@ def _take_lowest(documents: Iterable[Document], count: int, part: source.Part) -
 
 
 def take_first(items: Iterator[T], count: int, part: source.Part) -> Iterator[T]:
-  """Returns a part's share of the first `count` items, or documents; 0: all."""
+  """Returns a part's share of the first `count` items or documents. 0 means all."""
   return itertools.islice(items, len(range(part[0], count, part[1])) if count else None)

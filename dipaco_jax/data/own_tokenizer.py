@@ -62,7 +62,7 @@ class OwnTokenizer(Tokenizer):
     return text
 
   def piece_bytes(self) -> np.ndarray:
-    """Returns the user's `piece_bytes`, or else the number of bytes to which each token is decoded by itself."""
+    """Returns the user's `piece_bytes`, or else the number of bytes of each token, decoded by itself."""
     if callable(count := getattr(self._tokenizer, 'piece_bytes', None)):
       with extension.blaming(FIELD, self._reference):
         counts = np.asarray(count(), np.int32)

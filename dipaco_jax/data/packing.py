@@ -11,7 +11,7 @@ OPEN_ROWS = 64  # rows being packed
 def pack(sequences: Iterable[np.ndarray], seq_len: int) -> Iterator[np.ndarray]:
   """Packs sequences into rows [2, seq_len] of tokens and of segment ids (1, 2...; 0 is padding).
 
-  A sequence goes into the least recently filled of the open rows that has room; none crosses rows. Where more than
+  A sequence goes into the least recently filled of the open rows that has room; none crosses rows. If more than
   OPEN_ROWS would be open, the fullest is closed.
   """
   open_rows: list[tuple[list[np.ndarray], int]] = []

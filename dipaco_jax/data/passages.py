@@ -1,7 +1,7 @@
 """Passages of long texts, which are recognized regardless of where the texts are cut.
 
 A passage is known by hashes of windows of its characters, in which any white space is one space. Which windows count
-depends on their hashes alone, so that copies have the same ones whatever stands before them.
+depends on their hashes alone, so that copies have the same ones, independent of the text before them.
 """
 
 import unicodedata
@@ -11,7 +11,7 @@ import numpy as np
 
 Text = str | np.ndarray  # or a document's tokens, with those around it, of a file that others made
 WINDOW = 64  # bytes of a text, or tokens; a power of 2
-EVERY = 64  # one of so many windows counts, on average; a power of 2
+EVERY = 64  # on average, one of this many windows counts; a power of 2
 LEAST_SHARED = 8  # windows in a row, about 500 characters: shorter passages may be equal by chance
 COMMON = 8  # documents: a passage of more of them, such as a license, is no copy of any
 

@@ -23,7 +23,7 @@ def train(texts: Iterable[str], vocab_size: int) -> bytes:
   Nothing is normalized and unknown characters fall back to bytes, so decoding gives back the text (except that U+2581,
   SentencePiece's own sign for a space, becomes one). Ids are Llama's: 0 unknown, 1 begin (unused), 2 end. BPE
   trains in a tenth of unigram's time and gives 3% fewer tokens, though it encodes at a third of the speed. Raises
-  InputError where the text is too small for so many pieces, or has more characters than pieces.
+  InputError if the text is too small for so many pieces, or has more characters than pieces.
   """
   pieces = (text[i : i + SENTENCE_CHARS] for text in texts for i in range(0, len(text), SENTENCE_CHARS))
   model = io.BytesIO()

@@ -13,7 +13,7 @@ from dipaco_jax.storage.records import READ_RECORDS, read_meta, record_writer, w
 
 
 class Dealt(NamedTuple):
-  """The document, domain and paths of each sequence, and what is held back; `assignment` is not copied."""
+  """The document, domain and paths of each sequence, and the hold-outs; `assignment` is not copied."""
 
   seed: int
   documents: np.ndarray  # uint32
@@ -45,7 +45,7 @@ def deal(
 
 
 def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq_len: int) -> dict[str, Any]:
-  """Writes a path's `train.array_record`, `holdout.array_record` and `meta.json`; returns what is in the last."""
+  """Writes a path's `train.array_record`, `holdout.array_record` and `meta.json`; returns the content of the last."""
   train = write_rows(f'{out_dir}/train.array_record', sequences, _indices_of(dealt, path, False), seq_len)
   held = holdouts.spread_out(dealt.documents, _indices_of(dealt, path, True), dealt.seed)
   holdout = write_rows(f'{out_dir}/holdout.array_record', sequences, held, seq_len, in_order=True)

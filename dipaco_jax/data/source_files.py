@@ -25,11 +25,11 @@ ENDINGS = [  # in the order in which they are looked for in a folder
   for ending in ('', *compressed_files.ENDINGS)
 ] + [file_kinds.TOKENS]
 SMALL_BYTES = 64 << 20
-WHOLE_FILES = 20  # so many files of plain text, or more, are held back whole
+WHOLE_FILES = 20  # if there are this many files of plain text or more, whole files are held back
 LARGE = 0.1  # of all plain text; a larger file is never held back whole
 SHORT_CHARS = 200  # no piece is cut into less
 EXTENSION = r'\.(txt|text|md|jsonl?|ndjson|parquet|arrow|tar|bin)?(\.gz|\.zstd?|\.bz2|\.xz)?$'
-NAMED_FILES = 20  # so many files in one folder, or fewer, are domains where documents name none
+NAMED_FILES = 20  # up to this many files in one folder are domains of documents that name none
 
 
 def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
@@ -99,7 +99,7 @@ def check_beginnings(data: settings.Data) -> None:
 
 
 def _check_apart(train: Sequence[tuple[str, str]], validation: Sequence[tuple[str, str]]) -> None:
-  """Raises InputError if a file is trained on and validated on, whatever links lead to it."""
+  """Raises InputError if a file is in training and in validation, perhaps through links."""
   trained = {os.path.realpath(path) for _, path in train}
   if both := [path for _, path in validation if os.path.realpath(path) in trained]:
     problem = 'is both in config.data.train and in config.data.validation'
@@ -275,7 +275,7 @@ def placed_pieces(path: str, fraction: float = 0.0) -> Iterator[source.Placed]:
   behind = 1.0
 
   def place(chars: float) -> float:
-    """Returns the share of the text before so many characters, by the bytes of a character as read so far."""
+    """Returns the share of the text before a number of characters, with the mean bytes per character so far."""
     return chars * read.bytes / max(1, read.chars) / max(1, total)
 
   for piece in text_files.pieces(text_files.decode(path, read)):

@@ -15,7 +15,7 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import source
 
 FIELD = 'data.source'
-MOST_IDS = 1 << 20  # of which repetitions are found
+MOST_IDS = 1 << 20  # repetitions among these ids are found
 LISTED_TWICE = 100  # documents, before any work
 END = object()
 

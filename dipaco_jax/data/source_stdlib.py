@@ -15,7 +15,7 @@ TOPICS = 'pydoc_data/topics.py'  # the language reference, as a dict of texts
 
 
 def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
-  """Yields all documents for training; None for validation, of which there is no split."""
+  """Yields all documents for training; returns None for validation, because there is no such split."""
   return source.take(_items(), part) if split == 'train' else None
 
 

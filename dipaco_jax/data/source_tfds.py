@@ -28,10 +28,10 @@ BUFFER_BYTES = 8 << 20
 def items(data: settings.Data, split: str, part=source.WHOLE, side: source.Side | None = None) -> source.Items | None:
   """Yields examples in the order of the dataset's files; None if it has no split for validation.
 
-  A document's id is its number in the split, whatever format and files the dataset is kept in. Raises InputError if
+  A document's id is its number in the split, in any format and files of the dataset. Raises InputError if
   the extra is not installed; there is no such dataset, split or text; or a file is damaged.
   """
-  if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before what is slow to load
+  if '://' not in data.data_dir and not os.path.isdir(os.path.expanduser(data.data_dir)):  # before slow imports
     raise InputError(f'config.data.data_dir={data.data_dir!r}: there is no such folder')
   tf, tfds = load_library('tensorflow', data.source), load_library('tensorflow_datasets', data.source)
   info = _builder(tfds, data.name, data.data_dir).info
@@ -81,7 +81,7 @@ def load_library(module: str, name: str) -> Any:
 
 @contextlib.contextmanager
 def _mute() -> Iterator[None]:
-  """Silences stderr: TensorFlow writes to it as it loads, past Python and whatever the log level."""
+  """Silences stderr: TensorFlow writes to it as it loads, past Python and at any log level."""
   sys.stderr.flush()
   kept, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
   os.dup2(null, 2)

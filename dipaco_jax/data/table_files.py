@@ -1,6 +1,6 @@
-"""Documents as rows of tables: Parquet, a row group at a time, and Arrow, as `datasets` saves it.
+"""Documents from rows of tables: Parquet files, and Arrow files as `datasets` saves them.
 
-Memory is bounded by a row group, or a record batch. Of a table only the columns of text and domain are read.
+Only the columns of text and domain are read, one row group or record batch at a time, which bounds memory.
 """
 
 import functools
@@ -14,13 +14,13 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, json_files, source
 from dipaco_jax.storage import remote_files
 
-ROWS = 1024  # turned into Python's strings at one time
-ARROW_FILE = b'ARROW1'  # an Arrow file begins so, a stream does not
-SAVED = 'state.json'  # of a folder that `datasets.save_to_disk` wrote
+ROWS = 1024  # rows that are converted to Python strings at a time
+ARROW_FILE = b'ARROW1'  # first bytes of an Arrow file, but not of a stream
+SAVED = 'state.json'  # file in every folder that `datasets.save_to_disk` writes
 
 
 def parquet(path: str, data: settings.Data, name: str) -> source.Documents:
-  """Yields the rows of a Parquet file, numbered from 1; `name` is the domain of those that have none."""
+  """Yields the rows of a Parquet file, numbered from 1; `name` is the domain of rows without one."""
   pyarrow = _library(path)
   with compressed_files.reading(path, pyarrow.ArrowException), remote_files.open_file(path) as f:
     table = pyarrow.parquet.ParquetFile(f)
@@ -31,7 +31,7 @@ def parquet(path: str, data: settings.Data, name: str) -> source.Documents:
 
 
 def arrow(path: str, data: settings.Data, name: str) -> source.Documents:
-  """Yields the rows of an Arrow file or stream, numbered from 1; `name` is the domain of those that have none."""
+  """Yields the rows of an Arrow file or stream, numbered from 1; `name` is the domain of rows without one."""
   pyarrow = _library(path)
   with compressed_files.reading(path, pyarrow.ArrowException), remote_files.open_file(path) as f:
     is_file = f.read(len(ARROW_FILE)) == ARROW_FILE
@@ -47,7 +47,7 @@ def arrow(path: str, data: settings.Data, name: str) -> source.Documents:
 
 
 def saved_files(folder: str) -> list[str] | None:
-  """Returns the files of a dataset that `datasets.save_to_disk` wrote; None if the folder is no such dataset."""
+  """Returns the files of a dataset written by `datasets.save_to_disk`, or None if the folder is not such a dataset."""
   if not os.path.isfile(os.path.join(folder, SAVED)):
     return None
   try:
@@ -68,15 +68,15 @@ def _library(path: str) -> Any:
 
 
 def _columns(pyarrow: Any, schema: Any, data: settings.Data, path: str) -> dict[str, Any]:
-  """Returns {key: type} of the keys of text and domain that the schema has. Raises InputError without text."""
-  indices = {}
+  """Returns {key: type} of the text and domain columns in the schema. Raises InputError if there is no text."""
+  types = {}
   for key in (data.text_key, data.domain_key):
     if key and (kind := _kind(pyarrow, schema, key)) is not None:
-      indices[key] = kind
-  if not _is_text(pyarrow, indices.get(data.text_key)):
+      types[key] = kind
+  if not _is_text(pyarrow, types.get(data.text_key)):
     fix = json_files.which_key(sorted(_text_keys(pyarrow, schema)))
     raise InputError(f'{path}: no text under {data.text_key!r}; {fix}')
-  return indices
+  return types
 
 
 def _kind(pyarrow: Any, fields: Any, key: str) -> Any:
@@ -117,7 +117,7 @@ def _rows(batches: Any, columns: dict[str, Any], path: str, data: settings.Data,
 
 
 def _values(batch: Any, key: str) -> list[Any]:
-  """Returns a column, or a field inside one, as Python's values; of what is not UTF-8 the UnicodeDecodeError."""
+  """Returns the values of a column or of a field inside one; a value that is not UTF-8 is its UnicodeDecodeError."""
   if key in batch.schema.names:
     return _to_python(batch.column(key))
   outer, _, inner = key.partition('.')

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files
 
-PIECE_CHARS = 10_000  # a long text is cut before the first blank line after so many
+PIECE_CHARS = 10_000  # a long text is cut before the first blank line after this many characters
 
 
 @dataclasses.dataclass

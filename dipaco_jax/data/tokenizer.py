@@ -21,7 +21,7 @@ SURROGATES = re.compile('[\ud800-\udfff]')
 
 
 def sample(documents: Iterable[Sequence[Any]], sample_bytes: int, seed: int) -> list[tuple[str, str]]:
-  """Draws (id, text) of the documents (id, text, ...) with the lowest hashes of (seed, id), whatever their order.
+  """Draws (id, text) of the documents (id, text, ...) with the lowest hashes of (seed, id), in any order.
 
   The sample has at least `sample_bytes` of UTF-8, if there are as many; nothing else is held in memory. A sample of
   samples of parts is one of the whole.
@@ -54,7 +54,7 @@ class Tokenizer(abc.ABC):
   special: dict[str, int]  # all special tokens, by their spelling; in a text that is encoded they are text
   added: dict[str, int]  # other tokens that are cut out of a text before it is encoded, by their spelling
   turn_end: str | None  # the `eos_token` of the tokenizer's own config, which may end a turn of a chat
-  files: Mapping[str, bytes]  # the tokenizer's own, by name, as they were given: what a run keeps, and export writes
+  files: Mapping[str, bytes]  # given files by name, which a run keeps and export writes
 
   def encode(self, text: str, eos: bool = True) -> np.ndarray:
     """Returns int32 ids; `eos` adds the end-of-text token, as behind a whole document."""
@@ -75,7 +75,7 @@ class Tokenizer(abc.ABC):
     return tuple(dict.fromkeys([*listed, *own, self.eos_id]))
 
   def encode_chat(self, text: str, mark: str = '') -> list[int]:
-    """Encodes what a chat template wrote: a special token that is spelled in it is that token, unlike in `encode`.
+    """Encodes the output of a chat template. Unlike in `encode`, a special token that is spelled out is that token.
 
     Args:
       text: may have a character `mark` inside what spells a token and is text, as `special_tokens.break_up` puts it.
@@ -122,8 +122,8 @@ class Tokenizer(abc.ABC):
   def byte_ends(self, text: str | np.ndarray) -> np.ndarray:
     """Returns, for each token of a document, how many bytes of its text end with it: int64, the last is all of them.
 
-    They are bytes of the UTF-8 of the original text, whatever the tokenizer makes of it before it looks for tokens. The
-    text of a document that is given as tokens is what these are decoded to.
+    Bytes are those of the original text in UTF-8, before any normalization. The text of a document of tokens is the
+    decoded text.
     """
     if not isinstance(text, str):
       return np.cumsum(self._piece_sizes[text], dtype=np.int64)
@@ -154,7 +154,7 @@ class Transcript:
     """Begins an empty text after the tokens `before`, on which a word's first space depends."""
     self._tokenizer, self._stop = tokenizer, [s for s in stop if s]
     self._tokens = _context(tokenizer, list(before))
-    self._start, self._read = 0, len(self._tokens)  # where the context begins that is decoded again, and what is new
+    self._start, self._read = 0, len(self._tokens)  # context to decode again, and new tokens
     self._shown = 0
     self.text = ''  # all of it
     self.stopped = False
@@ -173,7 +173,7 @@ class Transcript:
       self._grow()
 
   def take(self, final: bool = False) -> str:
-    """Returns what is new since the last call; `final` also returns what may begin a stop string, which else waits."""
+    """Returns the new text since the last call. `final` also returns text that may begin a stop string."""
     held = 0 if final or self.stopped else max((_overlap(self.text, stop) for stop in self._stop), default=0)
     end = max(self._shown, len(self.text) - held)
     new, self._shown = self.text[self._shown : end], end
@@ -186,7 +186,7 @@ class Transcript:
     context, grown = self._decoded(self._start, self._read), self._decoded(self._start)
     same = os.path.commonprefix([context, grown])  # noqa: RUF071  # by character: it may have ended in half of one
     new = grown[len(same) :]
-    if not context.endswith(HALF):  # else what is new begins inside a character
+    if not context.endswith(HALF):  # otherwise, the new text begins inside a character
       self._start = self._read
     self._read = len(self._tokens)
     searched = max(0, len(self.text) - max(map(len, self._stop), default=0))

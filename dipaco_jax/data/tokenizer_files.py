@@ -1,8 +1,8 @@
 """Tokenizers as files: their kinds, recognized by content, and the files that a run keeps.
 
-A run has `tokenizer.model` (SentencePiece) or `tokenizer.json`, and beside either what was given or made of
-`tokenizer_config.json`, `chat_template.jinja` and `generation_config.json`. Of a tokenizer of the user's own it has no
-file.
+A run has `tokenizer.model` (SentencePiece) or `tokenizer.json`, and next to it `tokenizer_config.json`,
+`chat_template.jinja` and `generation_config.json` if they were given or generated. A user's own tokenizer has no files
+in the run.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from dipaco_jax.storage import remote_files
 
 TEMPLATE = 'chat_template.jinja'
 FILES = (MODEL, JSON, CONFIG, TEMPLATE, GENERATION)  # that a run may have
-BESIDE = (CONFIG, TEMPLATE, GENERATION, 'config.json')  # what is read of the folder of a given tokenizer
+BESIDE = (CONFIG, TEMPLATE, GENERATION, 'config.json')  # read from the folder of a given tokenizer
 
 
 def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:
-  """Opens a tokenizer by its file, with what lies next to it. Raises InputError that names the file.
+  """Opens a tokenizer file, with the related files next to it. Raises InputError that names the file.
 
   Args:
-    file: its name.
-    num_rows: of the embedding of the model that it is for; tokens of tokenizer.json that have none are left out if no
-      text can have them. 0: all are kept.
+    file: path or URL of the tokenizer file.
+    num_rows: number of rows of the model's embedding. Tokens of tokenizer.json without a row are left out if no text
+      can contain them. 0 keeps all tokens.
   """
   path = os.fspath(file)
   try:
@@ -56,50 +56,50 @@ def open_file(file: str | os.PathLike, num_rows: int = 0) -> Tokenizer:
     return tokenizer
   except OSError as e:
     why = f'{CONFIG} beside it: {e.strerror or e}'
-    # A bucket that may not be listed answers so for what is not there.
+    # A bucket without permission to list it answers 403 for files that do not exist.
     raise _unusable(path, f'{why}; grant permission to list the bucket' if '403' in why else why) from e
   except InputError as e:
     raise _unusable(path, str(e)) from e
 
 
 def _read_chat_files(folder: str) -> dict[str, bytes]:
-  """Returns the chat template of a folder, and the ends of texts that the folder's model names.
+  """Returns the chat template of a folder, and the generation_config.json with the end tokens of its model.
 
-  Where it has no generation_config.json, its config.json names the ends, and transformers makes the former of it.
+  If generation_config.json names no end tokens, they are those of config.json, as in transformers.
   """
-  contents = {name: _read_if_there(f'{folder}/{name}') for name in (TEMPLATE, GENERATION)}
+  contents = {name: _read_if_exists(f'{folder}/{name}') for name in (TEMPLATE, GENERATION)}
   if not special_tokens.listed_ends(contents) and (ends := _ends_of_model(folder)):
     contents[GENERATION] = json.dumps(json_text.parse(contents[GENERATION] or b'{}') | {'eos_token_id': ends}).encode()
   return {name: content for name, content in contents.items() if content is not None}
 
 
 def _ends_of_model(folder: str) -> list[int]:
-  """Returns the ends of texts by a folder's config.json; none where that is of no model."""
+  """Returns the end tokens in a folder's config.json, or [] if it is not the config of a model."""
   try:
-    config = json_text.parse(_read_if_there(f'{folder}/config.json') or b'{}')
+    config = json_text.parse(_read_if_exists(f'{folder}/config.json') or b'{}')
   except ValueError:
-    return []  # whoever loads the model says what is wrong
+    return []  # loading the model reports the error
   try:
     return special_tokens.end_ids(config) if isinstance(config, dict) else []
   except InputError as e:
     raise InputError(f'config.json next to it: {e}') from e
 
 
-def _read_if_there(path: str) -> bytes | None:
+def _read_if_exists(path: str) -> bytes | None:
   try:
     return remote_files.read(path)
   except (FileNotFoundError, NotADirectoryError):
     return None
   except OSError as e:
-    if remote_files.is_remote(path) and '403' in str(e):  # so a bucket that may not be listed says that it has no file
+    if remote_files.is_remote(path) and '403' in str(e):  # the answer for a missing file without permission to list
       return None
     raise InputError(f'{os.path.basename(path)} beside it: {e.strerror or e}') from e
 
 
 def load(files: Mapping[str, bytes]) -> Tokenizer:
-  """Makes a tokenizer from {name: content} of its files; raises InputError if they are not a tokenizer."""
+  """Loads a tokenizer from {name: content} of its files. Raises InputError if they are not a tokenizer."""
   tokenizer = JsonTokenizer(files) if JSON in files else _load_pieces(files)
-  tokenizer.end_ids  # noqa: B018  # raises where the files name none that can be
+  tokenizer.end_ids  # noqa: B018  # raises if the files name invalid end tokens
   return tokenizer
 
 
@@ -114,25 +114,25 @@ def _load_pieces(files: Mapping[str, bytes]) -> Tokenizer:
 
 
 def train(texts: Iterable[str], config: settings.Tokenizer) -> Mapping[str, bytes]:
-  """Trains a tokenizer of the kind and size that the config says; returns its files. Raises InputError."""
+  """Trains a tokenizer of the kind and size in the config; returns its files. Raises InputError."""
   if config.kind == 'bytes':
     return json_tokenizer.train(texts, config.vocab_size)
   return {MODEL: sentencepiece_tokenizer.train(texts, config.vocab_size)}
 
 
 def names(config: settings.Tokenizer, exists: Callable[[str], bool]) -> list[str]:
-  """Lists the files of a run's tokenizer, by which of them exist; `MODEL` where none does. The user's has none."""
+  """Lists the existing files of a run's tokenizer, or `MODEL` if none exists. A user's own tokenizer has no files."""
   if is_reference(config.kind):
     return []
   kept = [name for name in FILES if exists(name)]
   return kept if {MODEL, JSON} & {*kept} else [MODEL]
 
 
-def read(config: settings.Tokenizer, exists: Callable[[str], bool], of: Callable[[str], bytes]) -> Tokenizer:
-  """Makes a run's tokenizer of its files: those of them that exist, which `of` reads; or the user's own."""
+def read(config: settings.Tokenizer, exists: Callable[[str], bool], read_file: Callable[[str], bytes]) -> Tokenizer:
+  """Loads a run's tokenizer from its existing files, which `read_file` reads, or the user's own tokenizer."""
   if is_reference(config.kind):
     return OwnTokenizer(config)
-  contents = {name: of(name) for name in names(config, exists)}
+  contents = {name: read_file(name) for name in names(config, exists)}
   try:
     return load(contents)
   except InputError as e:

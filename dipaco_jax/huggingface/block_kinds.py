@@ -30,7 +30,7 @@ def names(family: Family) -> set[str]:
 
 
 def plain(family: Family) -> dict[str, Any]:
-  """Returns the fields that a family does not have, as they have to be where they are there all the same."""
+  """Returns fields that a family does not have, with the values that they must have if they occur anyway."""
   values: dict[str, Any] = {} if family.windows else {'sliding_window': None}
   return values | ({} if family.windows in SWITCHED else {'use_sliding_window': False})
 
@@ -42,7 +42,7 @@ def read(family: Family, theirs: Config, values: Config) -> dict[str, Any]:
     family, theirs: the family of a config.json, and the latter, with what is usual where it says nothing.
     values: its fields of settings.Model so far.
 
-  Raises InputError where blocks differ by no pattern that is known.
+  Raises InputError if blocks differ by no pattern that is known.
   """
   num_layers = values['num_layers']
   turned = _turned(theirs, num_layers) if family.windows == 'unturned' else [True] * num_layers
@@ -108,7 +108,7 @@ def _usual(family: Family, theirs: Config, turned: Sequence[bool]) -> list[bool]
 
 
 def _every(chosen: Sequence[bool], problem: str) -> int:
-  """Returns k where every k-th block is chosen, 0 where none is; raises InputError where that is no pattern."""
+  """Returns k where every k-th block is chosen, or 0 if none is; raises InputError if that is no pattern."""
   places = [n for n, is_one in enumerate(chosen, 1) if is_one]
   if places and places != list(range(places[0], len(chosen) + 1, places[0])):
     raise InputError(f'its blocks {places} {problem}, which is not every block of some number')

@@ -2,7 +2,7 @@
 
 Every key has to be understood, except those that compute nothing (`silent_keys`): one that states what cannot be
 computed here, or that is not known, is rejected by name.
-Where one is missing, it is what the family's class in transformers has then.
+If one is missing, it is what the family's class in transformers has then.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ FIELDS = {  # of config.json: of settings.Model
 }  # fmt: skip
 DERIVED = ('head_dim', 'num_key_value_heads')  # from others, where they are null
 DEFAULTS: Config = {'tie_word_embeddings': False, 'rms_norm_eps': 1e-6, 'rope_theta': 10_000.0} | dict.fromkeys(DERIVED)
-NEUTRAL: Config = {  # others', that have to be so where they are there
+NEUTRAL: Config = {  # keys of other families, which must have these values if they occur
   'attention_dropout': 0.0, 'rope_interleaved': False, 'use_mrope': False, 'mlp_bias': False, 'attention_bias': False,
   'quantization_config': None, 'hidden_act': 'silu', 'partial_rotary_factor': 1.0, 'clip_qkv': None,
   'attn_logit_softcapping': None, 'final_logit_softcapping': None, 'is_causal': True, 'is_encoder_decoder': False,
@@ -31,7 +31,7 @@ NEUTRAL: Config = {  # others', that have to be so where they are there
 
 
 def family_of(theirs: Config) -> families.Family:
-  """Returns the family of a config.json; raises InputError where it is none of them."""
+  """Returns the family of a config.json; raises InputError if it is none of them."""
   if 'model_type' not in theirs and {'grid', 'levels'} <= {*theirs}:
     raise InputError(
       'it is a run, not a model: export a path of it with python -m dipaco_jax.export, and name that folder'
@@ -85,7 +85,7 @@ def write(
 ) -> tuple[families.Family, dict[str, Any]]:
   """Returns the first family that has all of a model, and the config.json, without the dtype of the weights.
 
-  Raises InputError where no family has all of it.
+  Raises InputError if no family has all of it.
   """
   canonical_model, nearest = canonical(model), ('', {'model': ''})
   for family in families.FAMILIES:

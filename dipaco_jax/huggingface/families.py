@@ -26,7 +26,7 @@ class Family(NamedTuple):
   names: Mapping[str, str]  # in a block, beside MATRICES
   defaults: Mapping[str, Any]  # of its config.json, where they are not everybody's
   plain: Mapping[str, Any]  # fields of config.json that it writes, and that have to be so
-  # Who has one: 'all' blocks; 'switched': by use_sliding_window; 'unturned': likewise, of blocks that have no rotary
+  # Blocks that have one: 'all'; 'switched': by use_sliding_window; 'unturned': likewise, of blocks that have no rotary
   # embedding; 'layers': by block.
   windows: str = ''
 
@@ -95,7 +95,7 @@ DERIVED = r'(.*rotary_emb\.inv_freq)'  # of older files: computed here
 
 
 def their_name(family: Family, name: str) -> str:
-  """Returns the family's name of a parameter of ours; raises InputError where it has none."""
+  """Returns the family's name of a parameter of ours; raises InputError if it has none."""
   if not (match := re.fullmatch(r'block_(\d+)/(.*)', name)):
     return ENDS[name]
   in_block = {**MATRICES, **family.names}

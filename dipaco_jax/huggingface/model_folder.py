@@ -64,7 +64,7 @@ def is_our_config(config: bytes) -> bool:
 
 
 def check_config(s: settings.Settings):
-  """Raises InputError where `config.pretrain.init` and the rest of the config don't fit; for use before any work."""
+  """Raises InputError if `config.pretrain.init` and the rest of the config don't fit; for use before any work."""
   folder = s.pretrain.init
   _fitting_config(folder, s.model)
   _check_tokenizer(folder, s.tokenizer.model_file)
@@ -104,7 +104,7 @@ def their_names(theirs: Mapping[str, Any], model: transformer.Transformer) -> di
 
 
 def _check_tokenizer(folder: str, named: str):
-  """Raises InputError where a config names no tokenizer, or another than the folder has."""
+  """Raises InputError if a config names no tokenizer, or another than the folder has."""
   contents: dict[str, bytes] = {}
   for name in (tokenizer_files.JSON, tokenizer_files.MODEL):
     with contextlib.suppress(OSError):
@@ -117,14 +117,14 @@ def _check_tokenizer(folder: str, named: str):
   if not named:
     advice = foreign_files.explain_missing_tokenizer(folder, remote_files.list_names(folder))
     raise InputError(f'config.pretrain.init={folder} {advice}')
-  with contextlib.suppress(OSError):  # opening it tells what is wrong
+  with contextlib.suppress(OSError):  # opening it reports the error
     if remote_files.read(named) not in contents.values():
       problem = f'is not the tokenizer that config.pretrain.init={folder} comes with: leave it out'
       raise InputError(f'config.tokenizer.model_file={named} {problem}')
 
 
 def _check_names(folder: str, present: Collection[str], expected: Collection[str], tied: bool):
-  """Raises InputError where a parameter is missing, or one that is there would be dropped."""
+  """Raises InputError if a parameter is missing, or an existing one would be dropped."""
   if missing := sorted({*expected} - {*present}):
     raise weight_files.wrong(folder, f'{", ".join(weight_files.find(folder))} has no {missing[0]}')
   derived = {families.ENDS['head/kernel']} if tied else set()
@@ -140,7 +140,7 @@ def _check_shape(folder: str, name: str, shape: tuple[int, ...], our_name: str, 
 def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   """Reads the base's parameters, float32, and what the stage's record has on them: the files' sha256, what was changed.
 
-  Raises InputError where the folder's model is no path of this config, or a file is not what it should be.
+  Raises InputError if the folder's model is no path of this config, or a file is not what it should be.
   """
   theirs, heads = _fitting_config(folder, model.config), model.config.num_heads
   shapes = transformer.shapes(model)
@@ -175,7 +175,7 @@ def load_params(folder: str, model: transformer.Transformer) -> tuple[dict[str, 
 
 
 def _check_tied(folder: str, head_VD: np.ndarray, tokens_VD: np.ndarray):
-  """Raises InputError where a head that is there is not the embedding, as config.json says."""
+  """Raises InputError if a head exists and differs from the embedding, although config.json says that they are tied."""
   if not np.array_equal(head_VD[: len(tokens_VD)].astype(np.float32), tokens_VD):
     problem = 'is not model.embed_tokens.weight, though its tie_word_embeddings is True'
     raise weight_files.wrong(
@@ -184,7 +184,7 @@ def _check_tied(folder: str, head_VD: np.ndarray, tokens_VD: np.ndarray):
 
 
 def _fitting_config(folder: str, model: settings.Model, tokenizer: Tokenizer | None = None) -> Mapping[str, Any]:
-  """Reads the config.json. Raises InputError where its model cannot be a path, or a token has no row in it."""
+  """Reads the config.json. Raises InputError if its model cannot be a path, or a token has no row in it."""
   theirs = weight_files.parsed(folder, 'config.json', weight_files.read(folder, 'config.json'))
   try:
     wrong = config_json.misfits(theirs, model)

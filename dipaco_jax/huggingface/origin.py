@@ -10,7 +10,7 @@ from dipaco_jax.storage import remote_files
 
 HUB_NAME = r'[A-Za-z0-9][\w.-]*/[\w.-]+'
 NOTES = '_name_or_path', 'name_or_path', 'model_name_or_path', '_model_name_or_path'  # keys of config.json
-LICENSES = (  # what a LICENSE file contains: its identifier on the Hub
+LICENSES = (  # text of a LICENSE file -> identifier on the Hub
   (r'Apache License\s+Version 2\.0', 'apache-2.0'),
   (r'MIT License', 'mit'),
   (r'Gemma Terms of Use', 'gemma'),
@@ -42,7 +42,7 @@ def last_name(path: str) -> str:
 
 
 def _license(folder: str) -> str:
-  """Returns the identifier of a license from the heading of README.md, or from LICENSE; '' where it is not known."""
+  """Returns the identifier of a license from the heading of README.md, or from LICENSE, or '' if it is not known."""
   card = _read(folder, 'README.md').decode(errors='replace')
   heading = re.match(r'---\n(.*?)\n---', card, re.DOTALL)
   stated = re.search(r'^license:[ \t]*[\'"]?([\w.-]+)', heading[1], re.MULTILINE) if heading else None

@@ -16,14 +16,14 @@ TRAINED = {'tokenizer.kind', 'tokenizer.vocab_size', 'tokenizer.sample_bytes'}  
 
 
 def fill(values: dict[str, Any], given: Collection[str], workdir: str = '') -> None:
-  """Fills in what a config leaves at its default: fields of `model`, the tokenizer.
+  """Fills in fields that a config leaves at their defaults: those of `model`, and the tokenizer.
 
   Args:
     values: the config, by section.
-    given: fields that the command line names; they stay as they are.
-    workdir: of the run; where it has begun from this folder, its config.json says all, as the folder may be gone.
+    given: fields that the command line names, which are not changed.
+    workdir: of the run; if it has begun from this folder, its config.json says all, as the folder may be gone.
 
-  Raises InputError where the folder's config.json cannot be read, or is of a model that cannot be a path, or where a
+  Raises InputError if the folder's config.json cannot be read, or is of a model that cannot be a path, or where a
   field is given that is of a tokenizer trained here.
   """
   folder = values['pretrain']['init'] = located(values['pretrain']['init'])
@@ -51,7 +51,7 @@ def read_model(folder: str, workdir: str = '') -> dict[str, Any]:
 
   Args:
     folder: as `located` returns it.
-    workdir: of the run; where it has begun from this folder, the folder may be gone.
+    workdir: of the run; if it has begun from this folder, the folder may be gone.
   """
   if begun := _begun(workdir, folder):
     return begun['model']
@@ -87,7 +87,7 @@ def _tokenizer(folder: str) -> dict[str, str]:
 
 
 def _begun(workdir: str, folder: str) -> dict[str, Any]:
-  """Returns what a folder says of a run that has begun from it, by section; {} where none has."""
+  """Returns the recorded fields of a folder for a run that has begun from it, by section, or {} if none has."""
   if not workdir:
     return {}
   try:

@@ -33,7 +33,7 @@ def read(theirs: Config, by_kind: bool) -> tuple[dict[str, Any], dict[str, Any]]
     theirs: a config.json.
     by_kind: blocks with a window have a base of their own, `rope_local_base_freq`.
 
-  Raises InputError that names what is not understood.
+  Raises InputError that names an unknown key or value.
   """
   theirs = dict(theirs)
   older, newer = theirs.pop('rope_scaling', None), theirs.pop('rope_parameters', None)
@@ -75,7 +75,7 @@ def _scaling(given: dict[str, Any], most_positions: Any) -> dict[str, Any]:
 
 
 def _check(given: Config, kind: str, fields: Any):
-  """Raises InputError where rotary embedding of this type has other fields than these."""
+  """Raises InputError if rotary embedding of this type has other fields than these."""
   if given.get('rope_type', kind) != kind or given.get('type', kind) != kind:
     raise InputError(f'its rotary embedding is {dict(given)!r}, which is not understood')
   if odd := {name: x for name, x in given.items() if x != NEUTRAL.get(name, x)}:

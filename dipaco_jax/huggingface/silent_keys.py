@@ -21,5 +21,5 @@ PRIVATE = '_'  # transformers' own notes, as _name_or_path; a tool's, as _model_
 
 
 def is_silent(name: str) -> bool:
-  """Returns whether a key says nothing about what a model computes, whatever its value."""
+  """Returns whether no value of a key changes what a model computes."""
   return name in MARKS or name in GENERATION or name.startswith(PRIVATE) or name.endswith(ENDINGS)

@@ -26,7 +26,7 @@ OR_ANOTHER = 'use the tokenizer.json of its model if there is one, or train anot
 # Of a tokenizer_config.json that was given; what else it says is of another class, or of tokens that the model lacks.
 KEPT = ('chat_template', 'model_max_length', 'padding_side', 'truncation_side')
 
-# Of a tokenizer_config.json, notes of where its files were on the machine of whoever wrote it, which no program needs.
+# Of a tokenizer_config.json, notes of where its files were on the machine of its author, which no program needs.
 PLACES = ('name_or_path', '_name_or_path', 'tokenizer_file', 'special_tokens_map_file', 'cache_dir')
 
 
@@ -36,7 +36,7 @@ def make_files(tokenizer: Tokenizer) -> dict[str, bytes]:
   A chat_template.jinja is also in tokenizer_config.json, where programs look that do not read the former. Notes of
   local paths are left out of tokenizer_config.json.
 
-  Raises InputError where tokenizer.json cannot express the model.
+  Raises InputError if tokenizer.json cannot express the model.
   """
   files = dict(tokenizer.files) if tokenizer_files.JSON in tokenizer.files else _convert_files(tokenizer)
   given = json.loads(files.get(tokenizer_files.CONFIG, b'{}'))
@@ -124,7 +124,7 @@ def convert(model: bytes) -> dict[str, Any]:
 def _check(proto):
   trainer, normalizer = proto.trainer_spec, proto.normalizer_spec
   kinds = {p.type for p in proto.pieces}
-  # `tokenizers` finds pieces of the user's first, and normalizes what is between them as texts of their own.
+  # `tokenizers` finds user-defined pieces first, and normalizes the text between them separately.
   is_cut = USER_DEFINED in kinds and (normalizer.add_dummy_prefix or normalizer.remove_extra_whitespaces)
   odd = {
     'its pieces are words or characters': trainer.model_type not in (UNIGRAM, BPE),
@@ -197,7 +197,7 @@ def _characters(proto) -> set[str]:
 
 
 def _cut_spelled_pieces(proto) -> dict[str, Any] | None:
-  """Returns the pre-tokenizer that cuts the names of pieces that stand for no text, None where none needs to be cut.
+  """Returns the pre-tokenizer that cuts the names of pieces that stand for no text, or None if none needs to be cut.
 
   Names of known characters lose by their score. Others are cut between a known and an unknown character, which no piece
   joins.

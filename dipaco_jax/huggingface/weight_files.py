@@ -34,7 +34,7 @@ def wrong(folder: str, problem: str) -> InputError:
 
 
 def find(folder: str) -> list[str]:
-  """Lists the files of a folder's weights, those of the first kind that is there. Raises InputError."""
+  """Lists the files of a folder's weights, of the first kind that exists. Raises InputError."""
   for name in (WEIGHTS, TORCH):
     if remote_files.can_open(f'{folder}/{name}'):
       return [name]
@@ -65,7 +65,7 @@ def all_shapes(folder: str) -> Shapes:
 
 
 def shapes(folder: str, name: str) -> Shapes:
-  """Returns names and shapes of a file's weights, by its header; raises InputError where we cannot take one's type."""
+  """Returns names and shapes of a file's weights, by its header; raises InputError if we cannot take one's type."""
   try:
     with remote_files.waiting_for(path := f'{folder}/{name}'), remote_files.open_file(path) as file:
       _check_pointer(folder, name, file.read(len(foreign_files.LFS)))
@@ -93,7 +93,7 @@ def _shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
 
 
 def check_values(folder: str, name: str) -> None:
-  """Raises InputError where a weight of a file is not finite. Reads the whole file, once in a process for its size."""
+  """Raises InputError if a weight of a file is not finite. Reads the whole file, once in a process for its size."""
   try:
     with remote_files.waiting_for(path := f'{folder}/{name}'), remote_files.open_file(path) as file:
       num_bytes = file.seek(0, os.SEEK_END)
@@ -119,7 +119,7 @@ def _torch_shapes(folder: str, name: str, file: BinaryIO) -> Shapes:
 def load(folder: str, name: str, tensor_names: Collection[str]) -> tuple[str, dict[str, np.ndarray], Collection[str]]:
   """Returns a file's sha256, those of its weights that are wanted, and the names of all.
 
-  Raises InputError where the file is damaged or has a value that is not finite.
+  Raises InputError if the file is damaged or has a value that is not finite.
   """
   data = read(folder, name)
   _check_pointer(folder, name, data)
@@ -153,7 +153,7 @@ def _check_finite(folder: str, name: str, key: str, num_wrong: int):
 
 
 def _torch_load(folder: str, name: str, file: BinaryIO, device: str) -> dict[str, Any]:
-  """Returns PyTorch's tensors; on 'meta' without what they hold. Runs nothing that the file says."""
+  """Returns PyTorch's tensors, on 'meta' without their values. Runs no code from the file."""
   try:
     import torch
   except ImportError as e:

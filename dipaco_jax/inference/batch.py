@@ -68,7 +68,7 @@ class Text:
 
 
 class Batch:
-  """Texts that grow under one path; `members[i]` is in row i of the state, None where the row is free."""
+  """Texts that grow under one path; `members[i]` is in row i of the state, or None if the row is free."""
 
   def __init__(self, path: Path, text: Text, row: decoding.Texts):
     self.path, self.state = path, row
@@ -126,7 +126,7 @@ class Batch:
 
 
 def _with_slack(size: int, needed: int) -> int:
-  """Returns `size` unless it is too small, or at least four times what is needed: few changes, few compilations."""
+  """Returns `size` unless it is too small or at least four times the required size, to limit compilations."""
   return size if needed <= size < 4 * needed else needed
 
 

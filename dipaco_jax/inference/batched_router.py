@@ -22,7 +22,7 @@ class BatchedRouter:
       self.router.batch_scores([np.zeros(1, np.int32)] * size)
 
   async def scores(self, text: Text) -> np.ndarray:
-    """Returns `TextRouter.scores`; raises InputError where a text has none."""
+    """Returns `TextRouter.scores`; raises InputError if a text has none."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[np.ndarray] = loop.create_future()
     self._waiting.append((text, future))

@@ -54,7 +54,7 @@ class ChatTemplate:
     try:
       text = self._environment.render(self._template, {**self._tokens, **extra, **names})
       return self._tokenizer.encode_chat(text, mark)
-    except Exception as e:  # whatever messages of another shape lead to
+    except Exception as e:  # any error that messages of another shape cause
       raise InputError(f'messages: the chat template does not take them: {" ".join(str(e).split())[:200]}') from e
 
   def _break_up(self, value: Any, mark: str, is_answer: bool = False) -> Any:
@@ -67,7 +67,7 @@ class ChatTemplate:
 
 
 def load(tokenizer: Tokenizer) -> ChatTemplate | None:
-  """Returns the template of a tokenizer, None if it has none; raises InputError where it is no template."""
+  """Returns the template of a tokenizer, None if it has none; raises InputError if it is no template."""
   config = json.loads(tokenizer.files.get(tokenizer_files.CONFIG, b'{}'))
   source = _source(tokenizer.files, config)
   if source is None:
@@ -79,7 +79,7 @@ def load(tokenizer: Tokenizer) -> ChatTemplate | None:
 
 
 def _source(files: Mapping[str, bytes], config: Mapping[str, Any]) -> str | None:
-  """Returns the default template; one in a file of its own goes before that of tokenizer_config.json."""
+  """Returns the default template. A separate file takes precedence over tokenizer_config.json."""
   if (content := files.get(tokenizer_files.TEMPLATE)) is not None:
     try:
       return content.decode()
@@ -98,7 +98,7 @@ def _content(token: Any) -> str | None:
 
 
 def _unused_mark(text: str) -> str:
-  """Returns a character that a text does not have; raises InputError where it has all that could be."""
+  """Returns a character that a text does not have; raises InputError if it has all that could be."""
   mark = next((chr(number) for number in MARKS if chr(number) not in text), None)
   if mark is None:
     raise InputError('messages contain all of the noncharacters U+FDD0 to U+FDEF: leave out some of them')

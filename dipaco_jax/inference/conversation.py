@@ -11,11 +11,11 @@ ROLES = ('system', 'developer', 'user', 'assistant')
 
 
 def routing_text(messages: Any) -> str:
-  """Returns the text that chooses a conversation's path; raises InputError where the messages are none or have none.
+  """Returns the text that chooses a conversation's path; raises InputError if the messages are none or have none.
 
-  That is what the user says before the first answer, so that a conversation stays on its path as it grows. What the
-  chat template writes around it, and a system message, are alike in many conversations and say nothing about it. Where
-  the user says nothing, the first message that has a text chooses.
+  This is the text of the user before the first answer, so that a conversation stays on its path as it grows. The text
+  of the chat template and a system message are the same in many conversations, and are not used. If there is no text of
+  the user, the first message with a text is used.
   """
   _check_list(messages)
   roles = [message.get('role') for message in messages]

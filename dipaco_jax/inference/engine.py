@@ -1,4 +1,4 @@
-"""The engine: requests become texts, each is routed, grows with others on its path, and may choose a path again.
+"""The engine: routes each request, generates it in a batch with others on its path, and may change its path.
 
 With a request's `reroute_every` W the token at position i is predicted by the path r_i that is chosen by the tokens
 before the chunk that it is in [2.4.3]:
@@ -7,7 +7,7 @@ before the chunk that it is in [2.4.3]:
     r_i = chooser(tokens before floor(i / W) * W)  else
 
 the chooser being the learned one [7.2.2] where the run has it, else the router on the last tokens. When the path
-changes, the cache is computed anew only from the lowest block that differs.
+changes, the cache is computed again only from the lowest block that differs.
 """
 
 import collections
@@ -35,7 +35,7 @@ MIN_LENGTH = 16  # tokens; shorter prompts are padded to this
 
 
 class Engine:
-  """Continues texts, those of one path together, with no more than `max_paths` paths in memory."""
+  """Generates texts, those of one path together, with at most `max_paths` paths in memory."""
 
   def __init__(self, run: TrainedRun, max_paths: int = 4, max_batch: int = 8, version: int | None = None):
     self.run = run
@@ -53,7 +53,7 @@ class Engine:
     self._turns = itertools.count()
 
   def check_request(self, request: Request):
-    """Raises InputError that names what is wrong with the request; any thread may call it."""
+    """Raises InputError if a request is wrong. Any thread may call it."""
     check_request(request, self.max_length)
     if request.path is not None:
       self.run.number(request.path)
@@ -62,7 +62,7 @@ class Engine:
     token_ids(self.run.tokenizer, request.tokens)
 
   def start(self, request: Request) -> Text:
-    """Queues a text, for `step` to grow; raises InputError that names what is wrong with the request."""
+    """Queues a text for `step`. Raises InputError if the request is wrong."""
     self.check_request(request)
     text = Text(request, Transcript(self.run.tokenizer, request.tokens, request.stop), next(self._turns))
     self.waiting.append(text)
@@ -76,9 +76,9 @@ class Engine:
     return bool(self.waiting or self.moving or self.batches)
 
   def step(self):
-    """Admits the texts that there is room for, and grows those of one path, each path in its turn.
+    """Admits the texts for which there is room, and extends those of one path, each path in its turn.
 
-    Raises the error of a text that fails; it is finished with 'error', and the others go on.
+    Raises the error of a text that fails; it is finished with 'error', and the others continue.
     """
     while self.admit():
       pass
@@ -133,7 +133,7 @@ class Engine:
       self._continue(text, row, path)
 
   def _continue(self, text: Text, row: decoding.Texts, path: Path):
-    """Lets a text go on under its path; at the end of a chunk, chooses its next path."""
+    """Lets a text continue under its path; at the end of a chunk, chooses its next path."""
     if len(text.tokens) < text.limit:
       self._join(path, text, row)
       return
@@ -277,7 +277,7 @@ def _prefill(model: Transformer, keep: decoding.Blocks, params: Params, prompt: 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _recompute(model: Transformer, keep, first: int, params: Params, row: decoding.Texts, tokens_1L) -> decoding.Texts:
-  """Computes a row's cache anew from block `first` on."""
+  """Computes a row's cache again from block `first` on."""
   L = tokens_1L.shape[1]
   below = decoding.resize(model, row.cache, L)
   x_1LD = below.entering[first] if first else decoding.embed(model, params, tokens_1L)

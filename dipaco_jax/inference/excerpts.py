@@ -22,7 +22,7 @@ def of_text(run: TrainedRun, text: str, W: int, path: int | None, version: int |
     raise InputError('the text is empty: give some text')
   if path is None and run.layout.grid.num_paths == 1:
     path = 0
-  _ = run.best_versions  # raises where no path is there yet
+  _ = run.best_versions  # raises if there are no paths yet
   base: Any = run.router.base if path is None else jax.device_put(run.base)
   model = transformer.make_model(run.settings.model, len(base['embed/tokens']))
   fitted, chooser = (run.router.fitted, run.chooser) if path is None else (None, None)

@@ -5,7 +5,7 @@
 after this file is imported. Each request's first tokens choose its path: those of the context, or where there is none
 those of the answer, so that all answers to a question are scored by one path. `path` fixes it for all texts.
 
-Texts begin with a begin-of-text token only if those of training did. Where the first token of a text is scored and
+Texts begin with a begin-of-text token only if those of training did. If the first token of a text is scored and
 training put none in front, it is predicted from the end-of-text token, as in the harness' own models.
 """
 
@@ -47,7 +47,7 @@ class Dipaco(TemplateLM):
   ):  # fmt: skip
     """`trust_modules` are as for dipaco_jax.load; in lm_eval's --model_args, names with plus signs between them.
 
-    Ignores the harness' `device` and the like. Raises InputError where there is no run, path, or needed router."""
+    Ignores the harness' `device` and the like. Raises InputError if there is no run, path, or needed router."""
     super().__init__()
     del others
     names = trust_modules.replace('+', ',') if isinstance(trust_modules, str) else trust_modules
@@ -140,9 +140,9 @@ class Dipaco(TemplateLM):
     return answers
 
   def generate_until(self, requests, disable_tqdm: bool = False) -> list[str]:
-    """Continues contexts; where one leaves no room for its answer, it is cut at its beginning, to half a row at most.
+    """Continues contexts; if one leaves no room for its answer, it is cut at its beginning, to half a row at most.
 
-    A request that cannot be met is logged and gets an empty text.
+    A request that fails is logged and gets an empty text.
     """
     engine = Engine(self.run, max_batch=self.batch_size, version=self.version)
     texts: list[Text | None] = []

@@ -13,11 +13,11 @@ class Request:
   max_tokens: int = 128
   path: int | None = None  # None: the router's choice
   temperature: float = 1.0  # 0: the likeliest token
-  top_k: int = 0  # sample among so many of the likeliest; 0: among all
+  top_k: int = 0  # number of most likely tokens to sample from; 0 means all
   top_p: float = 1.0  # sample among the fewest of the likeliest that have this probability together
   seed: int = 0
   stop: tuple[str, ...] = ()  # the text ends before the first of these
-  until_eos: bool = True  # False: goes on after the end of a text
+  until_eos: bool = True  # if False, generation continues after the end of a text
   reroute_every: int = 0  # W; 0: one path for the whole text
   routed_by: tuple[int, ...] = ()  # tokens that choose the path in place of the prompt's; none: the prompt's
 

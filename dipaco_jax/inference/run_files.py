@@ -1,4 +1,4 @@
-"""The files of a run, in a folder, s3:// or gs://: read as they were written, or refused."""
+"""The files of a run, in a folder, s3:// or gs://: read as they were written, or rejected."""
 
 import contextlib
 import hashlib
@@ -14,7 +14,7 @@ PATIENCE_S = 30  # for a bucket that does not answer
 
 
 class RunFiles:
-  """Reads files of a run by name. Raises object_store.Missing, or seals.Damaged where one is not as it was written."""
+  """Reads files of a run by name. Raises object_store.Missing, or seals.Damaged if one is not as it was written."""
 
   def __init__(self, workdir: str):
     self.workdir = workdir
@@ -53,7 +53,7 @@ class RunFiles:
       return self.read_arrays(name, sha256)
 
   def damaged(self, name: str) -> seals.Damaged:
-    """Returns the error that says what is wrong with a file, and the fix where there is one."""
+    """Returns the error that explains a problem with a file, and the fix if there is one."""
     file = self.storage.local_path(name)
     message = remedies.explain(file) if file else f'{self.storage.url_of(name)} is missing or damaged'
     return seals.Damaged(name, message)

@@ -51,7 +51,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     del self.globals['lipsum']
 
   def render(self, template: jinja2.Template, values: dict[str, Any]) -> str:
-    """Renders a template; raises whatever the template or its values lead to."""
+    """Renders a template; raises any error that the template or its values cause."""
     self.spent.restart()
     parts: list[str] = []
     size = 0
@@ -62,7 +62,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     return ''.join(parts)
 
   def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-    """Parses a template; loops count their turns, and what is put together is checked."""
+    """Parses a template; loops count their turns, and the size of new texts is checked."""
     parsed = super()._parse(source, name, filename)
     for loop in [*parsed.find_all(jinja2.nodes.For)]:
       loop.iter = _filtered(loop.iter, 'count_turns')
@@ -108,7 +108,7 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     if too_large[operator]:
       raise jinja2.TemplateError(f'{operator} would make something too large')
     result = super().call_binop(context, operator, left, right)
-    return result if lists else self.spent.check(result)  # what is in lists was counted as they were made
+    return result if lists else self.spent.check(result)  # items of lists were counted when the lists were made
 
   def _limited(self, function: Callable) -> Callable:
     """Returns a filter that counts as a step, and whose arguments and result have limits."""

@@ -43,9 +43,9 @@ class TextRouter:
     return self.batch_scores([self.prefix(text)], [length] if length else None)[0]
 
   def prefix(self, text: str | Sequence[int]) -> np.ndarray:
-    """Returns the tokens that decide a text's path; raises InputError where there are none.
+    """Returns the tokens that decide a text's path; raises InputError if there are none.
 
-    They are the first, but all for a router of the user's own, which may look at how many they are.
+    They are the first, but all for a user-defined router, which may look at how many they are.
     """
     is_own = isinstance(self.fitted, own_router.OwnRouter)
     tokens = token_ids(self.tokenizer, text) if is_own else beginning(self.tokenizer, text, self.prefix_tokens)
@@ -56,7 +56,7 @@ class TextRouter:
   def batch_scores(self, prefixes: Sequence[np.ndarray], lengths: Sequence[int] | None = None) -> np.ndarray:
     """Returns how well each path suits each of these prefixes, [B, P] float32. Compiles once for each B.
 
-    `lengths` are those of the texts, by default of what is given of them.
+    `lengths` are the lengths of the texts, by default of the given parts.
     """
     tokens_BL, seen_BL = packing.pad(prefixes, self.prefix_tokens)
     if not isinstance(self.fitted, own_router.OwnRouter):
@@ -72,7 +72,7 @@ class TextRouter:
 def beginning(tokenizer: Tokenizer, text: str | Sequence[int], num_tokens: int) -> np.ndarray:
   """Returns the first tokens of a text, or of token ids. Of a long text only the beginning is encoded, where that does.
 
-  What stands behind a token does not change it if it is far enough away: here, as many tokens again as are asked for.
+  Text that is far enough behind a token does not change it: here, as many tokens as are requested.
   """
   if isinstance(text, str) and len(text) > (most := CHARS * num_tokens):
     tokens = token_ids(tokenizer, text[:most])
@@ -82,7 +82,7 @@ def beginning(tokenizer: Tokenizer, text: str | Sequence[int], num_tokens: int) 
 
 
 def token_ids(tokenizer: Tokenizer, text: str | Sequence[int]) -> np.ndarray:
-  """Encodes a text, or takes its token ids; raises InputError where one is not in the vocabulary."""
+  """Encodes a text, or takes its token ids; raises InputError if one is not in the vocabulary."""
   # Without a dtype, which could not hold all that may be given: an id may be larger than int64 holds.
   ids = np.asarray(tokenizer.encode(text, eos=False) if isinstance(text, str) else text)
   if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:

@@ -65,10 +65,10 @@ def load_router(workdir: str, *, trust_modules: str | Sequence[str] = ()) -> Tex
 
 
 class Module(dict[str, jax.Array]):
-  """A module's parameters; `sha256` is that of the object that they were read from."""
+  """A module's parameters; `sha256` is the digest of the object from which they were read."""
 
   sha256: str
-  fault = ''  # what is wrong with its numbers
+  fault = ''  # problem of its numbers
 
   def __repr__(self) -> str:
     return f'<module of {sum(x.size for x in self.values()):,} parameters: {", ".join(self)}>'
@@ -98,7 +98,7 @@ class Path:
     return self.run.tokenizer
 
   def check_finite(self):
-    """Raises InputError where a module holds numbers that are not finite, of which `load` warns."""
+    """Raises InputError if a module holds numbers that are not finite; `load` only warns of them."""
     if fault := next((module.fault for module in self.modules.values() if module.fault), ''):
       raise InputError(fault)
 
@@ -134,7 +134,7 @@ class TrainedRun:
       trust_modules: as for `load`.
       needs_modules: whether parts of the user's will be needed, so that each has to be trusted.
 
-    Raises InputError where there is no run, or where it needs a module that is not trusted.
+    Raises InputError if there is no run, or where it needs a module that is not trusted.
     """
     self.workdir, self.files = workdir, RunFiles(workdir)
     self.settings = _read_settings(self.files)
@@ -165,7 +165,7 @@ class TrainedRun:
 
   @property
   def best_versions(self) -> list[int]:
-    """The version that each path points at now (others are removed). Raises InputError where none is published yet."""
+    """The version that each path points at now (others are removed). Raises InputError if none is published yet."""
     try:
       versions = self.files.read_json('paths/best.json', 'version')['version']
     except Missing as e:
@@ -178,7 +178,7 @@ class TrainedRun:
 
   @functools.cached_property
   def report(self) -> dict[str, Any]:
-    """The contents of report.json; {} where the run has not come to its report."""
+    """The contents of report.json, or {} if the run has not come to its report."""
     try:
       return self.files.read_json('report.json')
     except Missing:
@@ -209,14 +209,14 @@ class TrainedRun:
     return Path(number, coordinates, version, transformer.make_model(self.settings.model, vocab_size), modules, self)
 
   def finite_arrays(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
-    """Reads the arrays of a file; raises InputError where some of their numbers are not finite."""
+    """Reads the arrays of a file; raises InputError if some of their numbers are not finite."""
     arrays = self.files.required_arrays(name, sha256)
     if fault := _find_fault(arrays, name):
       raise InputError(fault)
     return arrays
 
   def check_parameters(self, params: Mapping[str, np.ndarray | jax.Array], where: str) -> int:
-    """Returns the rows of the embedding; raises InputError where the parameters are not those of the run's model."""
+    """Returns the rows of the embedding; raises InputError if the parameters are not those of the run's model."""
     rows = next(iter(np.shape(params.get('embed/tokens', 0))), 0)
     shapes = {name: np.shape(x) for name, x in params.items()}
     expected = _shapes(self.settings.model, max(1, rows))
@@ -230,7 +230,7 @@ class TrainedRun:
     return rows
 
   def number(self, path: int | Sequence[int]) -> int:
-    """Returns the number of a path given by number or coordinates; raises InputError where there is no such path."""
+    """Returns the number of a path given by number or coordinates; raises InputError if there is no such path."""
     grid = self.layout.grid
     if isinstance(path, int | np.integer):
       if 0 <= path < grid.num_paths:
@@ -242,7 +242,7 @@ class TrainedRun:
     raise InputError(f'--path={text}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
 
   def module_files(self, number: int, version: int) -> dict[str, tuple[str, str]]:
-    """Returns {level: (file, sha256)} of a path's modules; raises InputError where there is no such version."""
+    """Returns {level: (file, sha256)} of a path's modules; raises InputError if there is no such version."""
     digests, files_by_level = self._digests(version), {}
     for level in self.layout.levels:
       module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
@@ -291,7 +291,7 @@ class TrainedRun:
 
   @property
   def max_positions(self) -> int:
-    """Returns the tokens that a text may have, as the model says that the base is of; 0 where it is of none."""
+    """Returns the tokens that a text may have, as the model says that the base is of, or 0 if it is of none."""
     most = self.origin.get('max_positions', 0)
     if type(most) is not int:
       raise self.files.damaged('stages/pretrain.json')
@@ -299,11 +299,11 @@ class TrainedRun:
 
   @functools.cached_property
   def origin(self) -> dict[str, Any]:
-    """Returns what the run has recorded of the model that its base is of; {} where it is of none."""
+    """Returns what the run has recorded of the model that its base is of, or {} if it is of none."""
     return self._result('pretrain', 'init')
 
   def _result(self, stage: str, part: str = '') -> dict[str, Any]:
-    """Returns the result of a stage, or a part of it; {} where there is none."""
+    """Returns the result of a stage, or a part of it, or {} if there is none."""
     try:
       result = self.files.read_json(name := f'stages/{stage}.json', 'result')['result']
     except Missing:
@@ -365,7 +365,7 @@ def _shapes(model: settings_lib.Model, rows: int) -> dict[str, tuple[int, ...]]:
 
 
 def _find_fault(arrays: Mapping[str, np.ndarray], file: str) -> str:
-  """Says which numbers of a file are not finite; '' where all are."""
+  """Says which numbers of a file are not finite, or '' if all are."""
   name = tensors.find_not_finite(arrays)
   words = 'holds NaN or infinities, so that nothing it computes has a meaning: use another version or path'
   return f'{file}: {printable.name(name)} {words}' if name else ''

@@ -21,7 +21,7 @@ from dipaco_jax.processes import display
 
 
 def read_text(text: str | None, file: str | None) -> str:
-  """Returns the text that the options give; raises InputError where there is none."""
+  """Returns the text that the options give; raises InputError if there is none."""
   from dipaco_jax.storage import remote_files
 
   if (text is None) == (file is None):

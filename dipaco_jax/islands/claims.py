@@ -3,9 +3,9 @@
 What a task reads is fetched in a thread. Near the end of a task that reports its progress, the next one is claimed and
 fetched.
 
-Backup workers have low priority: they take abandoned tasks and copy those of stragglers. A copy is trained with the
-straggler's own fence, and holds no lease. Whichever completes the task first counts; the other finds the facts there,
-or is refused.
+Backup workers have low priority: they claim abandoned tasks, and copy the tasks of stragglers. A copy is trained with
+the straggler's own fence, and holds no lease. The first to complete the task counts; the other finds the same facts in
+the registry, or is rejected.
 """
 
 import dataclasses
@@ -27,13 +27,13 @@ from dipaco_jax.registry.registry_schema import LONGEST_LEASES
 ASK_AGAIN = 0.1
 LONGEST_ASK_AGAIN_S = 1.0
 ASK_LATER_S = 10.0
-MARGIN = 1.5  # the next task is claimed when the rest of this one will take so many times as long as its fetch
+MARGIN = 1.5  # claim the next task when the rest of this one takes this multiple of the time to fetch
 LOOK_S = 10.0  # between looks of a backup; a task that is ready at two in a row counts as abandoned
 LOOKED_AT = 1000  # ready tasks of a kind
-STRAGGLES = 2.0  # a straggler has run so many times as long as the median of RECENT tasks
+STRAGGLES = 2.0  # a straggler has run for more than this multiple of the median of RECENT tasks
 RECENT = 32
 
-Fetch = Callable[[Island, Task], Any]  # what a task reads, on the host; also while the task before is at work
+Fetch = Callable[[Island, Task], Any]  # what a task reads, on the host; also while the task before is running
 
 
 class Interval:
@@ -62,7 +62,7 @@ class Backup:
     self.ready: set[tuple[int, int]] = set()  # ids and fences, at the last look
 
   def next(self) -> Task | None:
-    """Claims an abandoned task, or returns a straggler's as a copy; None where there is neither."""
+    """Claims an abandoned task, or returns a copy of a straggler's task, or None."""
     if not self.look.is_due():
       return None
     before = self.ready
@@ -85,7 +85,7 @@ class Backup:
     return [row for kind in self.kinds for row in self.island.registry.tasks(state, kind, limit)]
 
   def straggler(self, running: list[Row]) -> Task | None:
-    """Returns, as a copy, the longest running straggler that no other backup copies; None where there is none."""
+    """Returns a copy of the longest running straggler that no other backup copies, or None."""
     registry = self.island.registry
     usual_s = registry.durations('train', RECENT) if running else []
     late = [row for row in running if usual_s and running_s(row) > STRAGGLES * statistics.median(usual_s)]
@@ -106,7 +106,7 @@ def running_s(row: Row) -> float:
 
 @dataclasses.dataclass(eq=False)
 class Claims:
-  """A role's claims, each with its lease: the task at work, the next one, and the last until it is published."""
+  """The claims of a role, each with a lease: the running task, the next one, and the last until it is published."""
 
   island: Island
   role: str
@@ -114,7 +114,7 @@ class Claims:
   keys: Sequence[str] | None = None  # of tasks that it takes before all others, if any
   fetches: Mapping[str, Fetch] = dataclasses.field(default_factory=dict)  # how to fetch what a task reads, by its kind
   pool: Backup | None = None  # where a backup finds its tasks instead
-  holder: str = ''  # whose tasks come first: what they go on from is on this machine; '': nobody's
+  holder: str = ''  # tasks of this holder come first, because their states are on this machine; '' means none
 
   def __post_init__(self):
     self.leases: dict[int, Lease] = {}  # by task
@@ -128,7 +128,7 @@ class Claims:
     self.postponed = ''  # a kind of task that has to wait, maybe for a later one that only this role can do
 
   def next(self) -> Lease | None:
-    """Returns the task that was claimed ahead, or claims one; None where there is none."""
+    """Returns the task that was claimed ahead, or claims one. Returns None if there is no task."""
     ahead, self.ahead = self.ahead, None
     lease = (ahead.result() if ahead else None) or self.claim()
     if lease:
@@ -172,7 +172,7 @@ class Claims:
     return inputs
 
   def claim_ahead(self, share: float):
-    """Claims the next task where the rest of this one, `share` of it, lasts no longer than what the next waits for."""
+    """Claims the next task if the remaining `share` of this one lasts no longer than fetching the next."""
     if self.pool or share * self.work_s > MARGIN * self.fetch_s:
       return  # an idle worker could begin it sooner
     was_none = self.ahead is not None and self.ahead.done() and self.ahead.result() is None

@@ -61,7 +61,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
       'chooser.safetensors',
       'router.safetensors',
     ):
-      _upload(island, f'evaluation/{name}')  # before the record that says that they are there
+      _upload(island, f'evaluation/{name}')  # before the record that announces them
     for tree in ('modules', 'paths', 'stages', 'plots'):
       island.storage.upload_tree(own.workdir / tree, tree)
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
@@ -72,7 +72,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
 
 
 def _upload(island: Island, name: str):
-  """Uploads a file of the workdir, if it is there and not in the storage's own place."""
+  """Uploads a file of the workdir if it exists, unless the workdir is the storage."""
   file = island.run.workdir / name
   if island.storage.local_path(name) is None and file.exists():
     island.storage.write(name, file.read_bytes())

@@ -1,7 +1,7 @@
-"""What an island reads from others: errors, and the one guard inside which anything from outside is parsed [3].
+"""Errors of data from other islands, and the one guard inside which all such data is parsed [3].
 
-An object may be missing, or not be what was published (Gone); or it is what was published, and yet no module, no
-contribution, no state (Malformed). No other error reaches a role, whatever an object or its fact contains.
+An object is Gone if it is missing or differs from what was published, and Malformed if the published bytes are not a
+valid module, contribution or state. No other error reaches a role, whatever an object or its fact contains.
 """
 
 import contextlib
@@ -26,12 +26,12 @@ class Gone(Later):
 
 
 class Malformed(Gone):
-  """An object has the bytes that were published, but they are not what they should be."""
+  """An object has the bytes that were published, but they are not valid."""
 
 
 @contextlib.contextmanager
 def raising_gone(name: str) -> Iterator[None]:
-  """Raises Gone where storage misses an object or a directory, or finds it corrupt."""
+  """Raises Gone if storage misses an object or a directory, or finds it corrupt."""
   try:
     yield
   except (object_store.Missing, object_store.Corrupt) as e:
@@ -40,7 +40,7 @@ def raising_gone(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarding(name: str) -> Iterator[None]:
-  """Raises Malformed where what another process has published cannot be parsed; errors of storage pass."""
+  """Raises Malformed if data that another process has published cannot be parsed. Errors of storage pass."""
   try:
     yield
   except (OSError, MemoryError):
@@ -50,7 +50,7 @@ def guarding(name: str) -> Iterator[None]:
 
 
 def objects_of(fact: Fact) -> dict[str, tuple[str, str]]:
-  """Returns the objects that a checkpoint or piece names, (name, sha256) by level; leaves out what is malformed."""
+  """Returns the objects that a checkpoint or piece names, (name, sha256) by level; leaves out malformed entries."""
   named = fact.meta.get('objects')
 
   def is_name(value: Any) -> bool:

@@ -20,15 +20,15 @@ from dipaco_jax.storage import retry
 
 SHIP = 'ship'  # kind of the task
 WORTHWHILE = 4.0  # leases: as asking takes up to two, a shorter replay is begun at once
-LOOKS = 2  # in a lease, for what is asked of this holder
+LOOKS = 2  # key in a lease for requests to this holder
 
 
 def ask(island: Island, task: Task, newest: NewestState):
-  """Raises Later where a task has to wait for the state of its path from the holder, who is asked for it."""
+  """Raises Later if a task has to wait for the state of its path, which is requested from the holder."""
   if len(newest.phases) == 1 or newest.parts[-1].nth or newest.within or task.owner != island.name:
     return  # there is little to repeat, or, within a phase, no state that a fact knows
   phase, path = newest.phases[-2], task.key
-  checkpoints = island.registry.facts('checkpoint', [path], phase)  # none while its task is at work, or done again
+  checkpoints = island.registry.facts('checkpoint', [path], phase)  # none while its task is running, or done again
   holder = checkpoints[0].meta.get('holder') if checkpoints else None
   if not holder or (len(newest.phases) - 1) * lineage.phase_s(island) < WORTHWHILE * island.registry.lease_s:
     return

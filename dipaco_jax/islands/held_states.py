@@ -1,14 +1,14 @@
-"""What a worker holds on its machine: the states of the paths that it trained last, in memory and on disk [3].
+"""States of the paths that a worker trained last, which it holds in memory and on its machine's disk [3].
 
-    <place on this machine>/held/<n>/     a slot, of one worker process at a time, which locks it while it lives
+    <place on this machine>/held/<n>/     a slot, locked by one worker process at a time
       holder                              a random id, made with the slot; facts and tasks name it
-      PATH-PHASE-DIGEST.state             a path's state after a phase; DIGEST begins that of the checkpoint's fact
-      PATH-PHASE-stepN-DIGEST.state       within a phase: parameters too; DIGEST is that of what the phase began from
-      PATH-PHASE-DIGEST.aside             a path's state that is to be published, until it is (state_facts.py)
+      PATH-PHASE-DIGEST.state             a path's state after a phase; DIGEST begins the checkpoint's sha256
+      PATH-PHASE-stepN-DIGEST.state       a state within a phase, with parameters; DIGEST is of the phase's beginning
+      PATH-PHASE-DIGEST.aside             a path's state that waits to be published (state_facts.py)
 
-A holder is a disk, not a process: a worker that is started again on its machine takes the first free slot, and finds
-what is there; on another disk it is a new holder. Each file begins with the sha256 of the rest, so one that is damaged
-counts as absent. Whatever is lost can be made again (lineage.py): a disk that fails or is full stops nobody.
+A holder is a disk, not a process: a worker that is restarted on its machine takes the first free slot and its states;
+on another disk, it is a new holder. Each file begins with the SHA-256 of the rest, so a damaged file counts as absent.
+Lost states can be computed again (lineage.py), so a disk that fails or is full does not stop the worker.
 """
 
 import collections
@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
   path: int
   phase: int
-  digest: str  # of the checkpoint's fact, or of what the phase began from
+  digest: str  # of the checkpoint's fact, or of the beginning of the phase
   step: int | None = None
 
   @property
@@ -77,7 +77,7 @@ class HeldStates:
       self.memory.popitem(last=False)
 
   def get(self, path: int, phase: int, digest: str) -> Arrays | None:
-    """Returns a path's state after a phase, None where it is not held; forgets what is older, which nobody asks for."""
+    """Returns a path's state after a phase, or None if it is not held. Forgets older states, which are not needed."""
     key = Key(path, phase, digest)
     with self.lock:
       arrays = self.memory.get(_short(key))
@@ -87,7 +87,7 @@ class HeldStates:
     return arrays
 
   def set_aside(self, key: Key, state: Arrays):
-    """Keeps a path's state until `drop_aside`, whatever else is forgotten; in place of those of earlier phases."""
+    """Keeps a path's state until `drop_aside`, even if others are forgotten. It replaces those of earlier phases."""
     on_disk = False
     with contextlib.suppress(OSError):
       if self.folder:
@@ -99,7 +99,7 @@ class HeldStates:
       self.drop_aside(older)
 
   def _link(self, key: Key) -> bool:
-    """Gives a state that is on disk the name by which it is kept aside; returns whether it is there."""
+    """Renames a state on disk so that it is kept aside; returns whether it exists."""
     assert self.folder
     try:
       os.link(self.folder / key.file, self.folder / _aside(key))
@@ -110,11 +110,11 @@ class HeldStates:
     return True
 
   def aside(self) -> list[Key]:
-    """Returns what is kept aside, the oldest first."""
+    """Returns the states that are kept aside, the oldest first."""
     return sorted(self.kept_aside, key=lambda key: (key.phase, key.path))
 
   def read_aside(self, key: Key) -> Arrays | None:
-    """Returns a state that is kept aside, None where the disk has lost it."""
+    """Returns a state that is kept aside, or None if the disk has lost it."""
     state = self.kept_aside.get(key)
     return self._read(_aside(key)) if state is None else state
 
@@ -126,21 +126,21 @@ class HeldStates:
         (self.folder / _aside(key)).unlink(missing_ok=True)
 
   def put_piece(self, key: Key, state: Arrays):
-    """Keeps a path's state after a piece of a phase, in memory alone, in place of those of earlier steps."""
+    """Keeps a path's state after a piece of a phase, in memory only. It replaces states of earlier steps."""
     with self.lock:
       for older in [k for k in self.memory if k.path == key.path and k.step is not None]:
         del self.memory[older]
       self._remember(key, state)
 
   def put_within(self, key: Key, state: Arrays):
-    """Keeps a path's state within a phase, on disk, in place of those of earlier steps."""
+    """Keeps a path's state within a phase, on disk. It replaces states of earlier steps."""
     if self._write(key, state):
       self._remove(lambda k: k.path == key.path and k.step is not None and k.file != key.file)
 
   def get_within(
     self, path: int, phase: int, digest: str, at_most: int | None = None, at_least: int = 0
   ) -> tuple[int, Arrays] | None:
-    """Returns the last step within a phase of which a state is held, and that; None where there is none."""
+    """Returns the last step within a phase with a held state, and that state, or None."""
     named = (path, phase, digest[:DIGITS])
     steps = {k.step: k for k in [*self.names(), *self._in_memory()] if k.step is not None and k[:3] == named}
     for step in sorted((s for s in steps if at_least <= s <= (s if at_most is None else at_most)), reverse=True):
@@ -174,7 +174,7 @@ class HeldStates:
     self._remove(is_older)
 
   def note_newest(self, key: Key, phase: int) -> int:
-    """Notes the newest phase of a state's path, at the first call for this state; returns what is noted."""
+    """Notes the newest phase of a state's path, at the first call for this state; returns the noted phase."""
     with self.lock:
       return self.newest.setdefault(key, phase)
 
@@ -253,7 +253,7 @@ def _locked(folder: pathlib.Path) -> Iterator[None]:
 
 
 def _holder(file: pathlib.Path) -> str:
-  """Returns the id in a slot, made at random where there is none."""
+  """Returns the id in a slot, after creating a random one if there is none."""
   with contextlib.suppress(OSError, UnicodeDecodeError):
     if re.fullmatch('[0-9a-f]{16}', holder := file.read_text()):
       return holder

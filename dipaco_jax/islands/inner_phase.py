@@ -24,12 +24,12 @@ Done = Callable[[int, dict[str, jax.Array], PathState | None], None]
 
 
 class Start(NamedTuple):
-  """The point at which the training of a path begins or goes on; the hosts of a worker tell each other."""
+  """The point at which the training of a path begins or continues; the hosts of a worker tell each other."""
 
   path: int
   phase: int
   step: int  # of the phase
-  end: int  # of the phase; where it is trained to
+  end: int  # of the phase, at which this training ends
   fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
   has_inner: bool
   is_replay: bool = False  # then nothing is measured
@@ -62,7 +62,7 @@ def run(
 
 
 def follow(island: Island, hosts: Hosts):
-  """Trains with the first host, on another, until that is done. Raises Diverged where the run has diverged."""
+  """Trains with the first host, on another, until that is done. Raises Diverged if the run has diverged."""
   with stopping.listening() as signals, signals.answered(pass_on_sigterm):
     while message := hosts.receive():
       if why := message.get('diverged'):

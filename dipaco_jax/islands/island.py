@@ -38,9 +38,9 @@ CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Island:
-  """One process of an islands run, in any role: what it reads, and where it writes."""
+  """One process of an islands run, in any role: the run, registry and storage that it reads and writes."""
 
-  run: run_lib.Run  # its workdir is on this machine, and holds what was fetched from storage
+  run: run_lib.Run  # with a workdir on this machine, for files fetched from storage
   registry: Registry
   storage: storage_lib.Storage
   name: str  # of this process
@@ -55,7 +55,7 @@ class Island:
   # -- objects
 
   def write_object(self, name: str, arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """Publishes arrays; returns [name, sha256]. Equal arrays get equal names: what is written twice is one object."""
+    """Publishes arrays; returns [name, sha256]. Equal arrays get equal names, and so are only one object."""
     data = tensors.to_bytes(arrays)
     name, sha256 = self.object_name(name, data)
     self.storage.write(name, data, sha256)
@@ -67,7 +67,7 @@ class Island:
     return f'{OBJECTS}/{name}-{sha256[:16]}.safetensors', sha256
 
   def read_object(self, name: str, sha256: str, like: messages.Shapes | None = None) -> dict[str, np.ndarray]:
-    """Reads what `write_object` published; raises Gone, or Malformed where the arrays are not `like` these."""
+    """Reads what `write_object` published; raises Gone, or Malformed if the arrays are not `like` these."""
     with guarding(name), raising_gone(name):
       arrays = tensors.from_bytes(self.storage.read(name, sha256))
       if like is not None:
@@ -75,7 +75,7 @@ class Island:
       return arrays
 
   def read_contribution(self, checkpoint: Fact, level: Level) -> dict[str, np.ndarray]:
-    """Reads what a path has sent of a level, as its checkpoint or piece names it; raises Gone, or Malformed."""
+    """Reads a path's message of a level that its checkpoint or piece names. Raises Gone or Malformed."""
     named = objects_of(checkpoint).get(level.name)
     with guarding(f'the {checkpoint.kind}'):
       if named is None or maker(named[0])[:2] not in (('train', checkpoint.key), ('piece', checkpoint.key)):
@@ -107,7 +107,7 @@ class Island:
     fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
     if any(published.sha256 != fact.sha256 for published in self.registry.facts(kind, number=number)):
       raise InputError(
-        f'{", ".join(trees)}: what this machine makes differs from what is in use; run this on a machine like the first'
+        f'{", ".join(trees)}: the results of this machine differ from those in use; run it on a machine like the first'
       )
     for tree in trees:
       self.storage.upload_tree(self.run.workdir / tree, tree)
@@ -116,7 +116,7 @@ class Island:
   def distrust(self, e: seals.Damaged):
     """Compares all that was fetched with its digests again when it is next asked for; called when a file is damaged."""
     self.storage.verified_trees.clear()
-    if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact tells what they were
+    if pathlib.Path(e.file).parent == self.run.workdir / 'stages':  # no fact names them
       shutil.rmtree(self.run.workdir / 'stages', ignore_errors=True)
 
   def fetch_tokenizer(self):
@@ -136,7 +136,7 @@ class Island:
 
   @contextlib.contextmanager
   def hold_workdir(self) -> Iterator[None]:
-    """Holds the workdir for this process alone; raises Later where another of this machine holds it."""
+    """Holds the workdir for this process alone; raises Later if another of this machine holds it."""
     with contextlib.ExitStack() as stack:
       try:
         stack.enter_context(lock.hold(self.run.workdir))
@@ -203,7 +203,7 @@ class Island:
 
   @functools.cached_property
   def wire(self) -> streaming.Wire:
-    """Compression, streaming and overlap of what is exchanged."""
+    """Compression, streaming and overlap of messages."""
     return wires.make_wire(self.run.settings.outer, self.run.settings.train)
 
   @functools.cached_property
@@ -238,7 +238,7 @@ class Island:
     return self.weights.read(self, fact)
 
   def read_module(self, fact: Fact) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Reads the weights and the outer state of a module's version; {} where it has had no outer step."""
+    """Reads the weights and the outer state of a module's version, or {} if it has had no outer step."""
     weights, state = self.read_weights(fact), dict[str, np.ndarray]()
     if OUTER in fact.meta:
       with guarding(fact.uri):

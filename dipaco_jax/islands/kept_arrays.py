@@ -1,11 +1,11 @@
-"""Arrays of modules that a process keeps, in memory and on its machine's disk, by the objects they follow from [3].
+"""Arrays of modules that a process keeps in memory and on its machine's disk, by the names of their objects [3].
 
     <place on this machine>/weights/<run>/OBJECT     for all processes of the machine, behind the sha256 of the bytes
 
-A process that is started again reads nothing from storage that its machine has. Of each module the newest versions are
-kept. What is on disk is written in a thread, and may be lost at any time: a file that is damaged counts as absent, and
-a disk that fails or is full stops nobody. Where the place is the workdir itself, a folder, nothing is written: the
-objects are on that disk already.
+A process that is restarted reads from storage only what its machine does not have. The newest versions of each module
+are kept. A thread writes the files, which may be lost at any time: a damaged file counts as absent, and a disk that
+fails or is full does not stop the process. If the place is the workdir itself, nothing is written, because the objects
+are already on that disk.
 """
 
 import collections
@@ -26,13 +26,13 @@ from dipaco_jax.storage.object_store import Storage
 
 WEIGHTS = 'weights'  # the folder on this machine
 MEMORY_BYTES = 2**31  # that a process keeps, and at least the last arrays, unless its role says otherwise
-DISK_SHARE = 0.25  # of what is free or ours on the disk
-VERSIONS = 2  # of a module: that from which its paths go on, and the next
+DISK_SHARE = 0.25  # share of the disk space that is free or used by these files
+VERSIONS = 2  # of a module: that from which its paths continue, and the next
 NAME = re.compile(r'objects/(\w+)/(\d+)/(.+)-[0-9a-f]+\.safetensors')
 
 
 class KeptArrays:
-  """Arrays by their objects' names, for any number of threads, none of which may change them."""
+  """Read-only arrays by their objects' names. Threads may share them."""
 
   def __init__(self, folder: pathlib.Path | None = None, memory_bytes: int = MEMORY_BYTES):
     self.folder, self.memory_bytes = folder, memory_bytes
@@ -43,7 +43,7 @@ class KeptArrays:
     self.writer = futures.ThreadPoolExecutor(1)
 
   def get(self, name: str) -> Arrays | None:
-    """Returns the arrays of an object, None where they are not kept."""
+    """Returns the arrays of an object, or None if they are not kept."""
     with self.lock:
       if name in self.memory:
         self.memory.move_to_end(name)
@@ -54,7 +54,7 @@ class KeptArrays:
     return arrays
 
   def put(self, name: str, arrays: Arrays):
-    """Keeps arrays, and forgets those of earlier versions of the module, and the least recently used."""
+    """Keeps arrays. Forgets arrays of earlier versions of the module, and the least recently used ones."""
     with self.lock:
       if self.folder and name not in self.memory:
         self.unwritten.add(name)
@@ -108,7 +108,7 @@ class KeptArrays:
     return self.folder / urllib.parse.quote(name, safe='')
 
   def _tidy(self, name: str):
-    """Removes earlier versions of a module, also such as were not written to the end, and what is too much."""
+    """Removes earlier versions of a module, incomplete files included, and files beyond the limit."""
     assert self.folder
     names_by_file = {file: urllib.parse.unquote(files.written_as(file).name) for file in self.folder.iterdir()}
     for stale in superseded(name, names_by_file.values(), VERSIONS):
@@ -144,7 +144,7 @@ def _stat(file: pathlib.Path) -> os.stat_result | None:
 
 
 def begin(storage: Storage, place: pathlib.Path, run: str) -> KeptArrays:
-  """Returns what this machine keeps of a run; that of others goes."""
+  """Returns the arrays that this machine keeps of a run, and deletes those of other runs."""
   here = storage.local_path('here')
   if here is not None and here.parent == place:
     return KeptArrays()

@@ -1,4 +1,4 @@
-"""A lease on a task: renewed in the background while the task is at work [3]."""
+"""A lease on a task, renewed in the background while the task is running [3]."""
 
 import contextlib
 import random
@@ -14,7 +14,7 @@ from dipaco_jax.processes import time_use
 from dipaco_jax.registry.registry import Task
 
 SIGN_OF_LIFE_S = 20.0
-RENEWED = 0.4  # a lease is renewed when so much of it is over: the rest is for a database that is full or away
+RENEWED = 0.4  # share of a lease after which it is renewed; the rest is for a busy or unreachable database
 COPY = 'copy of '  # before a task's words
 
 
@@ -33,7 +33,7 @@ class Lease:
     self.fetch: futures.Future | None = None
     self.ahead: Callable[[float], None] = lambda share: None  # called with the share of the task that is left
     self.observe: Callable[[], dict[str, Any]] = dict  # returns how far the task is, where it does not note that itself
-    self.began: float | None = None  # when what was fetched was there
+    self.began: float | None = None  # when the fetch had ended
     self.is_at_work = False  # until then, `beat` still shows the task before
     self._lost: BaseException | None = None
     self._over = threading.Event()
@@ -41,12 +41,12 @@ class Lease:
     self._thread.start()
 
   def check(self):
-    """Raises registry.Lost where another process owns the task by now, Diverged where the run is over."""
+    """Raises registry.Lost if another process owns the task, Diverged if the run has ended."""
     if self._lost:
       raise self._lost
 
   def fetched(self) -> Any:
-    """Returns what was fetched for the task; only once, as it would stay in memory. Raises the error of the fetch."""
+    """Returns the result of the task's fetch, once only, to free its memory. Raises the error of the fetch."""
     fetch, self.fetch = self.fetch, None
     assert fetch
     with time_use.doing(time_use.STORAGE, first='fetch'):
@@ -60,7 +60,7 @@ class Lease:
       self.island.registry.release(self.task, error=error)
 
   def renew(self):
-    """Renews the lease; raises registry.Lost, and Diverged where the run is over."""
+    """Renews the lease; raises registry.Lost, and Diverged if the run is over."""
     registry = self.island.registry
     diverged = registry.watch(self.task) if self.is_copy else registry.heartbeat(self.task)
     if diverged > self.island.resumed:

@@ -31,14 +31,14 @@ from dipaco_jax.islands.pieces import Part
 from dipaco_jax.registry.registry import Fact, Task
 from dipaco_jax.storage import tensors
 
-RECENT = 32  # tasks, whose median duration says what a phase takes
+RECENT = 32  # number of tasks; their median duration estimates that of a phase
 
 
 class NewestState(NamedTuple):
   """The newest state of a path from which a task can be done."""
 
   parts: tuple[Part, ...]  # to train from there: those to replay, then the task's own
-  carried: Arrays  # `PathState.carried` before the first of them; {} where the path has nothing
+  carried: Arrays  # `PathState.carried` before the first of them, or {} if the path has nothing
   fresh: bool  # whether it then gets a fresh one, rather than the base model's
   within: tuple[int, Arrays] | None = None  # steps of the phase of the first of them, and the whole state there
 
@@ -49,7 +49,7 @@ class NewestState(NamedTuple):
 
 
 def trained_before(island: Island, path: int, phase: int) -> int | None:
-  """Returns the last phase before this one in which the path was trained; None where there is none."""
+  """Returns the last phase before this one in which the path was trained, or None."""
   return next((t for t in reversed(range(phase)) if island.active_paths(t)[path]), None)
 
 
@@ -98,10 +98,10 @@ def find(island: Island, held: HeldStates, task: Task) -> NewestState:
 
 
 def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
-  """Returns the phase whose state a path goes on from, if any, and whether it has a fresh one instead.
+  """Returns the phase with the state from which a path continues, if any, and whether it has a fresh state instead.
 
-  In streaming, what an executor has left out of an open phase tells on the path at the next that begins whole: the path
-  itself may be further by then.
+  With streaming, a path that an executor has left out of an open phase gets a fresh state at the next phase that begins
+  whole, because the path may already have trained further.
   """
   before = trained_before(island, path, phase) if has_state(island) else None
   if before is None:
@@ -125,12 +125,12 @@ def before_exclusions(
 
 
 def read_after(island: Island, held: HeldStates, path: int, phase: int, is_open: bool) -> Arrays | None:
-  """Returns what is there of a path after a phase: what it takes along, or, after an open one, its whole state."""
+  """Returns the available state of a path after a phase: its carried state or, after an open phase, its whole state."""
   return (read_open if is_open else read_state)(island, held, path, phase)
 
 
 def exclusions(island: Island, path: int, phase: int, is_open: bool) -> list[Fact]:
-  """Returns the facts by which a path begins anew after a phase."""
+  """Returns the facts because of which a path starts with fresh state after a phase."""
   first = phase
   while not is_open and not island.timetable.begins_whole(first):
     first -= 1
@@ -140,7 +140,7 @@ def exclusions(island: Island, path: int, phase: int, is_open: bool) -> list[Fac
 
 
 def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
-  """Returns what a path takes along after a phase, None where it is neither held nor published. Raises island.Gone."""
+  """Returns a path's carried state after a phase, or None if it is neither held nor published. Raises island.Gone."""
   checkpoints = island.registry.facts('checkpoint', [str(path)], phase)
   if not checkpoints:
     return None  # it was withdrawn
@@ -149,7 +149,7 @@ def read_state(island: Island, held: HeldStates, path: int, phase: int) -> Array
 
 
 def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays | None:
-  """Returns a path's whole state after an open phase, None where it is neither held nor handed over."""
+  """Returns a path's whole state after an open phase, or None if it is neither held nor handed over."""
   is_here = held.has_within(path, phase)
   at_end = is_here and held.get_within(path, phase, origin(island, path, phase), at_least=island.timetable.tau)
   if at_end:
@@ -161,9 +161,9 @@ def read_open(island: Island, held: HeldStates, path: int, phase: int) -> Arrays
 
 @functools.lru_cache(1024)
 def origin(island: Island, path: int, phase: int) -> str:
-  """Returns a digest of what a path's phase begins from: who goes on within it has begun from the same.
+  """Returns a digest of the beginning of a path's phase. A state within the phase is valid only for the same digest.
 
-  Of a phase that does not begin whole it is that of the last one that did: the rest follows.
+  A phase that does not begin whole has the digest of the last phase that did, which determines all that follows.
   """
   first, again = phase, []
   while not island.timetable.begins_whole(first):
@@ -178,7 +178,7 @@ def origin(island: Island, path: int, phase: int) -> str:
 
 
 def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
-  """Returns who holds the states from which paths go on with a piece; paths without any are left out."""
+  """Returns who holds the states from which paths continue with a piece; paths without any are left out."""
   holder_by_path: dict[int, str] = {}
   groups = collections.defaultdict[tuple[str, int], list[str]](list)
   for path in paths if has_state(island) or not pieces.begins_whole(island, part) else ():
@@ -187,7 +187,7 @@ def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
     elif (before := trained_before(island, path, part.phase)) is not None:
       groups['checkpoint', before].append(str(path))
   for (kind, before), keys in groups.items():
-    is_anew = not part.nth and not island.own  # who was excluded begins with nothing
+    is_anew = not part.nth and not island.own  # an excluded path begins with fresh state
     excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)} if is_anew else set()
     facts = island.registry.facts(kind, keys, before)
     holder_by_path |= {int(fact.key): fact.meta.get('holder', '') for fact in facts if fact.key not in excluded}
@@ -210,14 +210,14 @@ def forget_moved(island: Island, held: HeldStates):
 
 
 def differing_levels(checkpoint: Fact, sent: Mapping[str, Sent]) -> list[str]:
-  """Returns the levels of which a path sends what is not the object that its checkpoint's fact names."""
+  """Returns the levels with messages that differ from the objects in the checkpoint's fact."""
   digests = {level: hashlib.sha256(tensors.to_bytes(message.arrays)).hexdigest() for level, message in sent.items()}
   published = objects_of(checkpoint)  # not of own levels, nor of a path that was excluded
   return [name for name, digest in digests.items() if name in published and digest != published[name][1]]
 
 
 def costs(island: Island) -> dict[tuple[int, float], list[int]]:
-  """Returns paths by what it would cost if their holders were lost now: phases to repeat, and about how many seconds.
+  """Returns the cost by path of losing its holder now: phases to repeat, and an estimate in seconds.
 
   Paths that cost nothing are left out.
   """
@@ -241,5 +241,5 @@ def phase_s(island: Island) -> float:
 
 
 def is_finite(arrays: Arrays) -> bool:
-  """Returns whether all values are finite: else nobody could go on from them."""
+  """Returns whether all values are finite: else nobody could continue from them."""
   return all(np.isfinite(x).all() for x in arrays.values())

@@ -31,20 +31,21 @@ class Sent(NamedTuple):
 
   arrays: Arrays  # of the object
   square: float  # |d|^2 of the outer gradient as it is sent; NaN or infinite where that is not finite
-  residuals: Arrays  # bfloat16; {} where nothing is compressed
+  residuals: Arrays  # bfloat16, or {} if nothing is compressed
 
 
 def send(
   kind: str, old: Mapping[str, np.ndarray], new: Arrays, residuals: Mapping[str, np.ndarray],
   rows: Mapping[str, np.ndarray] | None = None,
 ) -> Sent:  # fmt: skip
-  """Makes what a path sends of a level: `old` are the module's weights, `new` the path's parameters.
+  """Makes a path's message of a level.
 
   Args:
     kind: one of compression.KINDS.
-    old, new: as above.
-    residuals: those that its last message left, zeros where there are none.
-    rows: the path's row weights; None without `outer.row_weights`.
+    old: weights of the module.
+    new: parameters of the path.
+    residuals: residuals of the last message, zeros if there are none.
+    rows: row weights of the path, None without `outer.row_weights`.
   """
   weights = {name + ROWS: x for name, x in (rows or {}).items()}
   if kind == 'none':
@@ -71,15 +72,15 @@ def _send(kind: str, old: jax.Array, new: jax.Array, residual: jax.Array):
 
 
 def split_rows(arrays: Arrays) -> tuple[Arrays, Arrays]:
-  """Splits the object that `send` made into what `read_delta` takes and the row weights, {} where it has none."""
+  """Splits the object that `send` made into what `read_delta` takes and the row weights, or {} if it has none."""
   rows = {name.removesuffix(ROWS): x for name, x in arrays.items() if name.endswith(ROWS)}
   return {name: x for name, x in arrays.items() if not name.endswith(ROWS)}, rows
 
 
 def expected(kind: str, shapes: Shapes, by_row: bool = False) -> Shapes:
-  """Returns what the arrays of an object that `send` makes look like, from the shapes of the parameters.
+  """Returns shapes and dtypes of the arrays in an object that `send` makes, from the shapes of the parameters.
 
-  by_row: whether it has row weights.
+  by_row: whether the object has row weights.
   """
   if by_row:
     rows = {name + ROWS: jax.ShapeDtypeStruct(x.shape[:1], np.float32) for name, x in shapes.items()}
@@ -95,7 +96,7 @@ def _packed(kind: str, shape: tuple[int, ...]) -> compression.Packed:
 
 
 def check_shapes(arrays: Mapping[str, np.ndarray], like: Shapes):
-  """Raises ValueError where arrays do not have these names, shapes and dtypes."""
+  """Raises ValueError if arrays do not have these names, shapes and dtypes."""
   for name in sorted({*arrays, *like}):
     actual_shape, expected_shape = (
       f'{x.dtype}{[*x.shape]}' if (x := of.get(name)) is not None else 'nothing' for of in (arrays, like)
@@ -105,9 +106,9 @@ def check_shapes(arrays: Mapping[str, np.ndarray], like: Shapes):
 
 
 def read_delta(kind: str, arrays: Arrays, old: Arrays) -> tuple[Arrays, Arrays]:
-  """Returns two sets of arrays whose difference is a path's outer gradient, from the object that `send` made.
+  """Returns two sets of arrays from the object that `send` made; their difference is the path's outer gradient.
 
-  The module's own weights and the path's parameters; or, of what was compressed, the gradient and zeros.
+  They are the module's weights and the path's parameters or, after compression, the gradient and zeros.
   """
   if kind == 'none':
     return old, arrays
@@ -122,7 +123,7 @@ def square_of_difference(old: Mapping[str, np.ndarray], new: Arrays) -> float:
 
 
 def decode(kind: str, arrays: Arrays, like: Mapping[str, np.ndarray]) -> Arrays:
-  """Returns the arrays of a compressed object, shaped as those in `like`. Raises ValueError where they do not fit."""
+  """Returns the arrays of a compressed object, shaped as those in `like`. Raises ValueError if they do not fit."""
   expected = {name + end for name in like for end in (CODES, SCALES)}
   if arrays.keys() != expected:
     raise ValueError(f'{min(arrays.keys() ^ expected)} does not belong into a message of these parameters')
@@ -135,7 +136,7 @@ def _decode(kind: str, shape: tuple[int, ...], codes: jax.Array, scales: jax.Arr
 
 
 def follow(kind: str, read: Arrays, master: Arrays) -> tuple[Arrays, Arrays]:
-  """Returns the object of the difference by which what paths read follows M, and what they read then: m(v)."""
+  """Returns the object of the difference that moves the weights of paths towards M, and the new weights m(v)."""
   arrays, new = Arrays(), Arrays()
   for name, m in read.items():
     packed, moved = _follow(kind, m, master[name])

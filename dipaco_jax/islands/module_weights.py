@@ -26,7 +26,7 @@ MASTER = 'master/'  # before the names of M's arrays in the object of the outer 
 
 
 def check_name(module: Fact, name: str):
-  """Raises Malformed where an object, by its name, is of another module, or of a later version than the fact."""
+  """Raises Malformed if an object, by its name, is of another module, or of a later version than the fact."""
   named = NAME.fullmatch(name)
   keys = module.key, module.key.partition('/')[0]  # of version 0, all modules of a level have one object
   if not named or int(named[1]) > module.number or named[2] not in keys[: 1 if int(named[1]) else 2]:
@@ -42,7 +42,7 @@ def chain(registry: Registry, fact: Fact) -> list[Fact]:
 
 
 def objects(registry: Registry, facts: Sequence[Fact]) -> set[str]:
-  """Returns the names of the objects that readers of these versions need, whatever they have."""
+  """Returns the names of the objects that readers of these versions may need."""
   names = {name for fact in facts for name in (fact.uri, _whole(fact)[0])}
   since = {(fact.key, n) for fact in facts for n in range(fact.meta.get(SINCE, fact.number), fact.number)}
   if since:

@@ -1,13 +1,13 @@
-"""The monitor: schedules what killed processes left unscheduled, collects garbage, and says what is stuck, and why [3].
+"""The monitor: schedules tasks that killed processes left unscheduled, collects garbage, and reports stuck tasks [3].
 
-Objects of a version or phase are deleted when all open tasks are at least GENERATIONS newer: the rest suffices to make
-any object of the newest versions again. Some are kept for longer: versions of modules that early stopping points at;
-the last published state of each path so far back, however long ago it was drawn; and the weights from which the path
-was trained since, for a replay (lineage.py). When the run is finished, only the modules of the last version and of
-those that early stopping chose are left.
+Objects of a version or phase are deleted when all open tasks are at least GENERATIONS newer; the others suffice to
+compute any object of the newest versions again. Some are kept for longer: versions of modules that early stopping
+points to, the last published state of each path, however long ago the path was drawn, and the weights with which the
+path was trained since then, for a replay (lineage.py). When the run is finished, only the modules of the last version
+and those that early stopping chose are left.
 
-While the run trains, its page, written from facts, is where `report.html` will be. A path has one point for each phase.
-Paths proceed at different speeds: a phase that is not complete shows the paths that are done with it.
+While the run trains, the monitor writes its page, from facts, to the place of `report.html`. A path has one point for
+each phase. Because paths proceed at different speeds, an incomplete phase shows the paths that have completed it.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ PAGE_S = 60.0  # between pages of the run so far
 
 
 def watch(island: Island):
-  """Watches until the run is finished; raises Diverged where it has diverged."""
+  """Watches until the run is finished; raises Diverged if it has diverged."""
   collector = Collector(island)
   page = LivePage(island)
   backups = Backups(island)
@@ -110,7 +110,7 @@ def frontier(island: Island) -> int:
 
 
 def stuck(island: Island) -> str:
-  """Returns what is stuck: tasks that came back with an error, and roles that are needed and silent; '' if all is well.
+  """Describes tasks that came back with an error, and required roles that are silent; '' if there are none.
 
   Preemptions and lost leases count as claims, too, and an error may say only what a task waits for.
   """
@@ -131,7 +131,7 @@ class Collector:
   def __init__(self, island: Island):
     self.island = island
     self.next = 0  # the first version that was not collected yet
-    # Collected versions of which something was kept, by kind of object.
+    # Collected versions with objects that were kept, by kind of object.
     self.left: dict[str, list[int]] = {'modules': [], DIFFERENCES: [], OUTER: []}
     self.replayed_from = [0] * island.layout.grid.num_paths  # the first phase that a replay of a path would repeat
     self.pointers = run_history.Pointers(island)
@@ -166,7 +166,7 @@ class Collector:
     return not keep.isdisjoint(names)
 
   def _mark_new_beginnings(self, phase: int):
-    """Notes from where on a path would be replayed that begins anew after this phase."""
+    """Notes the first phase to replay for a path that starts with fresh state after this phase."""
     keeps = lineage.has_state(self.island)
     closed, exclusions = self.island.timetable.is_closed(phase), self.island.registry.facts('excluded', number=phase)
     excluded = {fact.key for fact in exclusions if closed or 'executor' not in fact.meta}  # lineage.previous
@@ -283,7 +283,7 @@ class LivePage:
       self.island.storage.write(live_report.PAGE, text.encode())
 
   def make_rows(self) -> list[dict[str, Any]]:
-    """Makes rows as metrics.jsonl has them; those of complete phases are read once."""
+    """Makes rows in the format of metrics.jsonl. Complete phases are read only once."""
     while run_history.is_complete(self.island, self.phases):
       phase_history = run_history.read_phase(self.island, self.pointers, self.phases)
       after = screening_facts.first_step(self.island, self.phases + 1)

@@ -3,12 +3,12 @@
     Delta = sum_i w_i (old - new_i) / sum_i w_i  [* sqrt(number of those paths)]
     module <- OuterOpt(module, Delta)                                            [2.5, 2.7]
 
-The sum is exact, whatever the order of the paths (exact_sum.py). An executor holds no task while it waits: it releases
-the task, and the next checkpoint wakes it. Sums stay in memory, the least recently used in files of this machine; an
-executor that finds neither begins anew.
+The sum is exact, in any order of the paths (exact_sum.py). An executor holds no task while it waits: it releases the
+task, and the next checkpoint wakes the task. Sums stay in memory, the least recently used ones in files on this
+machine; an executor that has neither sums again from the beginning.
 
-Paths that their workers have excluded are left out, and so are contributions that are not plausible when they are read
-here: a machine in between may be bad. A module whose only path is left out stays as it is (`screening_facts`).
+Paths that their workers have excluded are left out. Contributions are screened again when they are read, because a
+machine in between may be faulty. A module is unchanged if its only path is left out (`screening_facts`).
 """
 
 import collections
@@ -67,7 +67,7 @@ class Partial:
     self.left_out: dict[str, str] = {}  # why, by path
     self.started = time.time()
     saved = tensors.read_with_digest(file) if file and file.exists() else None
-    if saved is not None:  # else it is not there, or damaged: summed anew
+    if saved is not None:  # otherwise it is missing or damaged, and summed again
       self.squares, self.moved, self.left_out = json.loads(saved.pop('#paths').tobytes())
       self.sum = self.sum_type.from_state(saved)
 
@@ -115,7 +115,7 @@ class Executor:
     self.partials: collections.OrderedDict[tuple[str, int], Partial] = collections.OrderedDict()
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
-    """Adds the contributions that are there; with the last one, returns what publishes the module's next version."""
+    """Adds the available contributions. After the last one, returns a function that publishes the next version."""
     module, phase = task.key, task.number - 1
     level, _ = island.parse_module(module)
     weights = module_weights(island, module, phase)
@@ -138,7 +138,7 @@ class Executor:
       lease.check()
     left_out = excluded | partial.left_out
     if published and not partial.agrees_with(excluded):
-      message = '%s %d: %s were counted when it was first made; if nobody else says so, check this machine'
+      message = '%s %d: %s were not excluded at first; if only this process excludes them, check this machine'
       logging.warning(message, module, task.number, partial.left_out)
     if left_out and not published:
       lease.check()
@@ -146,7 +146,7 @@ class Executor:
     if partial.squares.keys() | left_out.keys() != weights.keys():
       island.registry.release(task, waiting=True)
       return None
-    screening_facts.heed(island)  # or the sum might contain what was withdrawn since
+    screening_facts.heed(island)  # the sum might contain a contribution that was withdrawn since
     del self.partials[task.key, task.number]
     return lambda: keep_made(island, publish(island, task, partial, left_out), partial)
 
@@ -208,7 +208,7 @@ def version_before(island: Island, task: Task) -> Fact:
 
 
 def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
-  """Takes the outer step, or none where no path counts; returns the module's fact and those of paths left out here."""
+  """Takes the outer step unless all paths are left out; returns the facts of the module and of paths left out here."""
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
   kind, number = pieces.fact_name(island, pieces.sender(island, task.key.partition('/')[0], task.number))
   owners = {f.key: f.meta.get('worker', '') for f in island.registry.facts(kind, sorted(partial.left_out), number)}
@@ -231,7 +231,7 @@ def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, st
 
 
 def keep_made(island: Island, facts: list[Fact], partial: Partial) -> list[Fact]:
-  """Keeps what the partial sum has become, the module's next version, which need not be read; returns its facts."""
+  """Keeps the next version of the module, so that it need not be read again; returns its facts."""
   module_fact, kept = facts[0], island.weights.kept
   if OUTER in module_fact.meta:
     kept.put(module_fact.meta[OUTER][0], partial.state)
@@ -243,7 +243,7 @@ def keep_made(island: Island, facts: list[Fact], partial: Partial) -> list[Fact]
 def outer_step(
   island: Island, module: str, version: int, partial: Partial
 ) -> tuple[Arrays, Arrays, dict[str, Any]]:  # fmt: skip
-  """Takes the outer step that makes a module's version; uses the sum up.
+  """Takes the outer step that makes a module's version. Consumes the sum.
 
   Returns the parameters, the state of the outer optimizer, and what the fact notes.
   """
@@ -254,11 +254,11 @@ def outer_step(
   else:
     weight, square = partial.sum.weight, None
   mean, partial.sum = partial.sum.mean(), partial.sum_type()  # which frees the sum: it is larger than the module
-  # M, what the outer optimizer moves; the weights themselves until they are first compressed
+  # M, which the outer optimizer updates; the weights themselves before the first compression
   master = {name: partial.state.get(MASTER + name, x) for name, x in partial.old.items()}
   state = {name: x for name, x in partial.state.items() if not name.startswith(MASTER)}
   new, state, norm, is_sound = step(s.outer, master, state, mean, np.float32(factor))
-  del mean, master  # as large as the module, of which writing makes a copy
+  del mean, master  # as large as the module; writing makes another copy
   if not is_sound:
     message = str(screening.module_too_large(screening.module_name(*island.parse_module(module))))
     screening_facts.end(island, version - 1, message)
@@ -271,7 +271,7 @@ def outer_step(
 def write_version(
   island: Island, task: Task, partial: Partial, new: Arrays, state: Arrays
 ) -> tuple[str, str, dict[str, Any]]:
-  """Writes a module's next version, and what the outer step after it needs; returns what its fact notes."""
+  """Writes a module's next version and the state for the next outer step; returns the metadata of its fact."""
   at, version = f'{task.number}/{task.key}', task.number
   if partial.kind == 'none':
     partial.old, partial.state = new, state

@@ -1,12 +1,13 @@
-"""Levels that one path has alone (path-specific): they take their outer steps where their path is trained [2.5, 2.7].
+"""Levels of a single path (path-specific): the worker that trains the path takes their outer steps [2.5, 2.7].
 
-Nobody else reads their modules until the end of a round or of the run, so they do not travel: their weights, the state
-of their outer optimizer, and the weights of the version to which early stopping points are part of the path's state
-(lineage.py). Their facts are as those of an outer executor, made in one transaction with the path's checkpoint; the
-objects that they name are written at the end of a round, and of the run, with those of the version that early stopping
-points at. For early stopping the worker evaluates the path at the versions in between, when it has all modules of one.
+No other process reads their modules until the end of a round or of the run, so they are not sent: their weights, the
+state of their outer optimizer, and the weights of the version that early stopping points to are part of the path's
+state (lineage.py). Their facts are like those of an outer executor, inserted in one transaction with the path's
+checkpoint. Their objects are written at the end of a round and of the run, with those of the version that early
+stopping points to. For early stopping, the worker evaluates the path at the versions in between, when it has all
+modules of a version.
 
-Where paths are sampled, such levels go to an executor as all others do: a path that rests still has a next version.
+If paths are sampled, an executor updates these levels like all others, because a resting path also has a next version.
 """
 
 import hashlib
@@ -27,7 +28,7 @@ from dipaco_jax.training import evaluation
 
 
 def begin(island: Island, path: int, state: PathState) -> PathState:
-  """Returns a path's state with what it has of its own levels; those of the base model where it has taken no step."""
+  """Returns a path's state with its own levels, which are those of the base model before the first outer step."""
   if state.own or not island.own:
     return state
   base = island.registry.facts('module', island.own_modules(path), 0)
@@ -36,12 +37,12 @@ def begin(island: Island, path: int, state: PathState) -> PathState:
 
 
 def weights(state: PathState) -> Arrays:
-  """Returns the weights of a path's own modules, those of the version that the phase began with."""
+  """Returns the weights of a path's own modules, of the version at the beginning of the phase."""
   return state.own.weights if state.own else {}
 
 
 def facts(phase: int, state: PathState) -> list[Fact]:
-  """Returns the facts of a path's own modules before a phase, with what the outer step needs of them."""
+  """Returns the facts of a path's own modules before a phase, with the metadata that the outer step needs."""
   own_facts = state.own.facts if state.own else {}
   return [
     Fact('module', key, phase, uri, sha256, {} if usual is None else {'usual': usual})
@@ -60,10 +61,10 @@ def _noted(fact: Fact) -> list[Any]:
 def take_step(
   island: Island, path: int, phase: int, state: PathState, why: str | None
 ) -> tuple[PathState, list[Fact]]:  # fmt: skip
-  """Takes the outer steps of a path's own modules after a phase, none where it is excluded, for which `why`.
+  """Takes the outer steps of a path's own modules after a phase, unless the path is excluded, with the reason `why`.
 
-  Returns the state, and the facts of the modules' next version. Raises Diverged where the path has nothing else, and
-  is excluded too often.
+  Returns the state, and the facts of the modules' next version. Raises Diverged if the path has no other modules and is
+  excluded too often.
   """
   if state.own is None:
     return state, []
@@ -89,7 +90,7 @@ def _step(
   bounds = screening_facts.bounds(island, [before], phase)
   partial = Partial(None, old, own.outer.get(level, {}), bounds, 'none')
   if why is None:
-    for name, weight in outer_executor.module_weights(island, module, phase).items():  # none where it has no text
+    for name, weight in outer_executor.module_weights(island, module, phase).items():  # none if it has no text
       partial.add(name, weight, new)
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
   about |= screening_facts.next_usual(island, module, bounds.usual[level], partial.moved.values())
@@ -130,7 +131,7 @@ def publish(island: Island, own_modules: list[Fact], state: PathState):
     name, sha256 = island.object_name(f'modules/{fact.number}/{fact.key}', data)
     if sha256 == fact.sha256:
       island.storage.write(fact.uri, data, sha256)
-    else:  # a replay on this machine has made others, and nobody has those of the fact
+    else:  # a replay here has computed others, and those of the fact are lost
       island.storage.write(name, data, sha256)
       withdrawals.replace(island, fact, fact._replace(uri=name, sha256=sha256))
 

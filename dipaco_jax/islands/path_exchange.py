@@ -1,6 +1,6 @@
-"""What a path takes over from modules before a piece of a phase, and what it sends and takes along after it.
+"""Exchange of a path: modules that it takes over before a piece of a phase, and messages and state after the piece.
 
-Its own levels (own_levels.py) take part in this without a message: what it takes over of them is in its state.
+The path's own levels (own_levels.py) are exchanged without a message: their new modules are in its state.
 """
 
 import functools
@@ -19,7 +19,7 @@ from dipaco_jax.islands.pieces import Part
 
 
 def whole(island: Island, path: int, phase: int, carried: Arrays) -> PathState:
-  """Returns a path's state where a phase begins with the modules, and with what the path has taken along."""
+  """Returns a path's state at the beginning of a phase: the modules, and the state that the path carries."""
   state = own_levels.begin(island, path, path_state.from_carried(carried, island.shapes))
   state = own_levels.note_left_out(island, path, phase, state)
   return state._replace(params=version(island, path, phase, state))
@@ -43,7 +43,7 @@ def take_over(island: Island, path: int, part: Part) -> Arrays:
 
 def mixed(island: Island, path: int, part: Part, state: PathState) -> PathState:
   """Returns a path's state after it has taken new parameters over, before a piece."""
-  if part.nth == 0 and pieces.excluded_before(island, [path], part):  # nothing of what was on its way is its own
+  if part.nth == 0 and pieces.excluded_before(island, [path], part):  # messages under way are not its own
     before = island.timetable.left(island.timetable.places, part.phase - 1)
     return state._replace(left=of_levels(island, state.params, before))
   own_weights = of_levels(island, own_levels.weights(state), pieces.piece(island, part).mixed)
@@ -66,13 +66,13 @@ def _taken(alpha: float, own: jax.Array, left: jax.Array | None, new: jax.Array)
 
 
 def after(island: Island, part: Part, state: PathState) -> PathState:
-  """Returns the state with which a path goes on after a piece."""
+  """Returns the state with which a path continues after a piece."""
   drops = pieces.is_last(island, part) and not island.run.settings.inner.keep_state
   return state._replace(inner={}) if drops else state
 
 
 def carried(island: Island, phase: int, state: PathState) -> Arrays:
-  """Returns what a path takes along to its next phase; its own modules alone where it begins anew."""
+  """Returns the state that a path carries to its next phase: only its own modules if it starts with fresh state."""
   state = after(island, Part(phase, len(pieces.of_phase(island, phase)) - 1), state)
   if state.excluded:
     return state.own_arrays()
@@ -82,9 +82,9 @@ def carried(island: Island, phase: int, state: PathState) -> Arrays:
 def send(
   island: Island, path: int, part: Part, trained: PathState, state: PathState
 ) -> tuple[dict[str, Sent], Arrays]:  # fmt: skip
-  """Returns what a path sends of each level that leaves after a piece, its own ones too, and its residuals then.
+  """Returns a path's messages of all levels that are sent after a piece, including its own levels, and its residuals.
 
-  `trained` has the path's parameters and inner state after the piece, `state` all else.
+  `trained` has the path's parameters and inner state after the piece, `state` everything else.
   """
   sent = {}
   levels = pieces.piece(island, part).sent

@@ -35,7 +35,7 @@ class Own(NamedTuple):
 
   weights: Arrays  # m(v), by parameter
   outer: dict[str, Arrays]  # the states of their outer optimizers, by level; none before the first step
-  # Of the modules' facts, which may not be there yet when a path goes on: uri, sha256 and the usual r, by key.
+  # From the modules' facts, which may not exist yet when a path continues: uri, sha256 and the usual r, by key.
   facts: dict[str, list[Any]]
   best: Arrays  # the weights of the version to which early stopping points, among those that were evaluated here
   best_version: int = 0  # 0: none
@@ -54,14 +54,14 @@ class Own(NamedTuple):
 
 
 class PathState(NamedTuple):
-  """One path's parameters by name, and its inner state by place in `{INNER: state}`; {} where it has none."""
+  """One path's parameters by name, and its inner state by place in `{INNER: state}`, or {} if it has none."""
 
   params: Arrays
   inner: Arrays
   residuals: Arrays = {}  # by parameter; {} for zeros, or where nothing is compressed
   excluded: bool = False  # in this phase, from which on nothing that it sends counts
-  left: Arrays = {}  # theta_o of algorithm/streaming.py, by parameter, of what is on its way
-  own: Own | None = None  # None where levels of one path alone do not stay with it
+  left: Arrays = {}  # theta_o of algorithm/streaming.py, by parameter, of messages under way
+  own: Own | None = None  # None if levels of a single path do not stay with it
 
   def to_arrays(self) -> Arrays:
     """Packs all for one object; `from_arrays` is the inverse."""
@@ -71,16 +71,16 @@ class PathState(NamedTuple):
     return packed | self.carried() | marks
 
   def carried(self) -> Arrays:
-    """Packs what a path takes along where it goes on from modules: all but the parameters."""
+    """Packs the state of a path that continues from modules: everything but the parameters."""
     return self.inner | {place(RESIDUALS, name): x for name, x in self.residuals.items()} | self.own_arrays()
 
   def own_arrays(self) -> Arrays:
-    """Packs what a path takes along where it begins anew."""
+    """Packs the state of a path that starts with fresh inner state."""
     return self.own.to_arrays() if self.own else {}
 
 
 def from_arrays(arrays: Arrays, names: Iterable[str]) -> PathState:
-  """Unpacks what `PathState.to_arrays` has packed; `names` are those of the parameters."""
+  """Unpacks the arrays of `PathState.to_arrays`; `names` are the names of the parameters."""
   return from_carried(arrays, {name: arrays[place('params', name)] for name in names})
 
 
@@ -93,7 +93,7 @@ def from_carried(arrays: Arrays, params: Arrays) -> PathState:
 
 
 def check_carried(arrays: Arrays, shapes: messages.Shapes, inner: messages.Shapes):
-  """Raises ValueError where arrays are not what `carried` or `to_arrays` packs.
+  """Raises ValueError if arrays are not what `carried` or `to_arrays` packs.
 
   `shapes`: of a path's parameters; `inner`: of its inner state, without INNER in front of the places.
   """
@@ -110,7 +110,7 @@ def check_carried(arrays: Arrays, shapes: messages.Shapes, inner: messages.Shape
 
 
 def own_from_arrays(arrays: Arrays) -> Own | None:
-  """Unpacks what `Own.to_arrays` has packed, maybe beside others; None where it is not there."""
+  """Unpacks the arrays of `Own.to_arrays`, possibly among others, or returns None if there are none."""
   if place(OWN, FACTS) not in arrays:
     return None
 
@@ -130,7 +130,7 @@ def own_from_arrays(arrays: Arrays) -> Own | None:
 
 
 def own_alone(arrays: Arrays) -> Arrays:
-  """Returns, of what a path takes along, the part that stays with a path that begins anew."""
+  """Returns the part of a carried state that a path keeps when it starts with fresh inner state."""
   return {at: x for at, x in arrays.items() if at.startswith(place(OWN))}
 
 

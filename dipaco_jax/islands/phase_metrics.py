@@ -1,4 +1,4 @@
-"""What is measured of one phase of a path: rows for its checkpoint, and what the lease shows meanwhile."""
+"""Measurements of one phase of a path: rows for its checkpoint, and the progress that the lease shows."""
 
 import time
 from typing import Any
@@ -61,7 +61,7 @@ class PhaseMetrics:
     self.is_finite = bool(steps.finite[-1, 0])
 
   def close(self) -> dict[str, Any]:
-    """Reads the last metrics; returns what the path's checkpoint notes about the phase."""
+    """Reads the last metrics; returns the entries for the path's checkpoint."""
     self.read_pending()
     seconds = self.last_done - self.first_done if self.first_done is not None else 0.0
     return {'rows': self.rows, 'timed_steps': self.timed_steps, 'timed_s': seconds}

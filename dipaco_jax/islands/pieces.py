@@ -126,9 +126,9 @@ def needed(island: Island, path: int, part: Part, is_excluded: bool) -> dict[str
 
 
 def ready(island: Island, paths: Iterable[int], part: Part, trained: bool = True) -> list[int]:
-  """Returns those paths that have all that they wait for before a piece; `trained`: the piece before, too.
+  """Returns the paths for which everything before a piece is complete; `trained`: including the previous piece.
 
-  A piece that begins whole does not wait for the one before: what it leads to is in the modules.
+  A piece that begins whole does not wait for the previous piece, because the modules contain its result.
   """
   paths = list(paths)
   if not begins_whole(island, part) and trained and (last := before(island, part)):
@@ -157,7 +157,7 @@ def excluded_before(island: Island, paths: Sequence[int], part: Part) -> set[int
   if part.nth or part.phase == 0 or begins_whole(island, part):
     return set()
   phase, known = part.phase - 1, island.exclusions
-  withdrawn = island.registry.withdrawn  # what was found before a fact was withdrawn counts no more
+  withdrawn = island.registry.withdrawn  # results from before a withdrawal are no longer valid
   excluded_by_path = {path: known.get((path, phase, withdrawn)) for path in paths}
   if unknown := [path for path, is_excluded in excluded_by_path.items() if is_excluded is None]:
     if len(known) > KNOWN:

@@ -39,5 +39,5 @@ class ReadingAhead:
         for fact in self.island.registry.facts('module', modules, version):
           self.island.read_weights(fact)
           del self.needed[fact.key]
-    except Exception as e:  # the task that needs them says what is missing
+    except Exception as e:  # the task that needs them reports missing ones
       logging.warning('modules of the next piece were not read ahead: %s', e)

@@ -1,8 +1,8 @@
-"""What a process moves and what it spends its time on, as its facts note it for the report (run_costs.py).
+"""Traffic and time use of a process, which its facts note for the report (run_costs.py).
 
-A fact notes what came since the last fact of its process: bytes, the seconds in which they travelled, and in `seconds`
-those of the loop of the role, by cause (processes/time_use.py), up to the moment `until`. They tile the time of a
-process from its start to its last fact; what a process that is killed did since is known to nobody.
+A fact notes the costs since the last fact of its process: bytes, the seconds of their transfer, and in `seconds` the
+time of the role's loop by cause (processes/time_use.py), up to the moment `until`. Together they cover the time of a
+process from its start to its last fact; the time of a killed process after its last fact is not known.
 """
 
 import time
@@ -26,7 +26,7 @@ class RoleCosts:
     self.noted = self.settled
 
   def note(self, facts: Sequence[Fact]) -> list[Fact]:
-    """Returns the facts; the first notes what came since those that were last told, for sums that go on too."""
+    """Returns the facts; the first notes what came since those that were last told, for sums that continue too."""
     self.noted = moved(self.island), self.clock.read()
     since, spent = map(_difference, self.settled, self.noted)
     seconds = {cause: round(s, 4) for cause, s in spent.items() if s}

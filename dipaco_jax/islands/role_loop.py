@@ -1,7 +1,7 @@
-"""The loop of every role: it takes a task, holds its lease, and publishes what it made while it takes the next.
+"""The loop of every role: claims a task, holds its lease, and publishes the result while it performs the next task.
 
-Roles meet in the database and in storage only. One may be killed at any point: its tasks go to others when their leases
-run out, and at once where it could still hand them back (SIGTERM).
+Roles communicate only through the database and storage. A role may be killed at any point: other processes get its
+tasks when the leases expire, or immediately if it could still release them (SIGTERM).
 """
 
 import collections
@@ -30,10 +30,10 @@ from dipaco_jax.telemetry import metrics_server
 OF_LAST_TASK, OF_IDLE_TIME = 0.05, 0.1
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 10.0
 ASKED_PER_S = 100  # by all roles together that have nothing to do, if there are as many as paths
-LOOK_AROUND_S = 10.0  # a role that finds nothing to do looks for what was abandoned
+LOOK_AROUND_S = 10.0  # time after which a role without tasks looks for abandoned ones
 GIVE_BACK_S = 2.0  # after a signal
 CLOSE_S = 30.0  # after an error
-WAITING = 2  # publications of a role, one of them at work
+WAITING = 2  # maximum number of publications of a role; one of them is running
 FAILURES = 3  # in a row, after which this role ends
 
 Publish = Callable[[], Sequence[Fact]]
@@ -42,7 +42,7 @@ Perform = Callable[[Island, Task, Lease], Publish | None]
 
 
 class Role:
-  """One process in one role: does the tasks that `claims` finds, one at a time, and publishes what they make."""
+  """One process in one role: performs the tasks that `claims` finds, one at a time, and publishes their results."""
 
   def __init__(self, claims: Claims, perform: Perform):
     self.island = claims.island
@@ -59,11 +59,11 @@ class Role:
     self.progress = display.Progress(claims.role, 0, 'tasks done')
     self.waiting: display.Activity | None = None  # shown while it finds no task
     self.began = time.monotonic()
-    self.lease: Lease | None = None  # at work
-    self.idle_cause = time_use.STAGES  # what it waits for, until the run is prepared
+    self.lease: Lease | None = None  # running
+    self.idle_cause = time_use.STAGES  # reason for waiting until the run is prepared
 
   def serve(self):
-    """Does tasks until the run is finished; raises Diverged where it cannot go on."""
+    """Does tasks until the run is finished; raises Diverged if it cannot continue."""
     self.costs.clock.switch(time_use.OTHER)
     display.STDERR.note(TASK_NAMES)
     with self.handing_over():
@@ -85,7 +85,7 @@ class Role:
           self.wait()
 
   def work(self, lease: Lease):
-    """Does a task; its publication goes on in another thread, one at a time, while one more may wait."""
+    """Performs a task. Another thread publishes the results, one task at a time, while one more may wait."""
     lease.is_at_work = True
     self.lease = lease
     publish = None
@@ -108,7 +108,7 @@ class Role:
     return metrics_server.Reading(about.get('task', ''), numbers, {'train': self.costs.clock.read()})
 
   def conclude(self, lease: Lease, publish: Publish):
-    """Commits a task's facts, and schedules what they make possible."""
+    """Commits a task's facts, and schedules the tasks that depend on them."""
     with self.failing(lease):
       facts = self.costs.note(publish())
       standing = withdrawals.complete(self.island, lease.task, facts)
@@ -149,7 +149,7 @@ class Role:
       self.claims.drop(lease)
       raise
     except Unavailable as e:
-      if isinstance(e, OSError):  # of storage: the registry can be told
+      if isinstance(e, OSError):  # an error of storage, which the registry can record
         lease.release()
         self.claims.drop(lease)
       raise
@@ -167,7 +167,7 @@ class Role:
       time.sleep(random.uniform(0.5, 1.5))
 
   def send_back(self, lease: Lease, error: OSError):
-    """Releases a task that has to wait; what it misses is made again by the task that made it."""
+    """Releases a task that has to wait. The task that made the missing object makes it again."""
     if isinstance(error, Gone):
       self.island.registry.reopen(lease.task, *maker(error.name, self.island))
     lease.release(str(error))

@@ -7,8 +7,9 @@
     evaluator   evaluates hold-outs, and makes the report
     monitor     adds tasks that a killed process should have added, collects garbage, reports what is stuck
 
-PLACE is a folder that all see, or s3://... or gs://...; URL is that of a database that all reach. One of each role is
-enough, in any order. A role ends when the run is finished, and, with status 65, when it has diverged.
+PLACE is a folder that all processes share, or s3://... or gs://...; URL is the URL of a database that all can reach.
+One process per role is enough, in any order. A role ends when the run is finished, or with status 65 if it has
+diverged.
 """
 
 import contextlib
@@ -77,8 +78,8 @@ class Process:
   url: str | None = None  # of the registry; None or '' for a file in the workdir
   name: str = ''  # '' for its role, host and process id
   share: str = ''  # 'i/n', for an outer executor: which modules it takes before others
-  is_backup: bool = False  # whether this worker takes abandoned tasks and those of stragglers only
-  resumes: bool = True  # whether it resumes a run that has diverged; False where its parent has done so
+  is_backup: bool = False  # whether this worker takes only abandoned tasks and those of stragglers
+  resumes: bool = True  # whether it resumes a run that has diverged, or False if its parent has done so
   metrics: metrics_server.MetricsServer | None = None  # the server of this role's metrics for Prometheus
   profiler: profiling.Profiler = profiling.NONE  # of the inner steps of a worker
 
@@ -88,7 +89,7 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
 
   `settings` are the same in all its processes. Of a worker's hosts, the others than the first return {}.
 
-  Raises InputError where another config began this run, or the database or the place cannot be used; Diverged.
+  Raises InputError if another config began this run, or the database or the place cannot be used; Diverged.
   """
   hosts, role = Hosts(), process.role
   if role != 'worker' and not hosts.is_alone:
@@ -121,7 +122,7 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
 
 
 def outcome(registry: Registry) -> dict[str, Any]:
-  """Returns the last fact of a run that is finished; raises Diverged where it has no perplexity."""
+  """Returns the last fact of a run that is finished; raises Diverged if it has no perplexity."""
   [finished] = registry.facts('finished')
   if finished.meta['perplexity'] is None:
     raise Diverged(errors.NO_PERPLEXITY)
@@ -129,7 +130,7 @@ def outcome(registry: Registry) -> dict[str, Any]:
 
 
 def tidy(role: str, local: pathlib.Path):
-  """Removes what the run has left on this machine, when it is finished."""
+  """Removes the files of a finished run on this machine."""
   kept_arrays.end(local)
   if role in ('outer', 'monitor'):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
@@ -188,9 +189,9 @@ def resume(workdir: str, url: str) -> int:
 
 
 def check(url: str | None, share: str) -> str:
-  """Returns the registry's URL, '' for that of the workdir, without making anything.
+  """Returns the registry's URL, or '' for a registry in the workdir, without creating anything.
 
-  Raises InputError where the URL or the share cannot be used.
+  Raises InputError if the URL or the share cannot be used.
   """
   part_named(share)
   if named := registry_url.given(url):
@@ -214,7 +215,7 @@ def local_place(workdir: str) -> pathlib.Path:
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
-  """Makes `local_place`. Raises InputError where another user may have written into it, or can."""
+  """Makes `local_place`. Raises InputError if another user may have written into it, or can."""
   place = local_place(workdir)
   if open_storage(workdir).local_path('here'):
     place.mkdir(parents=True, exist_ok=True)
@@ -224,7 +225,7 @@ def make_local_place(workdir: str) -> pathlib.Path:
 
 
 def check_place(storage: Storage, local: pathlib.Path, url: str):
-  """Raises InputError, before a registry is made, where it would be a second one, or where `main` is at work."""
+  """Raises InputError, before a registry is made, where it would be a second one, or where `main` is running."""
   is_bucket = storage.local_path('') is None
   holder = bucket_lock.holder(storage) if is_bucket else lock.owner(local)  # first: islands hold it after their mark
   has_run, file = storage.exists(ISLANDS_MARK), database.sqlite_file(url)
@@ -284,7 +285,7 @@ def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code
 
 
 def changes(before: settings_lib.Settings, settings: settings_lib.Settings) -> str:
-  """Names all fields that differ; none may, unlike when `main` goes on, as other processes are at work."""
+  """Names all fields that differ; none may, unlike when `main` resumes, because other processes are running."""
   was, now = (fields.flatten(s.to_dict()) for s in (before, settings))
   return settings_lib.in_words({name: (was[name], now[name]) for name in now if was[name] != now[name]})
 

@@ -12,7 +12,7 @@ from dipaco_jax.registry.registry import Fact
 
 WORKERS_FACTS = 'prepared', 'round', 'checkpoint', pieces.PIECE
 KINDS = (*WORKERS_FACTS, 'module', 'evaluation')  # of facts that note what their process has moved
-STRETCHES = 60  # of time, at most, whose goodput is told
+STRETCHES = 60  # maximum number of intervals with a goodput
 SHARED = time_use.STAGES  # is no part of training: text, base model, shards
 
 
@@ -28,7 +28,7 @@ class Spell(NamedTuple):
 
 
 def figures(island: Island) -> dict[str, Any]:
-  """Returns what the run has cost, for the report; None for what its facts do not tell."""
+  """Returns the costs of the run for the report, None for costs that its facts do not have."""
   facts = {kind: island.registry.facts(kind) for kind in KINDS}
   s, n = island.run.settings, sum(math.prod(x.shape) for x in island.shapes.values())
   taking_part = sum(int(island.active_paths(phase).sum()) for phase in range(s.train.phases)) / s.train.phases
@@ -78,7 +78,7 @@ def phase_of(island: Island, fact: Fact) -> int | None:
 
 
 def speeds(facts: Iterable[Fact]) -> dict[str, dict[str, float | None]]:
-  """Returns {role: {'in', 'out'}}: Mbit/s of a process while it read and wrote; None where that is not noted."""
+  """Returns {role: {'in', 'out'}}: Mbit/s of a process while it read and wrote, None if not noted."""
   sums: dict[str, dict[str, list[float]]] = {}
   for meta in (fact.meta for fact in facts if 'reading_s' in fact.meta):
     of_role = sums.setdefault(meta['role'], {'in': [0.0, 0.0], 'out': [0.0, 0.0]})
@@ -89,7 +89,7 @@ def speeds(facts: Iterable[Fact]) -> dict[str, dict[str, float | None]]:
 
 
 def mbits(num_bytes: float, seconds: float) -> float | None:
-  """Returns Mbit/s, None where nothing was moved."""
+  """Returns Mbit/s, or None if nothing was transferred."""
   return num_bytes * 8 / 1e6 / seconds if num_bytes and seconds else None
 
 
@@ -108,7 +108,7 @@ def sum_by_cause(spells: Sequence[Spell]) -> dict[str, float] | None:
 
 
 def seconds(island: Island) -> dict[str, dict[str, float]]:
-  """Returns the seconds of all workers so far, by stage and cause; {} where that is not told."""
+  """Returns the seconds of all workers so far, by stage and cause, or {} if that is not told."""
   by_cause = sum_by_cause(read_spells(fact for kind in WORKERS_FACTS for fact in island.registry.facts(kind)))
   return {'train': by_cause} if by_cause else {}
 

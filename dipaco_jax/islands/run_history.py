@@ -24,7 +24,7 @@ class Phase(NamedTuple):
 
   checkpoints: Sequence[Fact]
   modules: Sequence[Fact]  # of the version after it
-  excluded: Sequence[Fact]  # who took no part
+  excluded: Sequence[Fact]  # paths that took no part
   losses: list[float | None]  # on the hold-outs after it, by path
   best_version: list[int]  # by path, after it
 
@@ -66,7 +66,7 @@ def read(island: Island) -> History:
 
 
 def is_complete(island: Island, phase: int) -> bool:
-  """Returns whether all modules of the version after a phase are there, and evaluated."""
+  """Returns whether all modules of the version after a phase exist and are evaluated."""
   registry, s = island.registry, island.run.settings
   if phase == s.train.phases or len(registry.facts('module', number=phase + 1)) < len(island.all_modules()):
     return False
@@ -75,7 +75,7 @@ def is_complete(island: Island, phase: int) -> bool:
 
 
 def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
-  """Reads the next phase, all facts of which are there."""
+  """Reads the next phase, which has all its facts."""
   losses, facts = pointers.add(phase + 1), island.registry.facts
   checkpoints = facts('checkpoint', number=phase)
   modules = facts('module', number=phase + 1)
@@ -84,7 +84,7 @@ def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
 
 
 def holdout_losses(island: Island, version: int) -> tuple[list[float | None], list[float]]:
-  """Returns the losses of a version by path, None where there is none, and how many targets each is the mean of."""
+  """Returns the losses of a version by path, or None, and the number of targets in each mean."""
   losses: list[float | None] = [None] * island.layout.grid.num_paths
   targets = [0.0] * len(losses)
   for fact in island.registry.facts('evaluation', number=version):
@@ -158,7 +158,7 @@ def busy_seconds(facts: Sequence[Fact]) -> float:
 
 
 def updates(island: Island, path: int, phase: int, after: int) -> int:
-  """Returns what `Job.updates` does after so many steps of a path's phase, where paths take turns on one device."""
+  """Returns `Job.updates` after a number of steps of a path's phase, as if paths took turns on one device."""
   num_paths, times = island.layout.grid.num_paths, island.timetable
   piece = next(i for i, piece in enumerate(times.pieces(phase)) if after <= piece.end)
   return job_lib.count_updates(times, num_paths, num_paths, job_lib.Point(phase, path, after, piece))
@@ -180,9 +180,9 @@ def replays(facts: Iterable[Fact]) -> dict[tuple[str, str, int], float]:
 def timeline(island: Island, replayed: Mapping[tuple[str, str, int], float]) -> dict[str, Any]:
   """Returns the tasks that are done, each [owner, kind, phase, start, end], in seconds since the first began.
 
-  A task that a replay came before is two: of the kind 'replay', and its own. Pieces of a phase are training too.
+  A task with a replay gives two entries: one of the kind 'replay', and its own. Pieces of a phase count as training.
 
-  Times are the database's: machines' clocks differ, and a picture would show a phase before what it needs.
+  Times are those of the database, because the clocks of machines differ, and a phase might seem to precede its inputs.
   """
   tasks = []
   for kind, first in FIRST_PHASE.items():
@@ -201,7 +201,7 @@ def timeline(island: Island, replayed: Mapping[tuple[str, str, int], float]) -> 
 
 
 def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any]:
-  """Returns the figures of the training stage for the report; tokens/s are those of all workers together."""
+  """Returns the figures of the training stage for the report; tokens/s are summed over all workers."""
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
   trained_facts = trained(island, history)
   checkpoints = [fact for fact in trained_facts if fact.kind == pieces.CHECKPOINT]

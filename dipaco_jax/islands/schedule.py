@@ -5,12 +5,12 @@ complete when its facts are inserted:
 
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
-    train (path, phase)         worker            checkpoint (path, phase): parameters after tau steps, who holds the
-                                                  AdamW state; modules that the path has alone, and its evaluation
+    train (path, phase)         worker            checkpoint (path, phase): parameters after tau steps, the holder of
+                                                  the AdamW state; modules that the path has alone, and its evaluation
                                                   by them (own_levels.py)
     outer (module, version)     outer executor    module (module, version): weights; in the metadata, the outer state
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
-    reroute (round)             worker            round: the text is sharded anew
+    reroute (round)             worker            round: new shards of the text
     ship (path, phase)          its holder        state (path, phase): the AdamW state, for another (hand_over.py);
                                                   at times without a task (state_facts.py)
     finish                      evaluator         finished: published, evaluated, reported
@@ -18,12 +18,12 @@ complete when its facts are inserted:
 A checkpoint is several objects, which `worker.write_objects` writes and the fact's metadata name. Two more kinds of
 facts, excluded (path, phase) and diverged, are those of `screening_facts`.
 
-`schedule` runs after a fact is committed, and again in any process that finds a fact without consequences: none is lost
-with the process that inserted the fact. Versions and rounds count from 0, as in the registry's rows.
+`schedule` runs after a fact is committed, and again in any process that finds a fact without its tasks, so that no task
+is lost with the process that inserted the fact. Versions and rounds count from 0, as in the registry's rows.
 
 A path's next phase waits for its own modules (`_with_modules`), each of which waits for the checkpoints of all paths
 that share it (`outer_executor`); at the end of a round of re-sharding, for the next round (`_after_paths`, `advance`);
-and where paths are sampled, for a phase in which it is drawn. There is no other barrier. `waits` tells people.
+and where paths are sampled, for a phase in which it is drawn. There is no other barrier. `waits` explains the waiting.
 """
 
 import collections
@@ -47,9 +47,9 @@ def checkpoint_fact(
   path: int, number: int, objects: dict[str, list[str]], about: dict[str, Any], kind: str = 'checkpoint',
   own_modules: Sequence[Fact] = (),
 ) -> Fact:  # fmt: skip
-  """Makes the fact of a path's checkpoint, or piece; its digest covers all objects, {} of an excluded path.
+  """Makes the fact of a path's checkpoint or piece. Its digest covers all objects ({} for an excluded path).
 
-  And the path's own modules: where it has no others, the digest would not tell what they have become.
+  The digest also covers the path's own modules, because a path may have no others.
   """
   contents = [*sorted(objects.items()), *([fact.key, fact.sha256] for fact in own_modules)]
   digest = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
@@ -155,9 +155,9 @@ def _after_pieces(island: Island, facts: Iterable[Fact]):
 
 
 def go_on(island: Island, path: int, part: Part, holder: str):
-  """Adds the task of the piece after one that is trained, but maybe not published yet, if modules do not keep it.
+  """Adds the task of the piece after one that is trained, but perhaps not published yet, unless it waits for modules.
 
-  Training then goes on beside the upload. Where the holder is lost before that, another does both tasks.
+  Training then continues during the upload. If the holder is lost before that, another worker performs both tasks.
   """
   following = pieces.after(island, part)
   if following and not pieces.begins_whole(island, following):
@@ -185,7 +185,7 @@ def is_finished(island: Island) -> bool:
 
 
 def waits(island: Island) -> dict[str, list[int]]:
-  """Returns the paths that have phases left, but no task that is ready or running, by what they wait for."""
+  """Returns, by reason, the paths that have phases left but no ready or running task."""
   registry = island.registry
   s = island.run.settings
   paths_by_reason = collections.defaultdict[str, list[int]](list)

@@ -1,14 +1,14 @@
-"""Screening in islands [3]: a worker judges its path before it publishes, an executor again what it reads.
+"""Screening in islands [3]: a worker judges its path before publishing, and an executor judges what it reads.
 
-The length of outer gradients, r, the usual one, h, and what is plausible are those of one job (screening.py). h of a
-module is in its fact, `usual`. Facts tell which paths take no part:
+The length of an outer gradient, r, the usual length, h, and the limits are those of one job (screening.py). The fact of
+a module has its h, `usual`. Facts name the paths that take no part:
 
     checkpoint (path, phase)    `excluded`: why, by its worker; it has no objects
     module (module, version)    `left_out`: why, by path; a version that is made again leaves out the same paths
-    excluded (path, phase)      why, and who trained it: for people, and for the path's next phase, which begins with a
-                                fresh AdamW state
-    diverged (number)           why the run cannot go on: all roles end. The same command withdraws what blocks the
-                                phase, and notes that as `diverged resumed (number)`; then the phase is trained again.
+    excluded (path, phase)      why, and the worker that trained it; the path's next phase begins with a fresh AdamW
+                                state
+    diverged (number)           why the run cannot continue; all roles end. The same command withdraws the facts that
+                                block the phase, notes `diverged resumed (number)`, and trains the phase again.
 
 A process knows how often the run had been resumed when it began; it ends when the run diverges again.
 """
@@ -94,7 +94,7 @@ def rates(island: Island, level: str, phase: int) -> float:
   return float(summed(np.int32(first_step(island, phase) + end - count), count))
 
 
-@functools.lru_cache(8)  # a new function would compile anew in every phase
+@functools.lru_cache(8)  # a new function would be compiled again in every phase
 def _sum_of_rates(*schedule: Any) -> Callable[[np.int32, int], jax.Array]:
   rate = choices.make_inner(*schedule).learning_rate
   return jax.jit(functools.partial(screening.sum_of_rates, rate), static_argnums=1)
@@ -112,10 +112,10 @@ def first_step(island: Island, phase: int) -> int:
 def judge(
   island: Island, path: int, phase: int, squares: Mapping[str, float], own: Iterable[Fact] = ()
 ) -> dict[str, Any]:  # fmt: skip
-  """Judges a path's outer gradient, for its checkpoint: `moved`, r by level, and `excluded`, why it takes no part.
+  """Judges a path's outer gradient, for its checkpoint: `moved` is r by level, `excluded` the reason for an exclusion.
 
-  `squares`: |d|^2 of what it sends, by level; maybe of some levels only. `own`: the facts of the modules that stay with
-  it, as it knows them.
+  `squares` has |d|^2 of the messages, by level, possibly of some levels only. `own` has the facts of the modules that
+  stay with the path.
   """
   if not squares:
     return {'moved': {}}
@@ -141,7 +141,7 @@ def exclusion(island: Island, path: int, phase: int, why: str, worker: str, exec
 
 
 def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out: Collection[str]):
-  """Raises Diverged where too many paths are excluded, one of them too often, or a module has no path left.
+  """Raises Diverged if too many paths are excluded, one of them too often, or a module has no path left.
 
   `left_out` are the paths that the module's version after `phase` does without; `weights` are w_i of every path, [P].
   """
@@ -168,7 +168,7 @@ def excluded_before(island: Island, path: int, phase: int) -> int:
 
 
 def end(island: Island, phase: int, why: str, left_out: Collection[str] = ()) -> NoReturn:
-  """Ends all roles; the reason is that of the first process to call this. Raises Diverged."""
+  """Ends all roles, with the reason of the first process to call this. Raises Diverged."""
   why = f'train diverged in phase {phase + 1}: {why}'
   tell(island, why, phase, left_out)
   heed(island)  # the reason of another process may be there
@@ -176,14 +176,14 @@ def end(island: Island, phase: int, why: str, left_out: Collection[str] = ()) ->
 
 
 def tell(island: Island, why: str, phase: int = -1, left_out: Collection[str] = ()):
-  """Tells all roles to end, unless that was told before; `phase` is the one that diverged, -1 if it is none."""
+  """Asks all roles to end, unless that was done before; `phase` is the one that diverged, or -1."""
   about = {'why': why, 'phase': phase, 'left_out': sorted(left_out), 'by': island.name}
   with contextlib.suppress(Conflict):
     island.registry.put([Fact('diverged', '', island.resumed, '', hashlib.sha256(why.encode()).hexdigest(), about)])
 
 
 def heed(island: Island):
-  """Raises Diverged where the run has diverged since this process began."""
+  """Raises Diverged if the run has diverged since this process began."""
   if ended := island.registry.facts('diverged', [''])[island.resumed :]:
     raise Diverged(ended[-1].meta['why'])
 

@@ -25,7 +25,7 @@ TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves 
 
 
 def describe_stages(run: run_lib.Run) -> dict[str, Any]:
-  """Returns the stage before training that is at work; of the base model's training, also step, loss and time left."""
+  """Returns the running stage before training; for the base model's training, also step, loss and remaining time."""
   complete = stage_records.read_stages(run.workdir)
   s = run.settings
   row = run.metrics.last_step
@@ -61,7 +61,7 @@ def prepare(island: Island, task: Task, lease: Lease) -> Publish:
       stage_records.reopen(run.workdir, 'tokenize')  # records that came from storage, which has lost the rest
     inputs.check_inputs(run.workdir, run.settings)
     stages.run_all(run, 'route')
-    lease.check()  # after a long stop, what is here may be in use by others
+    lease.check()  # after a long suspension, others may be using the files here
     prepared = island.publish_trees('prepared', 0, TREES, {'tokenizer': island.publish_tokenizer()})
     island.storage.upload_tree(run.workdir / 'stages', 'stages')
   base = run.base()
@@ -76,7 +76,7 @@ def prepare(island: Island, task: Task, lease: Lease) -> Publish:
 
 @time_use.doing(time_use.STAGES)
 def reshard(island: Island, task: Task, lease: Lease) -> Publish:
-  """Shards the text anew for a round, from all paths at the version that ended the round before [2.4.2]."""
+  """Shards the text again for a round, with all paths at the last version of the previous round [2.4.2]."""
   run, number = island.run, task.number
   version = jobs.round_end(run.settings, number - 1)
   island.fetch_trees('sequences', 'base', f'routing/{number - 1}', f'shards/{number - 1}')
@@ -91,7 +91,7 @@ def reshard(island: Island, task: Task, lease: Lease) -> Publish:
 
 
 def take_over(island: Island, published: Fact):
-  """Fetches what was published before, and removes what cannot be fetched, so that only what is missing is made."""
+  """Fetches stages that were published before. Removes those that cannot be fetched, so that they are made again."""
   for tree, sha256 in ({'stages': ''} | published.meta['trees']).items():
     island.storage.verified_trees.discard((tree, sha256))
     try:

@@ -1,7 +1,7 @@
-"""States of paths that are published: facts `state (path, phase)`, each of several objects [3].
+"""Published states of paths: facts `state (path, phase)`, each with several objects [3].
 
-Their uploads may take many phases, and are behind all messages on the line: a state is written in parts, and none is
-begun while a message is on its way. Of each path, the newest state alone waits for the line.
+Uploads of states may take many phases, and messages have priority: a state is written in parts, and no part is begun
+while a message is being sent. Only the newest state of each path waits to be sent.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ PARTS = 64  # how many, unless they are smaller or larger than these
 SMALLEST_PART = 2**18  # bytes
 LARGEST_PART = 2**23  # bytes
 BYTES = 'bytes'  # name of the one array of a part
-LOOK_S, LOOK_AGAIN_S = 1.0, 20.0  # between looks for what is to be published; after an error
+LOOK_S, LOOK_AGAIN_S = 1.0, 20.0  # between looks for states to publish, and after an error
 
 
 class Line:
@@ -55,7 +55,7 @@ class Line:
 
 
 def publish(island: Island, checkpoint: Fact, state: Arrays, wait: Callable[[], None] = lambda: None):
-  """Publishes what a path takes along after the phase of this checkpoint, unless that is there.
+  """Publishes the state that a path carries after the phase of this checkpoint, unless it is published.
 
   Calls `wait` before each part, and stops at the end of the run.
   """
@@ -67,7 +67,7 @@ def publish(island: Island, checkpoint: Fact, state: Arrays, wait: Callable[[], 
   for i, part in enumerate(in_parts(state)):
     wait()
     objects.append(island.write_object(f'{STATES}/{checkpoint.key}/{checkpoint.number}-{i}', part))
-    if island.registry.facts('finished'):  # the monitor has maybe looked for what is left over before this was there
+    if island.registry.facts('finished'):  # the monitor may have looked for leftovers before this object was written
       island.storage.delete(objects[-1][0])
       return
   digest = hashlib.sha256(json.dumps(objects).encode()).hexdigest()
@@ -90,7 +90,7 @@ def whole(parts: Sequence[Arrays]) -> Arrays:
 
 
 def read(island: Island, checkpoint: Fact) -> Arrays | None:
-  """Returns the state after the phase of this checkpoint, None where none is published that can be read."""
+  """Returns the state after the phase of this checkpoint, or None if no readable one is published."""
   for fact in island.registry.facts(STATE, [checkpoint.key], checkpoint.number):
     if fact.meta.get('checkpoint') == checkpoint.sha256:
       try:

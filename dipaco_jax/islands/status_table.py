@@ -33,7 +33,7 @@ def is_alive(role: dict[str, Any]) -> bool:
 
 
 def describe_stop(registry: registry_lib.Registry) -> list[str]:
-  """Returns a line on a run that no process works on; none where one does."""
+  """Returns a line about a run on which no process works, or none."""
   roles = registry.roles()
   if any(map(is_alive, roles)):
     return []
@@ -42,7 +42,7 @@ def describe_stop(registry: registry_lib.Registry) -> list[str]:
 
 
 def time_left(registry: registry_lib.Registry, s: settings.Settings) -> list[str]:
-  """Returns a line on the time that training still takes, by the newest tasks and the workers at work; or none."""
+  """Returns a line that estimates the remaining training time from the newest tasks and running workers, or none."""
   counts, seconds = registry.counts().get('train', {}), registry.durations('train', RECENT)
   workers = sum(task['lease_left_s'] >= 0 for task in registry.tasks('running', 'train'))
   left = dense_control.count_path_phases(s) - counts.get('done', 0)
@@ -87,6 +87,6 @@ def row(role: dict[str, Any], names_role: bool) -> tuple[str, ...]:
 
 
 def describe_end(about: dict[str, Any]) -> str:
-  """Says that a role has ended, or is killed, frozen or disconnected, and at what it was."""
+  """Says that a role has ended, or is killed, frozen or disconnected, and names its last task."""
   during = f' during {about["task"]}' if about.get('task') else ''
   return 'stopped' if about.get(registry_lib.STOPPED) else f'gone{during}'

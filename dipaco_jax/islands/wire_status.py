@@ -26,14 +26,14 @@ def lines(island: Island) -> list[str]:
 
 
 def measured_step_s(island: Island, newest: int) -> float:
-  """Returns the mean seconds of an inner step in the phases up to the newest; 0 where none is timed."""
+  """Returns the mean seconds of an inner step in the phases up to the newest, or 0 if none is timed."""
   recent = island.registry.facts('checkpoint', at_least=newest - RECENT + 1)
   metas = [fact.meta for fact in recent]
   return math.fsum(meta['timed_s'] for meta in metas) / max(1, sum(meta['timed_steps'] for meta in metas))
 
 
 def done(workers: list[dict]) -> str:
-  """Says what the lines of workers did while they read and wrote; '' where that is not known."""
+  """Describes the throughput of workers while they read and wrote; '' if it is not known."""
   speeds = []
   for way, seconds, verb in (('in', 'reading_s', 'reading'), ('out', 'writing_s', 'writing')):
     reporting = [about for about in workers if seconds in about]

@@ -1,24 +1,24 @@
-"""Facts that nobody can read any more are withdrawn here, and nowhere else [3].
+"""Withdrawal of facts with objects that can no longer be read [3]. Only this file withdraws facts.
 
-What is published first stands. A task may be done again, because an object that it made is lost, by a machine that
-computes other bits. Then there are two cases:
+The first publication of a result is kept. If one of its objects is lost, the task is performed again, perhaps by a
+machine that computes different bits. Then there are two cases:
 
-    what stands can be read       the new result is dropped, and the task is done
-    an object of it is missing    it is replaced, in one transaction, by what was made again
+    the published result can be read        the new result is dropped, and the task is complete
+    one of its objects is missing           the new result replaces it, in one transaction
     or malformed
 
 A contribution that is malformed is withdrawn as soon as an executor reads it, and its task is opened again, for any
 worker; after MOST attempts the path is left out instead. A path's state that cannot be read is withdrawn too: nothing
 replaces it, and the path is replayed from an earlier one.
 
-What depends on a fact is withdrawn with it: the state and the exclusion of a checkpoint; later versions of a module
-that name the same object get the new one. Other facts that followed stay, as they can be read by themselves. Of
-compressed modules, a version that differs from a replaced one counts as lost (island.read_difference), and is replaced
+Facts that depend on a fact are withdrawn with it: the state and the exclusion of a checkpoint. Later versions of a
+module that name the same object get the new one. Other later facts stay, because they can be read by themselves. With
+compression, a version that is the difference to a replaced one counts as lost (island.read_difference), and is replaced
 in turn.
 
-Each withdrawal is a fact (registry.py), which inserts and deletes in one transaction: all processes see either what was
-there before or what replaces it, and forget what they know when they next hear of their task. A process that has not
-heard of it yet may read or publish what follows from the old fact; that is a fact like all others.
+Each withdrawal is a fact (registry.py), inserted in one transaction with its changes, so that all processes see either
+the old facts or the new ones. Processes drop what they remember at their next contact with the registry. Until then, a
+process may read or publish results of the old fact, which are facts like all others.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def complete(island: Island, task: Task, facts: Sequence[Fact]) -> Sequence[Fact
 
 
 def put(island: Island, facts: Sequence[Fact]):
-  """Inserts facts, each of which may be there otherwise: then it replaces what is there if nobody can read that."""
+  """Inserts facts. A fact replaces a different one of its name if that one can no longer be read."""
   try:
     island.registry.put(facts)
   except Conflict:
@@ -87,7 +87,7 @@ def _replacing(
 
 
 def replace(island: Island, old: Fact, new: Fact):
-  """Replaces a fact by another of its name, unless the object that it names is there."""
+  """Replaces a fact by another of its name, unless the old fact's object exists."""
   try:
     island.read_object(old.uri, old.sha256)
   except Gone as e:
@@ -109,7 +109,7 @@ def times_withdrawn(registry: Registry, fact: Fact) -> int:
 
 
 def train_again(island: Island, fact: Fact, why: Gone) -> bool:
-  """Withdraws what a path has sent, and opens its task again; returns False where that was done MOST times."""
+  """Withdraws a path's messages, and opens its task again; returns False if that was done MOST times."""
   if times_withdrawn(island.registry, fact) >= MOST:
     return False
   kind = pieces.TRAIN if fact.kind == pieces.CHECKPOINT else fact.kind
@@ -161,7 +161,7 @@ def _followers(island: Island, old: Fact, new: Fact) -> list[tuple[Fact, Fact]]:
 
 
 def _dependents(island: Island, fact: Fact) -> list[Fact]:
-  """Returns what is withdrawn with a checkpoint or piece: the state after it, and the exclusion by its worker."""
+  """Returns the facts to withdraw with a checkpoint or piece: the state after it, and its worker's exclusion."""
   if fact.kind not in (pieces.CHECKPOINT, pieces.PIECE):
     return []
   phase = pieces.phase_of(island, fact.kind, fact.number)

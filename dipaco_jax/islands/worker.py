@@ -1,7 +1,8 @@
-"""A worker: trains a path for a phase of tau steps, with the programs of SPMD on its own devices [2.5, 3].
+"""A worker: trains a path for a phase of tau steps, with the SPMD programs on its own devices [2.5, 3].
 
-AdamW state stays with the worker that trains the path, its holder; who lacks it replays (lineage.py). A worker may span
-several hosts (`worker_hosts`): all of them train, and the first does the rest.
+The AdamW state of a path stays with the worker that trains the path, its holder. A worker without the state trains the
+phases since the last published state again (lineage.py). A worker may span several hosts (`worker_hosts`): all of them
+train, and the first does everything else.
 """
 
 import contextlib
@@ -45,50 +46,50 @@ from dipaco_jax.registry.registry import Fact, Task
 from dipaco_jax.storage import tensors
 
 TRAIN = ('train', 'piece')
-KINDS = ('prepare', *TRAIN, 'reroute')  # of a worker of one host
+KINDS = ('prepare', *TRAIN, 'reroute')  # kinds of tasks of a worker with one host
 
 
 class Beginning(NamedTuple):
   """Where the training for a task begins."""
 
-  parts: tuple[Part, ...]  # to train: those to replay, then the task's own
-  step: int  # of the phase, in the first of them
-  state: PathState  # at that step
-  fresh: bool  # whether a path without inner state gets a fresh one, rather than the base model's
+  parts: tuple[Part, ...]  # parts to train: those to replay, then the task's own
+  step: int  # of the phase, where the first part begins
+  state: PathState  # before that step
+  fresh: bool  # whether a path without inner state gets a fresh one instead of the base model's
 
 
 class Trained(NamedTuple):
-  """A piece of a phase that was trained."""
+  """The result of training a piece of a phase."""
 
   metrics: PhaseMetrics
-  sent: dict[str, Sent]  # by level, of those that leave after it
+  sent: dict[str, Sent]  # by level, for the levels that are sent after the piece
   state: PathState
-  loss: float | None  # on the hold-out, at the end of the phase
-  evaluations: list[Fact]  # of the version that the phase began with, if this piece is where that is evaluated
+  loss: float | None  # hold-out loss at the end of the phase
+  evaluations: list[Fact]  # of the version at the beginning of the phase, if this piece evaluates it
 
 
 class Worker:
-  """Does a worker's tasks of all kinds, with the states that it holds; of several hosts, the first has this."""
+  """Performs all tasks of a worker, with the states that it holds. Only the first of several hosts has a Worker."""
 
   def __init__(self, held: HeldStates, hosts: Hosts | None = None, line: Line | None = None):
     self.held = held
     self.hosts = hosts or Hosts()
     self.line = line or Line()
-    self.scheduler = futures.ThreadPoolExecutor(1)  # of what may be trained before this is published
+    self.scheduler = futures.ThreadPoolExecutor(1)  # schedules tasks that may begin before this one is published
     self.at_work: tuple[int, Part] | None = None  # path and piece that are being trained
     self.is_warm = False  # whether anything has been trained
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
-    """Does a task; returns what publishes its facts."""
+    """Performs a task; returns a function that publishes its facts."""
     if task.kind in TRAIN:
       return self.train(island, task, lease)
     return {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard}[task.kind](island, task, lease)
 
   def fetch(self, island: Island, task: Task) -> Callable[[], Beginning]:
-    """Reads what the training for a task begins with (a path's shard, parameters and state); returns what returns it.
+    """Reads a path's shard, parameters and state for a task; returns a function that returns the task's beginning.
 
-    A task that follows the piece that is being trained now begins with the state after that piece. Then only the
-    modules that it takes over are read ahead, and the call reads the rest. Raises Later.
+    If the previous piece of the path is still being trained, only the modules that the task takes over are read now,
+    and the returned function reads the rest. Raises Later.
     """
     path, part = int(task.key), pieces.part_of(island, task)
     inner_phase.make_job(island, island.round_of(part.phase))
@@ -100,7 +101,7 @@ class Worker:
     return lambda: beginning
 
   def find_beginning(self, island: Island, task: Task) -> Beginning:
-    """Finds the newest state that the training for a task can begin from, and reads it."""
+    """Finds and reads the newest state from which the training of a task can begin."""
     path = int(task.key)
     if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
@@ -117,19 +118,19 @@ class Worker:
 
   @contextlib.contextmanager
   def looking_again(self, island: Island, task: Task, first: Part) -> Iterator[None]:
-    """Raises Later instead of Gone where a newer state than that before `first` is there by now.
+    """Raises Later instead of Gone if a newer state than the one before `first` has become available.
 
-    A state may be published late, and the modules that led to it are deleted then: nobody has to make them again.
+    When a state is published late, the modules that led to it are deleted, and need not be computed again.
     """
     try:
       yield
     except Gone as e:
       if lineage.find(island, self.held, task).parts[0] > first:
-        raise Later(f'a newer state of path {task.key} is available by now: {e}') from e
+        raise Later(f'a newer state of path {task.key} has become available: {e}') from e
       raise
 
   def train(self, island: Island, task: Task, lease: Lease) -> Publish:
-    """Trains a piece of a path's phase, or the rest of what was begun on this machine."""
+    """Trains a piece of a path's phase, or the rest of a piece that was begun on this machine."""
     path = int(task.key)
     part = pieces.part_of(island, task)
     self.at_work = None
@@ -159,16 +160,16 @@ class Worker:
         objects = {} if why else write_objects(island, path, part, trained.sent)
         own_levels.publish(island, own_modules, state)
       kind, number = pieces.fact_name(island, part)
-      noted = about | judged | (earlier(island, path, part, about) if pieces.is_last(island, part) else {})
+      noted = about | judged | (phase_sums(island, path, part, about) if pieces.is_last(island, part) else {})
       checkpoint = schedule.checkpoint_fact(path, number, objects, noted, kind, own_modules)
       excluded = [screening_facts.exclusion(island, path, part.phase, why, island.name)] if why else []
-      self.hold(island, checkpoint, state)  # before the fact, which says that it is there
+      self.hold(island, checkpoint, state)  # before the fact, which announces it
       return [checkpoint, *excluded, *own_modules, *trained.evaluations]
 
     return publish
 
   def schedule_next(self, island: Island, path: int, part: Part):
-    """Schedules what may be trained before a piece is published; what is published schedules it too."""
+    """Schedules the tasks that may begin before a piece is published; publishing the piece schedules them, too."""
     try:
       schedule.go_on(island, path, part, self.held.holder)
     except Exception as e:
@@ -176,7 +177,7 @@ class Worker:
 
   @time_use.doing(time_use.LOST)
   def replay(self, island: Island, lease: Lease, beginning: Beginning) -> tuple[Beginning, dict[str, Any]]:
-    """Repeats the pieces before the task's own; returns where that begins, and what its checkpoint notes of this."""
+    """Replays the pieces before the task's own; returns the task's beginning, and the note for its checkpoint."""
     path = int(lease.task.key)
     parts = beginning.parts
     began = time.monotonic()
@@ -184,7 +185,7 @@ class Worker:
     if len(parts) == 1:
       return beginning, {}
     first, last = parts[0].phase + 1, parts[-2].phase + 1
-    logging.warning('path %d: its state is not available here, phases %d to %d are trained again', path, first, last)
+    logging.warning('the state of path %d is not available here; phases %d to %d are trained again', path, first, last)
     for i, part in enumerate(parts[:-1]):
       lease.about['replay'] = [part.phase + 1, first, last]
       with self.looking_again(island, lease.task, part):
@@ -195,7 +196,7 @@ class Worker:
         is_other, state = self.hold_replayed(island, path, part, trained.sent, own_modules, state)
         differing |= {part.phase} if is_other else set()
         try:
-          beginning = go_on(island, path, parts[i + 1 :], path_exchange.after(island, part, state))
+          beginning = begin_after(island, path, parts[i + 1 :], path_exchange.after(island, part, state))
         except Gone:
           send_again(island, path, part, trained.sent)
           raise
@@ -204,7 +205,7 @@ class Worker:
     return beginning, {'replay': {'phases': phases, 'seconds': seconds, 'differing': sorted(differing)}}
 
   def train_first(self, island: Island, lease: Lease, beginning: Beginning) -> Trained:
-    """Trains the first of the pieces from where it begins."""
+    """Trains the first piece of a beginning."""
     path, part = int(lease.task.key), beginning.parts[0]
     is_replay = len(beginning.parts) > 1
     phase, piece = part.phase, pieces.piece(island, part)
@@ -219,7 +220,7 @@ class Worker:
         lease.ahead(left)
         ahead.look(left)
       if self.hosts.is_alone:
-        lease.check()  # other hosts would wait in vain for a process that ends here
+        lease.check()  # an error here would leave the other hosts waiting
       if kept and not lease.is_copy:
         writer.submit(keep, after, state._replace(params=kept.params, inner=kept.inner).to_arrays())
 
@@ -234,7 +235,7 @@ class Worker:
     start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due)
     begins_with = path_exchange.version(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
-      if not is_replay and not pieces.is_last(island, part):  # else whether it takes part has to be seen first
+      if not is_replay and not pieces.is_last(island, part):  # a last piece may be excluded, which is not known yet
         self.scheduler.submit(self.schedule_next, island, path, part)
       result = inner_phase.run(island, self.hosts, start, state, begins_with, done)
     if result.evaluation:
@@ -247,15 +248,16 @@ class Worker:
   def hold_replayed(
     self, island: Island, path: int, part: Part, sent: dict[str, Sent], own_modules: list[Fact], state: PathState
   ) -> tuple[bool, PathState]:  # fmt: skip
-    """Holds the state after a piece that was trained again.
+    """Holds the state after a replayed piece.
 
-    Returns whether it differs from what was published, and the state, which may have been excluded then.
+    Returns whether the results differ from the published ones, and the state, marked as excluded if the
+    published piece was.
     """
     kind, number = pieces.fact_name(island, part)
     published = island.registry.facts(kind, [str(path)], number)
     state = state._replace(excluded=state.excluded or any('excluded' in fact.meta for fact in published))
     self.hold_piece(island, path, part, state)
-    if not published:  # its task is at work, or will be done again
+    if not published:  # its task is running, or will run again
       return False, state
     self.hold(island, published[0], state)
     if levels := [*lineage.differing_levels(published[0], sent), *own_levels.differing(island, own_modules)]:
@@ -268,27 +270,25 @@ class Worker:
 
   def hold(self, island: Island, checkpoint: Fact, state: PathState):
     """Holds a path's state after the phase of this checkpoint."""
-    key, is_closed = (
-      Key(int(checkpoint.key), checkpoint.number, checkpoint.sha256),
-      island.timetable.is_closed(checkpoint.number),
-    )
-    goes_on = island.own or not state.excluded  # else the path begins anew
-    if checkpoint.kind == pieces.CHECKPOINT and goes_on and (lineage.has_state(island) or not is_closed):
+    key = Key(int(checkpoint.key), checkpoint.number, checkpoint.sha256)
+    is_closed = island.timetable.is_closed(checkpoint.number)
+    continues = island.own or not state.excluded  # an excluded path begins again with fresh state
+    if checkpoint.kind == pieces.CHECKPOINT and continues and (lineage.has_state(island) or not is_closed):
       carried = path_exchange.carried(island, checkpoint.number, state)
       self.held.put(key, carried)
       if lineage.publishes_state(island, key.path, key.phase):
         self.held.set_aside(key, carried)
 
   def hold_piece(self, island: Island, path: int, part: Part, state: PathState):
-    """Holds a path's whole state after a piece, for the next one, where that does not begin from modules alone."""
+    """Holds a path's whole state after a piece, unless the next piece begins from modules alone."""
     following = pieces.after(island, part)
     if following and not pieces.begins_whole(island, following):
       key = Key(path, part.phase, lineage.origin(island, path, part.phase), pieces.piece(island, part).end)
       self.held.put_piece(key, path_exchange.after(island, part, state).to_arrays())
 
 
-def go_on(island: Island, path: int, parts: tuple[Part, ...], state: PathState) -> Beginning:
-  """Returns where the training of these pieces begins after a path's state at the end of the one before."""
+def begin_after(island: Island, path: int, parts: tuple[Part, ...], state: PathState) -> Beginning:
+  """Returns the beginning of these pieces, given a path's state after the previous piece."""
   first = parts[0]
   fresh = first.nth == 0 and lineage.previous(island, path, first.phase)[1]
   if fresh or pieces.begins_whole(island, first):
@@ -298,7 +298,7 @@ def go_on(island: Island, path: int, parts: tuple[Part, ...], state: PathState) 
 
 
 def first_state(island: Island, path: int, beginning: Beginning) -> PathState:
-  """Returns the state that the first inner step begins with; at the beginning of a piece it has new modules."""
+  """Returns the state before the first inner step; at the beginning of a piece, it includes the new modules."""
   part = beginning.parts[0]
   if beginning.step == pieces.piece(island, part).begin and not pieces.begins_whole(island, part):
     return path_exchange.mixed(island, path, part, beginning.state)
@@ -308,7 +308,7 @@ def first_state(island: Island, path: int, beginning: Beginning) -> PathState:
 def send(
   island: Island, path: int, part: Part, before: PathState, trained: PathState
 ) -> tuple[dict[str, Sent], PathState]:
-  """Returns what a path sends after a piece, by level, and its state then; `before` is its state before the piece."""
+  """Returns the messages of a path after a piece, by level, and its new state; `before` is its state before it."""
   sent, residuals = path_exchange.send(island, path, part, trained, before)
   leaving = island.timetable.left(pieces.piece(island, part).sent, part.phase)
   left = before.left | path_exchange.of_levels(island, trained.params, leaving)
@@ -316,9 +316,9 @@ def send(
 
 
 def send_again(island: Island, path: int, part: Part, sent: dict[str, Sent]):
-  """Writes what a replayed piece has sent where it is lost: the version that follows has to be made from it again.
+  """Writes lost messages of a replayed piece again, from which the next version has to be computed again.
 
-  Otherwise the piece would be a task again, which begins with a state that the replay has left behind.
+  Otherwise the piece would become a task again, and begin with a state that the replay has already passed.
   """
   kind, number = pieces.fact_name(island, part)
   for fact in island.registry.facts(kind, [str(path)], number):
@@ -329,15 +329,15 @@ def send_again(island: Island, path: int, part: Part, sent: dict[str, Sent]):
 
 
 def write_objects(island: Island, path: int, part: Part, sent: dict[str, Sent]) -> dict[str, list[str]]:
-  """Writes an object for each level, so that an executor reads its own module's part only."""
+  """Writes an object for each level, so that an executor reads only the part of its own module."""
   kind, number = pieces.fact_name(island, part)
   prefix = f'paths/{part.phase}/{path}' + (f'.{number}' if kind == pieces.PIECE else '')
   shared = {level: message for level, message in sent.items() if level not in island.own}
   return {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in shared.items()}
 
 
-def earlier(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:
-  """Returns what the checkpoint of a phase notes in place of what was measured of its last piece alone."""
+def phase_sums(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:
+  """Returns measurements summed over the pieces of a phase, which its checkpoint notes instead of the last piece's."""
   metas = [*(fact.meta for fact in pieces.earlier_facts(island, part.phase, [str(path)])), about]
   sums: dict[str, Any] = {name: sum(meta[name] for meta in metas) for name in ('timed_steps', 'timed_s', 'busy_s')}
   return sums | {'rows': [row for meta in metas for row in meta['rows']], 'started': metas[0]['started']}

@@ -1,8 +1,7 @@
-"""A worker of several hosts [3]: the first has tasks and leases, and publishes; the others train what it tells them.
+"""A worker with several hosts [3]: the first claims and publishes tasks; the others train what it sends them.
 
-All run the same programs in the same order, and their collectives keep them in step. They fail together too: where one
-fails or is preempted, all end, and the first hands its tasks back, or their leases run out. Whoever started the
-processes starts them again.
+All hosts run the same programs in the same order, and their collectives keep them in step. If one host fails or is
+preempted, all end, and the first releases its tasks, or their leases expire. The launcher has to restart them.
 """
 
 import contextlib

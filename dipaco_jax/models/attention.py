@@ -57,7 +57,7 @@ def attend_cached(
 
 
 def put(cache: Array, new: Array, position_B: Array, axis: int = 1) -> Array:
-  """Returns a cache with what is new, which has one position, at the position of each text along `axis`.
+  """Returns a cache with new values, of one position, at the position of each text along `axis`.
 
   A single row is written twice: one update XLA for CPU fuses into its readers, and copies the cache at every step.
   """

@@ -21,12 +21,12 @@ SECOND = 6  # the first token of the second segment
 READ = np.array([12, 12, 12, 4, 5, 7])  # tokens of each row that are read at one time, before others come one by one
 GROWN = 3  # the first row whose tokens come so
 STEPS = 2
-NOISE = 0.02  # added to fresh parameters, some of which may be 0 and hide what is behind them
-NEAR = 0.05  # of what a block adds: products of float32 are of bfloat16 on a TPU
+NOISE = 0.02  # added to fresh parameters, because zeros among them may hide the parameters behind them
+NEAR = 0.05  # relative to the output of a block, because a TPU computes float32 products in bfloat16
 
 
 class Rows(NamedTuple):
-  """What a block reads: three rows of two segments, of which two differ from the first in a part, then texts."""
+  """Inputs of a block: three rows of two segments, two of which differ partly from the first, then texts."""
 
   x_BLD: jax.Array
   positions_BL: jax.Array
@@ -62,7 +62,7 @@ def _rows(model: Transformer) -> Rows:
 
 
 def _differences(model: Transformer, block: nn.Module, variables: Any, rows: Rows) -> dict[str, float]:
-  """Returns {what is wrong: by how much, as a part of what the block adds}."""
+  """Returns {problem: error relative to the output of the block}."""
 
   @jax.jit
   def run(*args: Any) -> Any:

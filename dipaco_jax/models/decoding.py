@@ -1,8 +1,8 @@
 """Decoding of one path token by token: the key-value cache, and sampling of the next token. Pure.
 
-What a block keeps of a token, as its keys and values, depends only on it and on earlier tokens: it is computed once and
-kept [arXiv 1911.02150].
-Where the path may change [2.4.3], the hidden states that enter some blocks are kept too. If two paths first differ in
+The state that a block keeps of a token, such as keys and values, depends only on this and earlier tokens, and is
+computed once [arXiv 1911.02150].
+If the path may change [2.4.3], the hidden states that enter some blocks are kept too. If two paths first differ in
 block n, then all below n is the same, and computing blocks n and up once for all tokens turns the cache of one path
 into that of the other.
 
@@ -44,9 +44,9 @@ class Entry(NamedTuple):
 class SamplingParams(NamedTuple):
   """Sampling parameters of each of B texts."""
 
-  seed: jax.Array  # [B] uint32: the token at position n is drawn by (seed, n), whatever the batch and the path
+  seed: jax.Array  # [B] uint32: the token at position n is drawn by (seed, n), independent of batch and path
   temperature: jax.Array  # [B]; 0 takes the likeliest token
-  top_k: jax.Array  # [B] int32: sample among so many likeliest tokens; 0 for all
+  top_k: jax.Array  # [B] int32: number of most likely tokens to sample from; 0 means all
   top_p: jax.Array  # [B]: sample among the fewest likeliest tokens of this total probability
 
 
@@ -195,7 +195,7 @@ def capacity(model: Transformer, cache: Cache) -> int:
 
 
 def resize(model: Transformer, cache: Cache, num_positions: int) -> Cache:
-  """Returns a cache of so many positions: the first ones, or all and then some of 0."""
+  """Returns a cache with a number of positions: the first ones, or all, padded with zeros."""
 
   def one(axis: int, x: jax.Array) -> jax.Array:
     more = num_positions - x.shape[axis] if axis else 0

@@ -83,7 +83,7 @@ def flash(
   """Returns attention, [B, L, H, K], in the type of q.
 
   Args:
-    q_BLHK: queries, of a shape and type that `takes` takes.
+    q_BLHK: queries, of a shape and type that `takes` accepts.
     k_BLGK, v_BLGK: keys and values; G divides H, and H / G queries share a head of these.
     segments_BL: segment ids; those of a segment are next to each other.
     scores: how queries and keys are scored; a cap is not supported.

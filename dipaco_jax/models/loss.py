@@ -66,8 +66,8 @@ def summed_nll(
 
       dx = w (softmax - onehot) head^T        dhead = x^T w (softmax - onehot)
 
-  The head is rounded to the dtype of x; its gradient has its own. With `vocab_chunk` logits of so many tokens of the
-  vocabulary exist at one time: the largest divisor of its size that is at most that, or all if it is not half of that.
+  The head is rounded to the dtype of x; its gradient has its own. With `vocab_chunk`, the logits of a part of the
+  vocabulary are in memory at one time: the largest divisor of its size up to that, or all if that is less than half.
   """
   return jnp.sum(token_nll(x_ND, head_DV.astype(x_ND.dtype), targets_N, chunk) * weights_N)
 
@@ -102,7 +102,7 @@ def _of_chunk(
 
 
 def _dlogits(logits_CM: jax.Array, log_z_C: jax.Array, targets_C: jax.Array, weights_C: jax.Array) -> jax.Array:
-  """Returns w (softmax - onehot), of targets outside of 0 to M - 1 without the latter."""
+  """Returns w (softmax - onehot); for targets outside of 0 to M - 1, onehot is 0."""
   onehot_CM = jax.nn.one_hot(targets_C, logits_CM.shape[1], dtype=jnp.float32)
   return (jnp.exp(logits_CM - log_z_C[:, None]) - onehot_CM) * weights_C[:, None]
 
@@ -112,8 +112,8 @@ def _of_chunk_by_parts(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
   """Returns the results of `_of_chunk`, computed from logits of `part` tokens at one time: P parts of M tokens.
 
-  A first pass computes the logits and sums their exponentials, a second one computes the gradients. For that the logits
-  are kept in the dtype of x, less the largest of their part: what has to be exact is near 0.
+  A first pass computes the logits and sums their exponentials, a second one computes the gradients. In between, the
+  logits are kept in the dtype of x, minus the maximum of their part, because only values near 0 have to be exact.
   """
   D, V = head_DV.shape
   head_PMD, first_P = head_DV.T.reshape(-1, part, D), jnp.arange(0, V, part)

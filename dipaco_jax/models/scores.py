@@ -7,7 +7,7 @@ class Scores(NamedTuple):
   """How queries and keys are scored."""
 
   window: int = 0  # tokens that a token sees, itself included; 0: all before it
-  query_scale: float = 0.0  # products are divided by its root; 0: by that of K
+  query_scale: float = 0.0  # products are divided by its square root; 0 means K
   cap: float = 0.0  # c, of c tanh(x / c); 0: none
 
   def factor(self, size: int) -> float:

@@ -1,6 +1,6 @@
 """The decoder-only transformer of a path, in the shapes of common model families (`huggingface/families`).
 
-Its blocks are those of `block`, or of the user's own. Parameters are float32, computation is in `dtype`. The patterns
+Its blocks are those of `block`, or user-defined ones. Parameters are float32, computation is in `dtype`. The patterns
 of levels match the parameters' names, which are stable:
 
     embed/tokens                   [V, D]
@@ -78,9 +78,9 @@ class Transformer(nn.Module):
     return x_BLD
 
   def _scanned(self, x_BLD: jax.Array, positions_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
-    """Scans one period of blocks over stacked matrices; what is left of the last period follows, block by block.
+    """Scans one period of blocks over stacked matrices; the rest of the last period follows, block by block.
 
-    That compiles as many times faster as there are periods, but copies the matrices.
+    Compilation is faster by the number of periods, but matrices are copied.
     """
     c = self.config
     every = block_lib.period(self.config)
@@ -161,7 +161,7 @@ def make_model(config: settings.Model, vocab_size: int) -> Transformer:
 
 
 def for_device(config: settings.Model, platform: str) -> settings.Model:
-  """Replaces 'auto' in a config by what it means on 'cpu', 'tpu' or the 'gpu' at hand."""
+  """Replaces 'auto' in a config by its meaning on 'cpu', 'tpu' or this 'gpu'."""
   dtype = 'float32' if platform == 'cpu' else 'bfloat16'
   gpus = 'flash' if platform == 'gpu' and flash.runs_here() else 'xla'
   kernel = {'tpu': 'splash', 'cpu': 'blocked'}.get(platform, gpus)

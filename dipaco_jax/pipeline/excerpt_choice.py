@@ -71,7 +71,7 @@ class Reader:
   def route(self, windows: Sequence[np.ndarray], lengths: Sequence[int], size: int, row_length: int) -> list[int]:
     """Returns the router's path of each window of `chunk_losses.windows`, in `size` rows of `row_length` at a time.
 
-    `lengths` are the texts' as far as they are known then, for a router of the user's own.
+    `lengths` are the texts' as far as they are known then, for a user-defined router.
     """
     if not isinstance(self.fitted, own_router.OwnRouter):
       packed = chunk_losses.pack_windows(windows, self.prefix_tokens, row_length)

@@ -24,7 +24,7 @@ MAX_FEATURE_BYTES = 2**30
 def compute(run: run_lib.Run, split: str, indices: np.ndarray | None = None) -> Iterator[np.ndarray]:
   """Yields z of a split's sequences (all, or those at `indices`), float32 [FEATURE_ROWS, D] at a time, or fewer.
 
-  They are read from the kept file, which is made first; where it would be too large (`keep`), they are computed.
+  They are read from the kept file, which is made first; if it would be too large (`keep`), they are computed.
   """
   indices = np.arange(len(run.sequences(split))) if indices is None else indices
   if (file := keep(run, split)) is None:
@@ -38,7 +38,7 @@ def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
   """Makes `features/<split>.npy` if it is missing; returns it, or None if it would be too large to keep."""
   file, everything = run.workdir / 'features' / f'{split}.npy', np.arange(len(run.sequences(split)))
   if not seals.keep_if_whole(file):
-    if run.disk.is_apart and not processes.is_first():  # nobody else would read them, and it needs its share only
+    if run.disk.is_apart and not processes.is_first():  # no other process reads them, and each needs only its share
       return None
     if 4 * len(everything) * run.settings.model.width > MAX_FEATURE_BYTES:
       return None

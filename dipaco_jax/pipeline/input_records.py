@@ -16,7 +16,7 @@ class Inputs(NamedTuple):
   stages: dict[str, dict[str, dict[str, Any]]]  # {stage: {field: {'digest', 'files': {path: digest}}}}
 
   def digests(self, stage: str) -> dict[str, str]:
-    """Returns {field: digest} of what a stage has read."""
+    """Returns {field: digest} of the inputs that a stage has read."""
     return {field: about['digest'] for field, about in self.stages.get(stage, {}).items()}
 
 

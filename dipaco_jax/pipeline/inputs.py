@@ -26,7 +26,7 @@ AWAY = (OSError, InputError, Unavailable)
 
 
 def find_inputs(s: settings_lib.Settings, stage: str) -> dict[str, content.Content]:
-  """Returns {field: content} of what a stage reads. Raises InputError if that is not there."""
+  """Returns {field: content} of the inputs of a stage. Raises InputError if they do not exist."""
   if stage == 'pretrain' and s.pretrain.init:
     names = ('config.json', *weight_files.find(s.pretrain.init))
     return {MODEL: _content_of(s.pretrain.init, names)}
@@ -47,7 +47,7 @@ def _content_of(folder: str, names: tuple[str, ...]) -> content.Content:
 
 
 def compute_digests(workdir: pathlib.Path, s: settings_lib.Settings, stage: str) -> dict[str, str]:
-  """Returns {field: digest} of what a stage would read now, and keeps digests of files for the next time."""
+  """Returns {field: digest} of the present inputs of a stage, and keeps digests of files for the next time."""
   known = input_records.read_inputs(workdir)
   described = _describe(s, stage, digests := content.Digests(known.files))
   if digests.known != known.files:
@@ -56,8 +56,8 @@ def compute_digests(workdir: pathlib.Path, s: settings_lib.Settings, stage: str)
 
 
 def _describe(s: settings_lib.Settings, stage: str, digests: content.Digests) -> dict[str, dict]:
-  """Returns {field: {'digest', 'files': {path: digest}}} of what a stage would read now."""
-  with display.doing('comparing text and models with what is known of them', tells=False):
+  """Returns {field: {'digest', 'files': {path: digest}}} of the present inputs of a stage."""
+  with display.doing('comparing text and models with their records', tells=False):
     contents = find_inputs(s, stage)
     return {
       field: {'digest': digests.of_content(of), 'files': digests.of_files(file.path for file in of.files)}
@@ -102,7 +102,8 @@ def check_unchanged(run: run_lib.Run, stage: str) -> None:
 def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = True) -> None:
   """Raises InputError, with the fix, if inputs of a finished stage have changed. Inputs that are gone are ignored.
 
-  `keeps`: whether digests of files are kept for the next time, as where no other process is at work in the workdir.
+  `keeps`: whether digests of files are kept for the next time, which requires that no other process is running in the
+  workdir.
   """
   known = input_records.read_inputs(workdir)
   digests = content.Digests(known.files)
@@ -110,7 +111,7 @@ def check_inputs(workdir: pathlib.Path, s: settings_lib.Settings, keeps: bool = 
     if known.stages.get(stage) and _is_used(workdir, stage):
       for field, about in known.stages[stage].items():
         for path, change in _find_changed(s, field, about['files'], digests):
-          fix = f'restore what was read, or use another --workdir than {workdir}'
+          fix = f'restore the files that were read, or use another --workdir than {workdir}'
           raise InputError(f'config.{field}: {path} {change} stage {stage} of this run read the files: {fix}')
   if keeps and digests.known != known.files:
     input_records.write_inputs(workdir, known._replace(files=digests.known))

@@ -26,7 +26,7 @@ from dipaco_jax.storage import files, module_store, publishing
 from dipaco_jax.telemetry import metrics_log
 from dipaco_jax.training import mesh
 
-# May be gone: no longer needed, or made again when they are; of a tokenizer's files some are there.
+# Files that may be missing: they are not needed any more, or made again; of a tokenizer's files, some exist.
 OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 
 
@@ -178,7 +178,7 @@ def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_
   """Raises InputError if the new number of phases would change whether a phase that has begun is closed."""
   before, now = (choices.make_timetable(s, {}) for s in (old, new))
   steps = (row for row in metrics_log.read_rows(workdir) if (row['stage'], row['kind']) == ('train', 'step'))
-  begun = max((row['phase'] + 2 for row in steps), default=0)  # the one at work, and the next: rows come a little late
+  begun = max((row['phase'] + 2 for row in steps), default=0)  # also the next phase: rows come late
   if any(before.is_closed(phase) != now.is_closed(phase) for phase in range(min(begun, old.train.phases))):
     raise InputError(
       f'config.train.phases={new.train.phases}: a run with streaming has to end as it was begun, '

@@ -106,7 +106,7 @@ def learned_choices(run: run_lib.Run, scored: token_losses.TokenLosses | None) -
 def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
   """Fine-tunes the chooser from the base on router data [7.2.2], keeps it, and lets it choose."""
   s, data = run.settings, run.sequences('train')
-  for older in file.parent.glob('chosen-*.npy'):  # what another chooser chose, which is about to be replaced
+  for older in file.parent.glob('chosen-*.npy'):  # choices of another chooser, which are about to be replaced
     older.unlink()
   indices, labels_NL = np.flatnonzero(features.router_data(run)), chunk_router.labels(scored.nll)
 

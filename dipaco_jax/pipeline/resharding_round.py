@@ -1,4 +1,4 @@
-"""Discriminative re-sharding: a round of approximate EM over router data, which no training has seen [2.4.2, 7.2.1].
+"""Discriminative re-sharding: a round of approximate EM over router data, on which no path has trained [2.4.2, 7.2.1].
 
 Every path scores each router sequence, S[i, p] = sum_j log p_p(token j | before) over the targets after the prefix; the
 best path is its label. A classifier learns labels from the prefix's feature z, and a bias makes the frequencies that it
@@ -106,7 +106,7 @@ def fill(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths_NT: 
   Changes the training sequences' `paths_NT` in place; returns how many each path was given, for the record.
   """
   given_P = np.zeros(run.layout.grid.num_paths, np.int64)
-  for _ in range(ATTEMPTS):  # since what is given away may change what is held back
+  for _ in range(ATTEMPTS):  # because moved sequences may change what is held back
     dealt = route_stage.deal(run, paths_NT.copy(), len(given_P))
     trains_N = (dealt.assignment[:, 0] >= 0) & ~dealt.held
     count_P = np.bincount(paths_NT[trains_N].reshape(-1), minlength=len(given_P))

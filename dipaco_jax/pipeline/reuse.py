@@ -16,7 +16,7 @@ from dipaco_jax.pipeline import inputs, run as run_lib, stage as stage_lib, stag
 from dipaco_jax.storage import files, publishing, seals
 from dipaco_jax.telemetry import metrics_log
 
-# May be gone: no longer needed, or made again when they are; of a tokenizer's files some are there.
+# Files that may be missing: they are not needed any more, or made again; of a tokenizer's files, some exist.
 OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 
 
@@ -24,7 +24,7 @@ def take_stages(run: run_lib.Run, other: pathlib.Path):
   """Reuses the stages that `other` has finished with the same settings and inputs, up to the first that differs.
 
   Files are linked where they are on one disk: they are never written again. Raises InputError if there is no run in
-  `other`, seals.Damaged where what would be taken is not as it was written.
+  `other`, seals.Damaged if what would be taken is not as it was written.
   """
   theirs = stage_records.read_settings(other)
   for one in stage_lib.STAGES:
@@ -65,12 +65,12 @@ def _find_other_input(run: run_lib.Run, record: dict[str, Any], name: str) -> st
 
 
 def _find_missing(run: run_lib.Run, other: pathlib.Path, one: stage_lib.Stage) -> str:
-  """Returns what a stage of another run lacks, '' if nothing, or if this run has its own."""
+  """Returns a missing part of a stage of another run; '' if none is missing, or if this run has its own stage."""
   needed = [path for path in one.artefacts if path not in OPTIONAL]
   if one.name == 'tokenize':
     needed += tokenizer_files.names(run.settings.tokenizer, lambda name: (other / name).exists())
   missing = [path for path in needed if not (other / path).exists()]
-  return f'{other / missing[0]} has gone' if missing and not run.record(one.name) else ''
+  return f'{other / missing[0]} no longer exists' if missing and not run.record(one.name) else ''
 
 
 def _take(run: run_lib.Run, other: pathlib.Path, one: stage_lib.Stage, record: dict[str, Any]):

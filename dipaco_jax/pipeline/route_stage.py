@@ -139,7 +139,7 @@ def _routed(run: run_lib.Run, fitted: own_router.AnyRouter, split: str, top_n: i
 
 
 def _assign_within(run: run_lib.Run, fitted: own_router.AnyRouter, capacity: float) -> np.ndarray:
-  """Returns the paths [N, 1] of training text, none of which gets more than `capacity` times the mean."""
+  """Returns the paths [N, 1] of training text. No path gets more than `capacity` times the mean."""
   num_paths, scores_NP = run.layout.grid.num_paths, scores(run, fitted, 'train')
   return within(scores_NP, math.ceil(capacity * len(scores_NP) / num_paths))[:, None]
 
@@ -184,7 +184,7 @@ def publish_routes(run: run_lib.Run, number: int, assign, others: dict[str, file
 
 
 def parts_folder(run: run_lib.Run, number: int) -> pathlib.Path:
-  """Returns the folder of a round's router and of what it has routed so far."""
+  """Returns the folder of a round's router and its routes so far."""
   return run.workdir / 'routing' / f'{number}-parts'
 
 
@@ -249,7 +249,7 @@ def write_shard_parts(run: run_lib.Run, folders: list[pathlib.Path], assign: Cal
 
 
 def _publish_shards(run: run_lib.Run, done: pathlib.Path, folder: pathlib.Path, num_shards: int):
-  """Publishes the shards when all parts are there. Raises InputError if a path has no text."""
+  """Publishes the shards when all parts exist. Raises InputError if a path has no text."""
   meta = shards.merge_meta(str(folder), num_shards, run.settings.model.seq_len)
   empty = [path for path, rows in enumerate(meta['shard_rows']) if not rows]
   if empty and done.name != 'base':

@@ -36,7 +36,7 @@ class Run:
   metrics: metrics_log.Metrics
   compilations: collections.Counter[str]
   stop_requested: Callable[[], bool]
-  # Inside it, a signal only sets stop_requested, where there is something to save.
+  # Inside the block, a signal only sets stop_requested, if there is something to save.
   graceful: Callable[[Callable[[], bool]], contextlib.AbstractContextManager]
   num_devices: int = 0  # that are used, the first ones; 0: all
   disk: disks.Disk = disks.SHARED  # of the workdir
@@ -78,7 +78,7 @@ class Run:
 
   @functools.cached_property
   def control_programs(self) -> programs_lib.Programs:
-    """Programs of the dense control: those of the base model, unless its batches or its schedule are others."""
+    """Programs of the dense control: those of the base model, unless its batches or its schedule differ."""
     dense = dense_control.control_settings(self.settings)
     programs = self._programs(dense, 'train')
     is_same = programs.placement == self.base_programs.placement and dense.decay_steps == self.settings.decay_steps
@@ -97,7 +97,7 @@ class Run:
   def validation_bytes(self) -> np.ndarray:
     """Returns the bytes of text after the prefix of each validation sequence, int64 [N]: those of the original text.
 
-    Of files of tokens, they are those of the tokens' own text.
+    For files of tokens, they are the bytes of the decoded text.
     """
     validation = self.sequences('validation')
     if (counted := validation.scored_bytes()) is not None:

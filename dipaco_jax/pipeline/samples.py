@@ -100,7 +100,7 @@ class Sampler:
     return transcript.take(final=True)
 
   def texts(self, params: Params) -> list[str]:
-    """Returns what a model continues each prompt with."""
+    """Returns a model's continuation of each prompt."""
     prompts_BL, seeds_B = np.stack(self.prompts), np.array(self.seeds, np.uint32)
     drawn = np.asarray(continue_texts(self.run.model, params, prompts_BL, seeds_B, self.num_tokens))
     return [self._text(prompt, tokens) for prompt, tokens in zip(self.prompts, drawn, strict=True)]

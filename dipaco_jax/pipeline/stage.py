@@ -15,9 +15,9 @@ class Stage(NamedTuple):
 
   name: str
   doing: str  # what `status` says while it runs
-  depends: tuple[str, ...]  # fields that it is the first to depend on; its digest covers those of the stages before too
+  depends: tuple[str, ...]  # fields that no earlier stage depends on; digests also cover those of earlier stages
   artefacts: tuple[str, ...] = ()  # paths in the workdir that another run may take over
-  leftovers: tuple[str, ...] = ()  # globs of what another config cannot use
+  leftovers: tuple[str, ...] = ()  # globs of files that another config cannot use
 
 
 STAGES = (
@@ -78,7 +78,7 @@ def since(name: str) -> tuple[Stage, ...]:
 def digest(settings: settings_lib.Settings, name: str) -> str:
   """Returns the sha256 of all fields that a stage's artefacts depend on.
 
-  `data.skip_bad_records` is none of them: what was made without it had no bad record, and is the same with it.
+  `data.skip_bad_records` is not one of them: artefacts made without it had no bad record, and are the same with it.
   """
   data = dataclasses.replace(settings.data, skip_bad_records=False)
   settings = dataclasses.replace(settings, data=data)

@@ -52,7 +52,7 @@ def read_stages(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
 
 
 def read_results(workdir: pathlib.Path) -> dict[str, dict[str, Any]]:
-  """Returns {stage: its result}; where text was sharded again, that of 'route' is about the newest shards."""
+  """Returns {stage: its result}. After re-sharding, the result of 'route' is about the newest shards."""
   results = {name: stage['result'] for name, stage in read_stages(workdir).items()}
   for round_result in results.get('train', {}).get('rounds', []):
     results['route'] = results['route'] | round_result
@@ -159,7 +159,7 @@ def stopwatch(workdir: pathlib.Path, name: str) -> Iterator[Callable[[], float]]
     yield elapsed
 
 
-# -- corrections: fields of config.json may change while there is a refusal; what was made, and still fits, is kept
+# -- corrections: after a rejected start, fields of config.json may change; artefacts that still fit are kept
 
 
 def read_refusal(workdir: pathlib.Path) -> str:

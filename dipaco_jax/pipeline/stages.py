@@ -1,8 +1,8 @@
 """The stages of a run, one after another: tokenize, pretrain, route, train, evaluate.
 
-Each stage leaves an artefact in the workdir that is published whole or not at all, and then its record
-`stages/<name>.json`: the digest of what it depended on, how long it took, and what it found. The same command again
-continues from what is there. After `route` nothing reads raw text again.
+Each stage publishes an artefact in the workdir atomically, and then its record `stages/<name>.json`: a digest of its
+inputs, its duration and its result. The same command again continues from the existing artefacts. After `route` nothing
+reads raw text again.
 """
 
 import logging
@@ -46,7 +46,7 @@ from dipaco_jax.training import (
   train_state as state_lib,
 )
 
-# Of what has no cause of its own, by stage.
+# Causes of time without a cause of its own, by stage.
 CAUSES = {
   'tokenize': time_use.STAGES,
   'pretrain': time_use.OTHER,

@@ -9,8 +9,8 @@ A folder holds a set of N sequences, at most L tokens of each:
     *.sha256                            seals
 
 A file is published whole, and a turn is skipped if all its paths have their files, so that a killed run resumes with
-the next one. Files of paths whose parameters have changed since are removed first. A path's file is written by the
-process whose device holds the path; memory is that of a few batches of the paths in flight, whatever N.
+the next one. Files of paths with changed parameters are removed first. The process with the device of a path writes its
+file. Memory is that of a few batches of the paths in flight, for any N.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ class Rows(NamedTuple):
   """Sequences to score, the first `length` tokens of each, one in a row."""
 
   sequences: Sequences
-  indices: np.ndarray  # [N], those of the file that are scored, in this order
+  indices: np.ndarray  # [N], the sequences of the file to score, in this order
   length: int
   batch_size: int
 
@@ -75,9 +75,9 @@ def write(
   Returns the losses on the first process.
 
   Args:
-    params_of_path: a path's parameters, on the host; asked for those that this process holds and has to score.
-    sources: what tells paths' parameters from others (`published`); a path whose source is another is scored again.
-    rows: the sequences; where they are not those recorded, all is made again.
+    params_of_path: returns a path's parameters, on the host; called for paths that this process holds and has to score.
+    sources: identities of the paths' parameters (`published`); a path with a different one is scored again.
+    rows: the sequences; if they differ from the recorded ones, all scores are computed again.
   """
   name = '/'.join(folder.parts[-2:])  # for the processes together, which may have mounted it at several places
   if disk.is_ours:
@@ -114,7 +114,7 @@ def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[
 
 
 def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pathlib.Path):
-  """Removes what is stale or was left by killed runs; then says what the files are made from, and writes `counts`."""
+  """Removes stale files and leftovers of killed runs; then records the sources of the files, and writes `counts`."""
   prefix = programs.settings.routing.prefix_tokens
   indices_sha256 = hashlib.sha256(np.asarray(rows.indices, '<i8').tobytes()).hexdigest()
   about: dict[str, Any] = {'paths': len(sources), 'sequences': len(rows.indices), 'length': rows.length}
@@ -132,7 +132,7 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
     file.unlink(missing_ok=True)
   # After the stale files are gone: a run killed in between removes the rest.
   publishing.write_json(meta, {'rows': about, 'sources': list(sources)})
-  for path in range(len(sources)):  # damaged files are removed before the processes look what is there
+  for path in range(len(sources)):  # remove damaged files before the processes list the files
     seals.keep_if_whole(nll_file(folder, path))
   if not seals.keep_if_whole(folder / 'counts.npy'):
     with _array_file(folder / 'counts.npy', np.dtype(bool), rows) as f:
@@ -143,7 +143,7 @@ def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pat
 
 
 def _write_turn(programs: Programs, params: Any, turn: Coordinates, rows: Rows, folder: pathlib.Path):
-  """Scores all sequences under the paths in flight; batches are read and dispatched ahead of what is written."""
+  """Scores all sequences under the paths in flight; batches are read and dispatched ahead of writing."""
   score, placement = program(programs), programs.placement
 
   def everywhere(x_BL: np.ndarray) -> jax.Array:

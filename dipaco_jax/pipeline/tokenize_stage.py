@@ -1,8 +1,8 @@
 """The stage `tokenize`: trains a tokenizer and makes sequences of all documents.
 
-Text is dealt out in parts, and parts to the processes of the job. Each is kept as soon as it is whole, so that a run
-that was stopped makes only those that are missing. They are in `tokenize-<digest>/`, where the digest is of
-the content of the text and the tokenizer: parts made of others are not mixed in.
+Text is divided into parts, and the parts among the processes of the job. Each part is kept as soon as it is complete,
+so that a resumed run makes only the missing ones. They are in `tokenize-<digest>/` with a digest of the content of the
+text and the tokenizer, so that parts of other text or another tokenizer are not mixed in.
 """
 
 import collections
@@ -157,7 +157,7 @@ def most_documents(data: settings.Data) -> int:
 
 
 def _publish(run: run_lib.Run, folder: Path, held: corpus.HeldBack):
-  """Publishes `sequences/` when all parts are there, and removes what was left of making it."""
+  """Publishes `sequences/` when all parts exist, and removes temporary files."""
   sequences_folder, parts = folder / 'sequences', run.settings.data.parts
   inputs.check_unchanged(run, 'tokenize')
   check_parts([sequences_folder / str(k) for k in range(parts)])
@@ -222,7 +222,7 @@ def _log_document_end(file: str, given: tokenizer.Tokenizer):
 
 
 def check_validation(s: settings.Settings, fraction: float):
-  """Raises InputError if no document of validation can be longer than the prefix, of which no loss counts."""
+  """Raises InputError if no validation document can be longer than the prefix, which no loss counts."""
   prefix, longest = s.routing.prefix_tokens, 0
   for document in corpus.documents(corpus.unlimited(source.settings_of(s)), 'validation', fraction=fraction):
     longest = max(longest, source.most_tokens(document.text))

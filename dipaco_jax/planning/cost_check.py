@@ -26,15 +26,15 @@ def check(
   machine: Machine | None = None,
   is_whole_run: bool = True,
 ) -> None:
-  """Says what memory and time a run takes.
+  """Reports the memory and time that a run needs.
 
   Args:
-    s: the run; its `tokenizer.vocab_size` is that of the tokenizer, given or trained.
-    say: is given each line.
-    machine: where it will run; by default the one at hand.
-    is_whole_run: this process does the whole run; otherwise nothing is said of time.
+    s: settings of the run, with the `tokenizer.vocab_size` of the given or trained tokenizer.
+    say: called with each line.
+    machine: the machine of the run, by default this one.
+    is_whole_run: whether this process does the whole run; otherwise time is not reported.
 
-  Raises InputError where one inner step does not fit the machine's memory; logs a warning where the whole run may not
+  Raises InputError if one inner step does not fit the machine's memory; logs a warning where the whole run may not
   fit what is free.
   """
   if machine is None and _is_small(s):
@@ -75,13 +75,13 @@ def bytes_missing(memory: run_estimate.Memory, machine: Machine) -> float:
 
 
 def _needed(memory: run_estimate.Memory, machine: Machine) -> int:
-  """Returns the bytes that a run needs of the memory that bounds it: a device's, or that of a host with CPUs."""
+  """Returns the bytes that a run needs of the limiting memory: that of a device, or of a host with CPUs."""
   of_device = sum(memory.device.values())
   return machine.num_local * of_device + sum(memory.host.values()) if machine.is_cpu else of_device
 
 
 def describe_memory(memory: run_estimate.Memory, machine: Machine) -> str:
-  """Returns a line on what a run needs, what the machine has, and the largest parts."""
+  """Returns a line with the memory that a run needs and the machine has, and the largest parts."""
   if machine.is_cpu:
     kinds = {kind: machine.num_local * size for kind, size in memory.device.items()} | memory.host
     has = f' of {machine.host_bytes / GB:.1f} GB, {machine.host_free_bytes / GB:.1f} GB of them free'
@@ -108,7 +108,7 @@ def _duration(seconds: float) -> str:
 
 
 def _advice(s: settings_lib.Settings, machine: Machine) -> str:
-  """Returns the mildest options with which the run fits, and what it needs then."""
+  """Returns the mildest options with which the run fits, and the memory that it then needs."""
   advice = []
   for change, changed in _smaller(s, machine):
     memory = run_estimate.estimate_memory(changed, machine.devices)

@@ -1,4 +1,4 @@
-"""The figures of a dry run, for people: of one topology in full, of several as a table."""
+"""Text with the figures of a dry run: in full for one topology, as a table for several."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

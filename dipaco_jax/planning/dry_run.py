@@ -1,8 +1,8 @@
-"""The cost of a run, estimated without its machine: its programs are compiled for a TPU that is not there.
+"""The cost of a run, estimated without its machine: its programs are compiled for a TPU that is not available.
 
 Where the figures come from:
 
-    HBM         the compiler's, program by program, and what else is on a chip meanwhile
+    HBM         the compiler's, program by program, and other arrays on the chip
     collectives in the compiled programs, by what they cross: a path's slice (`data`), the grid, the data-center network
     time        see `roofline`
 """
@@ -38,9 +38,9 @@ class DoesNotFit(Exception):
 
 
 def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, Any]:
-  """Returns the figures by name, which `cost_text` prints. Raises InputError where the devices do not take the grid."""
+  """Returns the figures by name, which `cost_text` prints. Raises InputError if the devices do not take the grid."""
   s = dataclasses.replace(settings, model=transformer.for_device(settings.model, 'tpu'))
-  # Raises InputError where pretraining's batches do not divide.
+  # Raises InputError if pretraining's batches do not divide.
   mesh.place(grid_lib.Grid(), s.mesh, s.batch_sizes('pretrain'), topology.devices)
   run_programs, base = make_programs(s, topology), base_programs(s, topology)
   chips = run_programs.placement.mesh.devices.size
@@ -110,7 +110,7 @@ def base_programs(s: settings_lib.Settings, topology: Topology) -> programs.Prog
 
 
 class Arguments(NamedTuple):
-  """Shapes and shardings of what is on the devices."""
+  """Shapes and shardings of the arrays on the devices."""
 
   turn: Any
   modules: Any
@@ -161,7 +161,7 @@ KEYS = {'accumulate': 'finish'}  # of programs in the JSON object, where they ha
 
 
 def compile_all(run_programs: programs.Programs, names: tuple[str, ...] = PROGRAMS) -> dict[str, Any]:
-  """Compiles the programs of a phase, or some of them. Raises DoesNotFit where a chip has too little memory."""
+  """Compiles the programs of a phase, or some of them. Raises DoesNotFit if a chip has too little memory."""
   a = argument_shapes(run_programs)
   k = run_programs.timetable.unit
   weights = replicated(run_programs, run_programs.layout.grid.shape, np.float32)
@@ -257,7 +257,7 @@ def _waiting_bytes(run_programs: programs.Programs, a: Arguments) -> tuple[int, 
 
 
 def program_bytes(program: Any) -> int:
-  """Returns the bytes on a chip while a program runs; what it donates counts once."""
+  """Returns the bytes on a chip while a program runs; donated arrays count once."""
   m = program.memory_analysis()
   used = m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
   return used + m.temp_size_in_bytes + m.generated_code_size_in_bytes
@@ -296,7 +296,7 @@ def traffic(run_programs: programs.Programs, compiled: dict[str, Any], topology:
 
 
 def slices_traffic(s: settings_lib.Settings, figures: dict[str, Any], topology: Topology) -> dict[str, float]:
-  """Returns the bytes that all chips send to other slices in a phase; {} where there is one slice."""
+  """Returns the bytes that all chips send to other slices in a phase, or {} if there is one slice."""
   inner, outer = (figures[f'{name}_collective_bytes']['dcn'] for name in ('steps', 'outer'))
   per_chip = s.train.steps_per_phase * figures['paths_in_turn'] * inner + outer
   return {'slices_bytes_per_phase': figures['chips'] * per_chip} if topology.slices > 1 else {}
@@ -330,7 +330,7 @@ def find_fitting_options(s: settings_lib.Settings, topology: Topology) -> str:
 
 
 def _fit(s: settings_lib.Settings, topology: Topology) -> bool:
-  """Returns whether pretraining and training fit. Raises DoesNotFit where the compiler cannot place a program."""
+  """Returns whether pretraining and training fit. Raises DoesNotFit if the compiler cannot place a program."""
   run_programs, base = make_programs(s, topology), base_programs(s, topology)
   memory = memory_use(run_programs, compile_all(run_programs))
   return fits(memory | ({'pretrain': memory_use(base, compile_all(base, PROGRAMS[:1]))} if base else {}), topology)

@@ -1,4 +1,4 @@
-"""What a compiled program sends, and what it reads from and writes to HBM: parsed from its HLO, in any spelling."""
+"""Traffic of a compiled program, between chips and with HBM, parsed from any form of its HLO."""
 
 import math
 import re
@@ -13,7 +13,7 @@ BYTES = {'pred': 1, 's8': 1, 'u8': 1, 'bf16': 2, 'f16': 2, 's32': 4, 'u32': 4, '
 class Collective(NamedTuple):
   kind: str
   size: int  # bytes of the result on a device
-  groups: list[list[int]]  # places in the program's order of devices; [] where all are one group
+  groups: list[list[int]]  # places in the program's order of devices, or [] if all are one group
 
   def sent(self, num_devices: int) -> float:
     """Returns the bytes that each of `num_devices` devices sends, in a ring."""
@@ -192,7 +192,7 @@ class Traffic:
     return all(x.op == 'parameter' or self.renames(x) for x in self.bodies[called(i, 'calls')])
 
   def written(self, where: str, i: Instruction) -> int:
-    """Returns the bytes that an instruction writes: its results, or the update of what is updated in place."""
+    """Returns the bytes that an instruction writes: its results, or the update of an array that is updated in place."""
     if i.op == 'dynamic-update-slice':
       return sum(array_bytes(self.shapes[where][i.operands[1]]))
     if i.op != 'fusion':

@@ -19,7 +19,7 @@ class Machine(NamedTuple):
   """What a run has at hand."""
 
   devices: Sequence[jax.Device]
-  num_local: int  # of them, those of this process
+  num_local: int  # devices of this process
   device_bytes: int  # memory of a device; 0: not known. On a CPU its memory is that of the host.
   host_bytes: int  # memory of the host, with swap; 0: not known
   host_free_bytes: int
@@ -31,7 +31,7 @@ class Machine(NamedTuple):
 
 
 def look(dtype: str = 'float32') -> Machine:
-  """Returns the machine at hand; `dtype` is that of the products."""
+  """Returns this machine. `dtype` is the dtype of matrix products."""
   devices = jax.devices()
   memory = (jax.local_devices()[0].memory_stats() or {}).get('bytes_limit', 0)
   total, free = host_memory()

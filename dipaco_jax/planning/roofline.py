@@ -39,14 +39,14 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   return lowered.cost_analysis()['flops'] + tokens.size * extra_splash_flops(s.model)
 
 
-# Products of the size of queries with keys, for a token: forward, backward, and what is computed again.
+# Number of products of the size of queries with keys, per token: forward, backward, and recomputed.
 PRODUCTS = {'xla': {'none': 6, 'dots': 8, 'full': 8}, 'splash': {'none': 7, 'dots': 7, 'full': 9}}
 
 
 def extra_splash_flops(config: settings_lib.Model) -> float:
   """Returns the FLOPs per token that splash attention needs beyond 'xla', less than 0 where it skips most blocks.
 
-  Of a block of the user's own nothing is known: 0.
+  Of a user-defined block nothing is known: 0.
   """
   length, kernel = config.seq_len, config.attention
   if kernel != 'splash' or length % attention.LANES or config.block:
@@ -56,7 +56,7 @@ def extra_splash_flops(config: settings_lib.Model) -> float:
 
 
 def _share_of_blocks(config: settings_lib.Model) -> float:
-  """Returns the share of [L, L] that splash computes, on average over the model's blocks: what a window leaves."""
+  """Returns the share of [L, L] that splash computes, on average over the model's blocks, with their windows."""
   size = attention.block_size(config.seq_len)
   rows = range(config.seq_len // size)
   windows = [layers.layer(config, n).window or config.seq_len for n in range(config.num_layers)]

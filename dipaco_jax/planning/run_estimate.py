@@ -27,7 +27,7 @@ from dipaco_jax.planning import dry_run
 from dipaco_jax.telemetry import performance
 from dipaco_jax.training import mesh, programs
 
-PROCESS_BYTES = 800 << 20  # of Python, JAX and what they load
+PROCESS_BYTES = 800 << 20  # of Python, JAX and their libraries
 EFFICIENCY = 0.4  # of training, against large matrix products
 LOGITS = 3  # arrays of a chunk of tokens that exist at one time
 
@@ -42,7 +42,7 @@ class Memory(NamedTuple):
 def estimate_memory(s: settings_lib.Settings, devices: Sequence[jax.Device]) -> Memory:
   """Returns the memory of a run at its fullest stage: pretraining, or the paths.
 
-  `s.tokenizer.vocab_size` has to be that of the tokenizer, given or trained. Raises InputError where the devices do not
+  `s.tokenizer.vocab_size` has to be that of the tokenizer, given or trained. Raises InputError if the devices do not
   take the grid or a batch.
   """
   s = dataclasses.replace(s, model=transformer.for_device(s.model, devices[0].platform))
@@ -72,9 +72,9 @@ def _make_programs(s: settings_lib.Settings, stage: str, devices: Sequence[jax.D
 
 
 def temporary_bytes(s: settings_lib.Settings, rows: int) -> dict[str, int]:
-  """Returns the bytes of an inner step on so many rows, beside states and gradients.
+  """Returns the bytes of an inner step on a number of rows, in addition to states and gradients.
 
-  Blocks that are computed again are there one at a time. XLA for CPUs undoes that, unless blocks are scanned.
+  Recomputed blocks are in memory one at a time. XLA for CPUs undoes that, unless blocks are scanned.
   """
   is_undone = s.model.layers != 'scanned' and jax.default_backend() == 'cpu'
   plain = dataclasses.replace(s, model=dataclasses.replace(s.model, remat='none'))

@@ -1,13 +1,13 @@
 """The size of a model, a grid and a run that suit a text, a machine and a time.
 
-Rules, of which docs/own_text.md has the reasons:
+Rules (docs/own_text.md has the reasons):
 
     tokens   a path trains on TOKENS_PER_PARAMETER for each of its parameters, a half of them as the base, which is the
              same for all paths; its shard is repeated at most EPOCHS times for that
     size     the largest of SIZES with which four paths fit in the text and the time
     paths    16 if their shards hold enough text without repetition and the time allows it, else 4
 
-Where not even the smallest size fits, it is trained on fewer tokens. FLOPs are 6 for each token and parameter.
+If not even the smallest size fits, it is trained on fewer tokens. FLOPs are 6 for each token and parameter.
 """
 
 import dataclasses
@@ -131,7 +131,7 @@ def blocks_pattern(first: int, end: int) -> str:
 
 
 def make_plan(text_tokens: float, max_flops: float) -> Plan:
-  """Returns the plan for a text of so many tokens, and so many FLOPs."""
+  """Returns the plan for a number of tokens of text, and a number of FLOPs."""
   for size in reversed(SIZES):
     few = _ideal(size, FEW)
     if _fits(few, text_tokens, EPOCHS, max_flops):
@@ -173,5 +173,5 @@ EFFICIENCY = ((100e6, 0.4), (10e6, 0.2), (5e6, 0.1), (0, 0.02))
 
 
 def efficiency(parameters: int) -> float:
-  """Returns the part of an accelerator's peak that a path of so many parameters reaches."""
+  """Returns the part of an accelerator's peak that a path with this number of parameters reaches."""
   return next(part for least, part in EFFICIENCY if parameters >= least)

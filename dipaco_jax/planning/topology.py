@@ -37,7 +37,7 @@ class Topology(NamedTuple):
 
 
 def find_topology(name: str) -> Topology:
-  """Returns the topology of a name. Raises InputError where there is none, or the TPU compiler is not installed."""
+  """Returns the topology of a name. Raises InputError if there is none, or the TPU compiler is not installed."""
   match = re.fullmatch(r'(\w+):([\dx]+)(?:\*(\d+))?', name)
   kind, shape = (match[1], match[2]) if match else ('', '')
   if shape not in SHAPES.get(kind, '').split():

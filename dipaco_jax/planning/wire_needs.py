@@ -22,7 +22,7 @@ def make_traffic(s: settings_lib.Settings) -> Traffic:
 
 
 def bytes_of_phase(traffic: Traffic) -> dict[str, float]:
-  """Returns the bytes of a path in a phase, by what they are; of states the average, as not each phase sends one."""
+  """Returns the bytes of a path in a phase, by kind. States are averaged, because not every phase sends one."""
   every = traffic.state_period
   return {
     'sent': float(sum(traffic.message.values())),
@@ -39,7 +39,7 @@ def line_bytes_per_s(traffic: Traffic, step_s: float, paths_per_worker: int = 1)
 
       sum_i max(0, b_i / line - h_i) <= (1 / TARGET - 1) n T    and    bytes of a phase / line <= T / TARGET
 
-  For one path per worker this is what the simulation finds. Several may wait for each other, or train while one waits,
+  For one path per worker, the simulation finds the same. Several may wait for each other, or train while one waits,
   so that the line they need may be half or twice as fast.
   """
   phase_s = traffic.table.tau * step_s * paths_per_worker
@@ -69,7 +69,7 @@ def _exchanges(traffic: Traffic) -> tuple[list[tuple[int, int]], int]:
 
 
 def estimate(s: settings_lib.Settings, steps_s: Iterable[float]) -> dict[str, Any]:
-  """Returns the figures for --compile_only, a line for each of the times that a step may take; {} where none applies.
+  """Returns the figures for --compile_only, a line for each of the times that a step may take, or {} if none applies.
 
   Of one path there is nothing to exchange, and islands reject `outer.lost`.
   """
@@ -86,7 +86,7 @@ def speed(mbits: float) -> str:
 
 
 def to_text(figures: dict[str, Any]) -> list[str]:
-  """Returns lines for people of what `estimate` has found; [] where that is nothing."""
+  """Returns lines for people of what `estimate` has found, or [] if that is nothing."""
   if 'island_line_mbits' not in figures:
     return []
   sent, state, read = (figures[f'island_{name}_bytes_per_phase'] / 1e6 for name in ('sent', 'state', 'read'))

@@ -1,6 +1,6 @@
-"""What the islands of a run exchange: when, and in how many bytes. Nothing is allocated.
+"""Times and bytes of the messages between islands of a run. Nothing is allocated.
 
-For a path with the parameters n, of which several paths share the levels l:
+For a path with the parameters n, and levels l that several paths share:
 
     message       of a path to the outer step of a module     parameters of l, or Q(Delta + e) [compression.py],
                                                               and with `outer.row_weights` a float32 for each row
@@ -9,8 +9,8 @@ For a path with the parameters n, of which several paths share the levels l:
                                                               and of the version that early stopping points at
 
 with k = `checkpoint.state_every_phases`, or with streaming the next closed phase. The bytes are those of the arrays
-that these functions make, without the names and shapes that objects contain too. algorithm/streaming.py says when they
-travel.
+that these functions make, without the names and shapes that objects also contain. algorithm/streaming.py has the times
+of the messages.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -87,7 +87,7 @@ def _state_bytes(
 
 
 def _outer_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str, num_paths: int) -> int:
-  """Returns the bytes that an outer step reads and writes: messages, M and its optimizer's state, m and what is sent.
+  """Returns the bytes that an outer step reads and writes: messages, M and its optimizer's state, m and new version.
 
   Without compression m is M.
   """

@@ -1,7 +1,7 @@
 """Progress and activities shown on stderr.
 
-On a terminal one line changes; elsewhere lines follow each other, the rarer the longer the work takes. Nothing here
-raises: the reader may go, and the work goes on.
+On a terminal, one line is updated; elsewhere, new lines are printed, less often the longer the work takes. Nothing here
+raises: if the output is closed, the work continues.
 """
 
 import collections
@@ -19,7 +19,7 @@ QUICK_S = 1.0  # shorter activities are not shown
 TOLD_S = 2.5  # longer ones get a line when they end
 TICK_S = 0.2
 LATE = 1.1  # a progress line may be late by this factor of its pause before the activity is shown instead
-SLACK_S = 0.5  # that a line may come late; nobody is to wait for 3 s without a word
+SLACK_S = 0.5  # print a progress line at least this often
 
 
 def pause_s(elapsed_s: float) -> float:
@@ -259,7 +259,7 @@ class Progress:
 
 
 def whose_loss(paths: Sequence[int], num_paths: int) -> str:
-  """Names the mean loss of these of so many paths, for `Progress.update`."""
+  """Names the mean loss of some of the paths, for `Progress.update`."""
   if num_paths == 1:
     return 'loss'
   return f'path_{paths[0]}_loss' if len(paths) == 1 else f'mean_loss_of_{len(paths)}_paths'

@@ -1,4 +1,4 @@
-"""Connections between the processes of a job, by which each learns at once that another one is gone.
+"""Connections between the processes of a job, by which each notices at once that another one has ended.
 
 The first process listens, and each of the others connects to it. The kernel closes the connections of a process that
 ends, however it ends, and keep-alive probes end those of a machine that is lost. JAX's own heartbeats notice it after
@@ -107,7 +107,7 @@ def _welcome(connection: socket.socket, watch: JobWatch, token: str) -> None:
 
 
 def connect(host: str, port: int, token: str, index: int, gone: Gone) -> JobWatch:
-  """Connects process `index` to the first one; raises OSError where that cannot be reached."""
+  """Connects process `index` to the first one; raises OSError if that cannot be reached."""
   connection = socket.create_connection((host, port), CONNECT_S)
   connection.sendall(f'{token}{index:0{INDEX_DIGITS}}'.encode())
   _probe(connection)
@@ -118,7 +118,7 @@ def connect(host: str, port: int, token: str, index: int, gone: Gone) -> JobWatc
 
 
 def _probe(connection: socket.socket) -> None:
-  """Has the kernel ask from time to time whether the other machine is there, and waits for messages without limit."""
+  """Enables keep-alive probes of the other machine, and waits for messages without limit."""
   connection.settimeout(None)
   connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
   for name, value in PROBES.items():

@@ -37,7 +37,7 @@ def join(coordinator: str | None, num_processes: int | None, process_id: int | N
       coordinator,
       num_processes,
       process_id,
-      # In a job of Slurm or MPI, JAX would take one device of each host, whatever it is told.
+      # In a job of Slurm or MPI, JAX would always take one device of each host.
       cluster_detection_method='deactivate' if coordinator else None,
       heartbeat_timeout_seconds=HEARTBEAT_S,
     )
@@ -53,9 +53,9 @@ _leaving = threading.Lock()  # held by the first thread that notices that anothe
 
 
 def _watch_job():
-  """Has this process end with one line and status GONE as soon as another one is gone.
+  """Ends this process with one line and status GONE as soon as another one has ended.
 
-  Where the first process cannot be reached on a port of its choice, JAX's heartbeats are what is left.
+  Where the first process cannot be reached on a port of its choice, only JAX's heartbeats remain.
   """
   global _watch
   from jax._src import distributed  # what it was given, or Cloud TPU has provided, is nowhere public before devices are
@@ -86,10 +86,10 @@ def _leave_gone(what: str) -> NoReturn:
 
 
 def _num_cpu_devices() -> int:
-  """Returns how many devices a processor will show as, before JAX has looked.
+  """Returns the number of devices that a CPU will show as, before JAX is initialized.
 
-  Each needs threads of the runtime's, which has as many as there are cores: one that waits for other devices, as one
-  step of a collective, while another waits to enqueue more. With fewer all of them may wait for what none will do.
+  Each device needs threads of the runtime, which has one per core: one may wait for other devices in a collective while
+  another waits to enqueue more work. With too few threads, all may wait for each other.
   """
   import jax
 
@@ -183,7 +183,7 @@ def any_process(flag: bool, occasion: str) -> bool:
   client = ocp.multihost.get_jax_distributed_client()
   if flag:
     client.key_value_set(f'{occasion}/{jax.process_index()}', 'yes')
-  barrier(occasion)  # every answer is there, and none will come
+  barrier(occasion)  # all answers have arrived
   return bool(client.key_value_dir_get(f'{occasion}/'))
 
 
@@ -225,7 +225,7 @@ def hear(key: str) -> str:
 
 
 def unsay(key: str):
-  """Removes what was said from the coordinator's memory."""
+  """Removes a message from the coordinator's memory."""
   import orbax.checkpoint as ocp
 
   ocp.multihost.get_jax_distributed_client().key_value_delete(key)

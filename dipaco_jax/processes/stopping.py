@@ -1,10 +1,10 @@
-"""How a process is stopped, and how it ends: within seconds, whatever its threads are at.
+"""Stopping of a process by signals: it ends within seconds, whatever its threads are doing.
 
-In a command a thread hears the signals, wherever the main thread is: in an import, in a callback that would swallow an
-exception, in XLA's compiler. It ends the process at once, for a workdir is whole at every moment, unless somebody
-answers the signal, for instance to save first. A second one ends the process at once in any case.
+In a command, a thread receives the signals, wherever the main thread is: in an import, in a callback that would swallow
+an exception, or in XLA's compiler. It ends the process at once, because a workdir is consistent at every moment, unless
+a handler responds to the signal, for instance to save first. A second signal always ends the process at once.
 
-In another's program, which is not ours to end, a signal raises an exception in the main thread instead.
+In a user's own program, which must not be ended, a signal raises an exception in the main thread instead.
 """
 
 import contextlib
@@ -25,9 +25,9 @@ from dipaco_jax.processes import display
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 TRY_AGAIN = 75  # exit status where errors.Unavailable is the cause
-LAST_WORDS_S = 1.0  # for what is still to be written; nobody may read it any more
+LAST_WORDS_S = 1.0  # time for remaining output, which may have no reader any more
 
-Answer = Callable[[int], bool]  # whether the process goes on for now; called by the thread that hears
+Answer = Callable[[int], bool]  # whether the process continues for now; called by the thread of signals
 
 
 def say(message: str):
@@ -70,9 +70,9 @@ def leave(status: int, message: str = '') -> NoReturn:
 
 @contextlib.contextmanager
 def closing(limit_s: float) -> Iterator[contextlib.ExitStack]:
-  """Closes what is registered at the end of the block, each thing even if others fail.
+  """Closes all registered objects at the end of the block, even if some fail.
 
-  After an error that takes no longer than `limit_s`, or the process ends, if it is a command's.
+  After an error, a command's process ends if closing takes longer than `limit_s`.
   """
 
   def overdue(error: Exception):
@@ -124,7 +124,7 @@ class Signals:
 
     def answer(number: int) -> bool:
       if news := has_news():
-        message = 'stopping: what was trained is saved; a second signal ends at once'
+        message = 'stopping: saving the training so far; a second signal ends at once'
         threading.Thread(target=say, args=(message,), daemon=True).start()  # a pipe that nobody reads may hold it up
       return news
 
@@ -197,7 +197,7 @@ def run_process(command: Sequence[str], **options) -> int:
 
 
 def _ends_with_its_parent() -> Callable[[], object] | None:
-  """Returns what a new process calls to be killed when its parent is gone; None where the system cannot do that."""
+  """Returns a function that has a new process killed when its parent ends, or None if the system cannot do that."""
   if sys.platform != 'linux':
     return None
   return functools.partial(ctypes.CDLL(None).prctl, PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -14,19 +14,19 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeVar
 
-INNER, OUTER = 'inner', 'outer'  # steps: what a run is for
+INNER, OUTER = 'inner', 'outer'  # steps, the purpose of a run
 INPUT = 'input'  # waiting for batches, where the devices had nothing left to do
 EVALUATE, CHECKPOINT = 'evaluate', 'checkpoint'  # hold-outs and validation; what survives: checkpoints and modules
 COMPILE, START = 'compile', 'start'  # START: of the process, up to its first work
 STAGES = 'stages'  # text, router and shards; in islands, the base model too
 STORAGE, DATABASE = 'storage', 'database'  # of islands
 WAIT = 'wait'  # for other processes: in islands, for modules of theirs
-LOST = 'lost'  # to restarts: what was to be done again, and the time until somebody continued
+LOST = 'lost'  # lost to restarts: repeated work, and the time until the next start
 OTHER = 'other'
 CAUSES = INNER, OUTER, INPUT, EVALUATE, CHECKPOINT, COMPILE, START, STAGES, STORAGE, DATABASE, WAIT, LOST, OTHER
 STEPS = INNER, OUTER
 WHOLE = WAIT, LOST, START, STAGES
-STAYS = STAGES, LOST  # what is not done again when training continues from an earlier checkpoint
+STAYS = STAGES, LOST  # work that is not repeated when training continues from an earlier checkpoint
 
 LONGEST_START_S = 600.0  # up to the first line of a command; a sandbox may count from another moment
 
@@ -48,8 +48,8 @@ class Clock:
     self._since, self._seconds = time.monotonic() - age_s, {'': dict.fromkeys(CAUSES, 0.0)}
     self._former: dict[str, Seconds] = {}  # of processes before, by place
     self.entered: Callable[[], None] = lambda: None  # called at every new place
-    self._lock = threading.RLock()  # a handler of signals may read, whatever the thread is at
-    self._passed = set[str]()  # what is done for the first time only
+    self._lock = threading.RLock()  # a signal handler may read at any time
+    self._passed = set[str]()  # names of first calls that have been counted
     self._compiled = collections.deque[tuple[float, float]](maxlen=1000)  # when each compilation began, and its seconds
 
   def switch(self, cause: str):
@@ -59,7 +59,7 @@ class Clock:
       self.cause = cause
 
   def enter(self, place: str, cause: str):
-    """Counts from now on for a cause at a place; what has no place yet belongs there too."""
+    """Counts for a cause at a place from now on. Time without a place counts for this place, too."""
     with self._lock:
       self._count()
       self.place, self.cause = place, cause
@@ -77,7 +77,7 @@ class Clock:
   def lose_since(self, kept: Seconds):
     """Counts what processes before have done here since `kept` was all as lost; `kept` is what a checkpoint notes.
 
-    Only once: what this process has done since is no loss. Where a checkpoint knows of more than was taken over, as on
+    Only once: what this process has done since is no loss. If a checkpoint knows of more than was taken over, as on
     a new machine, no more than that was lost of the time until this process began.
     """
     with self._lock:
@@ -101,7 +101,7 @@ class Clock:
       return {place: dict(seconds) for place, seconds in self._seconds.items()}
 
   def move(self, seconds: float, cause: str):
-    """Counts the last so many seconds for a cause, rather than for the present one."""
+    """Counts the last seconds for a cause instead of the present one."""
     with self._lock:
       self._count()
       here = self._seconds[self.place]
@@ -158,14 +158,14 @@ def read() -> dict[str, float]:
 
 
 def lose_since(kept: Seconds):
-  """Counts as lost what earlier processes have done at this place since `kept`; see `Clock`."""
+  """Counts the time of earlier processes at this place since `kept` as lost; see `Clock`."""
   if clock := present():
     clock.lose_since(kept)
 
 
 @contextlib.contextmanager
 def doing(cause: str, first: str = '') -> Iterator[None]:
-  """Counts the block for a cause, if this thread is measured; START, the first time that it passes what is `first`."""
+  """Counts the block for a cause if this thread is measured; the first time for each name `first`, counts START."""
   clock = present()
   if clock is None or clock.cause in WHOLE:
     yield

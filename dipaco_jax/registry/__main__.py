@@ -2,13 +2,13 @@
 
     python -m dipaco_jax.registry --workdir=DIR check     reads all of the registry and the newest backup
     python -m dipaco_jax.registry --workdir=DIR backup    writes a backup now, as the monitor does from time to time
-    python -m dipaco_jax.registry --workdir=DIR rebuild   makes a lost or damaged registry anew from the newest backup
+    python -m dipaco_jax.registry --workdir=DIR rebuild   restores a lost or damaged registry from the newest backup
 
 DIR is the workdir of the run, a folder, s3:// or gs://; backups are in its folder registry_backups. Stop all roles
-before `rebuild` and start them again after it. What they made since the backup is made again, with the same result. A
-damaged file of SQLite is kept as registry.db.damaged; in PostgreSQL, the tables are dropped and made again in one
-transaction. Exit status: 0 done, or the registry is whole; 2 the registry or its backup needs attention: one line says
-what to do; 75 the database or the bucket does not answer.
+before `rebuild` and start them again after it. Work since the backup is repeated, with the same result. A damaged
+SQLite file is kept as registry.db.damaged; in PostgreSQL, the tables are dropped and created again in one transaction.
+Exit status: 0 done, or the registry is intact; 2 the registry or its backup needs attention, as one line explains; 75
+the database or the bucket does not answer.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ ACTIONS = 'check', 'backup', 'rebuild'
 
 
 def find_url(workdir: str, option: str | None) -> str:
-  """Returns the URL of the registry: as it is named, else that of the file in a workdir that is a folder."""
+  """Returns the URL of the registry: the given one, or that of the file in a workdir that is a folder."""
   if url := registry_url.given(option):
     return url
   if '://' in workdir:
@@ -36,7 +36,7 @@ def find_url(workdir: str, option: str | None) -> str:
 
 
 def check(url: str, storage: object_store.Storage) -> str:
-  """Returns a line on a registry that is whole. Raises InputError where it, or its newest backup, is not."""
+  """Returns a line on a registry that is whole. Raises InputError if it, or its newest backup, is not."""
   from dipaco_jax.registry import registry_backup
 
   run_id = registry_backup.read_id(storage)
@@ -46,7 +46,7 @@ def check(url: str, storage: object_store.Storage) -> str:
 
 
 def back_up(url: str, storage: object_store.Storage) -> str:
-  """Writes a backup; returns a line on it. Raises InputError where the registry is not whole."""
+  """Writes a backup; returns a line on it. Raises InputError if the registry is not whole."""
   from dipaco_jax.registry import registry, registry_backup
 
   if fault := registry_backup.find_fault(url, registry_backup.read_id(storage)):
@@ -56,7 +56,7 @@ def back_up(url: str, storage: object_store.Storage) -> str:
 
 
 def rebuild(url: str, storage: object_store.Storage) -> str:
-  """Makes the registry anew; returns a line on the backup that was used."""
+  """Restores the registry; returns a line about the backup that was used."""
   from dipaco_jax.registry import registry_backup
 
   return f'rebuilt from {registry_backup.rebuild(url, storage).describe()}; start the roles again'

@@ -1,8 +1,8 @@
-"""When a process's connections to the database are closed, so that a thousand processes need few of them.
+"""Closing of a process's connections to the database, so that a thousand processes need only a few.
 
-A call that stands alone leaves its connection open for LINGER_S, since a claim, a completion and what it makes possible
-are several calls in a row. A conversation, several calls that are made now and then, such as the renewal of a lease,
-closes it when it ends, unless somebody else speaks or has just spoken.
+A single call leaves its connection open for LINGER_S, because a claim, a completion and the scheduling after it are
+several calls in a row. A conversation is a group of calls at intervals, such as the renewal of a lease. It closes the
+connection when it ends, unless another thread is using it or has just used it.
 """
 
 import contextlib

@@ -153,7 +153,7 @@ def _connect_postgresql(url: sa.URL) -> sa.Engine:
   given = url.query.get('options', '')
   # With the connection, not after it: each statement is one more wait for an answer.
   url = url.update_query_dict({'options': f'{given} -c idle_in_transaction_session_timeout={IDLE_S}s'.strip()})
-  # Plans are made anew for each statement: one that was made for a small table would read all of a large one.
+  # Each statement is planned again: a plan made for a small table would read all of a large one.
   alike = {'isolation_level': 'READ COMMITTED', 'connect_args': {'prepare_threshold': None}}
   try:
     engine = sa.create_engine(url, pool_size=4, max_overflow=5, **alike)  # all of them are closed in silence
@@ -212,7 +212,7 @@ class Database:
   def _run(self, engine: sa.Engine, work: Callable[[sa.Connection], T]) -> T:
     """Returns work(connection), called in a transaction that is tried again while the database is busy or away.
 
-    Raises Away where it does not answer within `patience_s`, Unusable where somebody has to mend it first.
+    Raises Away if it does not answer within `patience_s`, Unusable where somebody has to mend it first.
     """
 
     def transaction() -> T:
@@ -238,7 +238,7 @@ class Database:
 
 
 def _connect(url: str, reads_only: bool) -> sa.Engine:
-  """Makes an engine; raises Unusable where the folder of a file cannot be made."""
+  """Makes an engine; raises Unusable if the folder of a file cannot be made."""
   try:
     return connect(url, reads_only)
   except OSError as e:

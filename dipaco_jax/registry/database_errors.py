@@ -55,7 +55,7 @@ def is_transient(error: Exception) -> bool:
 
 
 def is_refused(error: Exception) -> bool:
-  """Returns whether a connection was refused for its user, password or database: the error has no code, only words."""
+  """Returns whether a connection was rejected for its user, password or database. The error has a text, but no code."""
   refusals = 'authentication failed', 'does not exist'
   return isinstance(error, sa.exc.OperationalError) and any(refusal in str(error.orig) for refusal in refusals)
 
@@ -79,7 +79,7 @@ def is_read_only(error: Exception) -> bool:
 
 
 def to_unusable(error: Exception, name: str) -> Unusable | None:
-  """Returns the error that says how to mend a registry of this name; None where that is not the cause."""
+  """Returns the error that explains how to mend a registry of this name, or None if it has another cause."""
   reason = getattr(error, 'strerror', None) or retry.first_line(error)
   if is_refused(error):
     return Unusable(f'the registry rejects the connection ({reason}): check its user, password and database')

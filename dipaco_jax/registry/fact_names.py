@@ -31,13 +31,13 @@ class FactNames:
     return dict.fromkeys(OF_PATHS, paths) | {'module': frozenset(self._modules())} if paths else {}
 
   def largest(self, kind: str) -> int:
-    """Returns the largest number of a fact of a kind; that of a piece counts all pieces of phases."""
+    """Returns the largest number of facts of a kind. Numbers of pieces count the pieces of all phases."""
     return self._phases if kind in self._keys and kind != 'piece' else LARGEST
 
   def is_sound(self, kind: str, key: Any, number: Any, meta: Any) -> bool:
     """Returns whether a fact may be of this run, and logs once where it cannot be.
 
-    Raises InputError where it is the run's config, without which nothing can be read.
+    Raises InputError if it is the run's config, without which nothing can be read.
     """
     keys = self._keys.get(kind)
     is_named = (keys is None or key in keys) and isinstance(number, int) and 0 <= number <= self.largest(kind)

@@ -16,7 +16,7 @@ NAMING = 'outer', 'whole'  # metadata that name more objects, and are part of a 
 
 
 class Fact(NamedTuple):
-  """An immutable row; `meta` says how it was made, and is no part of its identity but for what is in NAMING."""
+  """An immutable row. `meta` says how it was made; only its entries in NAMING are part of the row's identity."""
 
   kind: str
   key: str
@@ -82,7 +82,7 @@ def read_stored(connection: sa.Connection, fact: Fact) -> Fact | None:
 
 
 def is_same(stored: Fact | None, fact: Fact) -> bool:
-  """Returns whether a stored fact is the same as this one, whoever made it."""
+  """Returns whether a stored fact equals this one, even if another process made it."""
   return stored is not None and _identity(stored) == _identity(fact)
 
 
@@ -105,7 +105,7 @@ def from_row(row: Row) -> Fact:
 
 
 def _parse(meta: str) -> Any:
-  """Returns the metadata of a row; None where they are no JSON, which `FactNames` rejects."""
+  """Returns the metadata of a row, or None if they are not JSON, which `FactNames` rejects."""
   try:
     return json_text.parse(meta)
   except (ValueError, TypeError):

@@ -26,7 +26,7 @@ class KnownFacts:
     return list(known.values()), [key for key in keys if key not in known]
 
   def add(self, facts: Iterable[Any], generation: int = 0):
-    """Notes facts that were in the registry at a generation; those of an earlier one may have been withdrawn since."""
+    """Notes facts that were in the registry at a generation. Facts of an earlier one may have been withdrawn since."""
     with self._lock:
       if generation != self.generation:
         return

@@ -2,13 +2,13 @@
 
 A fact is an immutable row that is inserted once: a path's checkpoint of a phase, a module's version, an evaluation. A
 task (tasks.py) makes facts, and could be derived from them again. Both are named by (kind, key, number). Facts are
-withdrawn in two cases: when a run that has diverged is resumed, and when nobody can read them (withdrawals.py).
-Each fact of the second case leaves a fact `withdrawn` ('KIND KEY N', number), where N counts those of the same name.
-Publication is idempotent: the same facts are accepted again, others under the same names never.
+withdrawn in two cases: when a run that has diverged is resumed, and when they can no longer be read (withdrawals.py).
+In the second case, a fact `withdrawn` ('KIND KEY N', number) is inserted, where N counts withdrawals of the same name.
+Publication is idempotent: the same facts are accepted again, but never different facts under the same names.
 
-A database that restarts or is away is waited for. A call that is repeated because its acknowledgement was lost does no
-harm: a task whose claim went unheard is ready again when its lease runs out, a second wake finds nothing to do, and a
-completion finds its own facts.
+Calls wait for a database that restarts or is unreachable. A call that is repeated because its acknowledgement was lost
+does no harm: a task that was claimed unknowingly is ready again when its lease expires, a second wake finds nothing to
+do, and a completion finds its own facts.
 """
 
 import collections
@@ -32,7 +32,7 @@ T = TypeVar('T')
 FINISHED = 'finished'  # kind of a run's last fact
 RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
 SILENT_S = 60  # a role that gives no sign of life for longer counts as gone
-STOPPED = 'stopped'  # in what a role tells of itself when it ends
+STOPPED = 'stopped'  # key in the last message of a role that ends
 CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
 
 
@@ -40,17 +40,17 @@ class Registry:
   """One process's access to a run's registry; its threads may share it."""
 
   def __init__(self, url: str, lease_s: float = 30, patience_s: float = 600, reads_only: bool = False):
-    """Makes the tables where there are none, unless it `reads_only`.
+    """Creates the tables if there are none, unless it `reads_only`.
 
     Args:
       url: sqlite:////absolute/file.db, or postgresql://user:password@host/database; raises InputError for others, and
-        where the tables are another version's.
-      lease_s: how long a claim lasts without a heartbeat.
-      patience_s: how long every call waits for a database that is away, before it raises its error.
+        if the tables are of another version.
+      lease_s: seconds that a claim lasts without a heartbeat.
+      patience_s: seconds that a call waits for an unreachable database before it raises its error.
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s, reads_only)
     self._known = KnownFacts()
-    self.names = FactNames()  # that facts may have; an island knows those of its run
+    self.names = FactNames()  # names that facts may have; an island knows those of its run
     self.diverged = 0  # how often the run has diverged, as the last claim told
     self.withdrawn = 0  # how many facts were withdrawn, as the database's last answer to a claim or heartbeat says
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
@@ -94,12 +94,13 @@ class Registry:
     self._db.change(schema.WAKE, {'kind_': kind, 'keys': json.dumps(list(keys)), 'number_': number})
 
   def claim(self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None, holder: str = '') -> Task | None:
-    """Claims a task of these kinds, and of these keys, if given, that is ready or whose lease has run out.
+    """Claims a task of these kinds, and of these keys if given, that is ready or has an expired lease.
 
-    Takes first the tasks that name this holder; else the task that has been ready for longest, by the database's clock,
-    of those that name nobody, that have been ready for longer than `lease_s`, or whose lease has run out. Number and id
-    only order tasks that became ready at one moment. As a task that comes back goes to the end, nobody waits for ever
-    behind tasks of lower numbers; paths stay about as far as each other, since whoever is behind became ready earlier.
+    Tasks that name this holder come first. Of the tasks that name no holder, that have been ready for longer than
+    `lease_s`, or that have an expired lease, the one that has been ready for longest comes first, by the database's
+    clock. Number and id only order tasks that became ready at the same moment. A task that comes back goes to the end,
+    so that no task waits for ever behind lower numbers. Paths progress about equally, because tasks of paths that are
+    behind became ready earlier.
     """
     parameters = {'claimant': owner, 'lease_s': self.lease_s}
     among = {} if keys is None else {'keys': json.dumps(list(keys))}
@@ -151,10 +152,10 @@ class Registry:
   def complete(self, task: Task, facts: Sequence[Fact], withdrawal: Withdrawal | None = None):
     """Inserts the facts and marks the task as done, in one transaction, which begins with the withdrawal, if any.
 
-    With the fact that the run is finished, all other tasks are done too.
+    The fact that the run is finished marks all other tasks as done.
 
-    Where the task is another's by now, identical facts in the registry will do: another owner has done it, or an
-    earlier attempt of this call. Else raises Lost, or, for other facts under these names, Conflict, and writes nothing.
+    If another process owns the task, identical facts in the registry suffice: another owner, or an earlier attempt of
+    this call, has inserted them. Otherwise raises Lost, or Conflict for other facts of these names; writes nothing.
     """
 
     def work(connection: sa.Connection) -> bool:
@@ -181,14 +182,14 @@ class Registry:
       self._known.add(facts, generation)
 
   def reopen(self, task: Task, kind: str, key: str, number: int):
-    """Makes a task that is done ready again, as `task` misses what it made. Its facts stay; it makes the same again.
+    """Makes a completed task ready again, because `task` misses one of its objects. Its facts stay.
 
-    Does nothing where `task` is lost: what it misses may have been deleted for good reason.
+    Does nothing if `task` is lost, because the object may have been deleted on purpose.
     """
     self._db.change(schema.REOPEN, _claimed(task) | {'kind_': kind, 'key_': key, 'number_': number})
 
   def put(self, facts: Sequence[Fact], withdrawal: Withdrawal | None = None):
-    """Inserts facts without a task, or raises Conflict and inserts none where others exist under these names."""
+    """Inserts facts without a task. Raises Conflict and inserts none if other facts of these names exist."""
     self._insert(lambda connection: self._replace(connection, facts, withdrawal), facts, withdrawal)
 
   def _replace(self, connection: sa.Connection, facts: Sequence[Fact], withdrawal: Withdrawal | None) -> bool:
@@ -215,9 +216,9 @@ class Registry:
     return is_done
 
   def withdraw(self, mark: Fact, facts: Sequence[Fact], tasks: Iterable[NewTask]) -> bool:
-    """Deletes facts and makes tasks ready that were done, once; all running tasks are lost to their owners.
+    """Deletes facts and makes completed tasks ready again, once. The owners of running tasks lose them.
 
-    Inserts `mark` in the same transaction; does nothing, and returns False, where that is there already.
+    Inserts `mark` in the same transaction. Does nothing and returns False if `mark` already exists.
     """
 
     def work(connection: sa.Connection) -> bool:
@@ -238,7 +239,7 @@ class Registry:
     self, kind: str, keys: Sequence[str] | None = None, number: int | None = None, at_least: int = 0,
     at_most: int | None = None,
   ) -> list[Fact]:  # fmt: skip
-    """Returns the facts of a kind, by number, then key; only those of these keys and these numbers, if given."""
+    """Returns the facts of a kind, by number, then key; only those with these keys and numbers, if given."""
     known: list[Fact] = []
     if is_named := keys is not None and number is not None:
       known, keys = self._known.find(kind, keys, number)

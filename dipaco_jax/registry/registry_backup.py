@@ -1,7 +1,7 @@
-"""Backups of a registry, beside the objects of its run: the monitor writes them, `dipaco registry` reads them.
+"""Backups of a registry, stored with the objects of its run: the monitor writes and `dipaco registry` reads them.
 
-A backup has the rows of all tables as they were at one moment, but no signs of life. A registry that is rebuilt from it
-is that of this moment: what was made since is made again, by the same names. No object that it needs has been deleted,
+A backup has the rows of all tables at one moment, without heartbeats. A registry that is restored from it has the state
+of that moment, and later results are computed again, under the same names. No object that it needs has been deleted,
 because the monitor writes a backup before it deletes anything.
 
     registry_backups/<number>-<sha256>.jsonl.gz
@@ -112,7 +112,7 @@ def _dump(connection: sa.Connection, file: pathlib.Path, about: dict[str, Any]):
 
 
 def read_newest(storage: Storage, run_id: str) -> Backup:
-  """Returns the newest backup of a run that is as it was written. Raises InputError where there is none."""
+  """Returns the newest intact backup of a run. Raises InputError if there is none."""
   for name in sorted(storage.names(FOLDER), key=_number, reverse=True):
     try:
       backup = _read(storage, name)
@@ -144,7 +144,7 @@ def _read(storage: Storage, name: str) -> Backup:
 
 
 def restore(connection: sa.Connection, rows: Iterable[tuple[str, dict[str, Any]]]):
-  """Makes all tables anew, with these rows; no claim counts any more."""
+  """Creates all tables again, with these rows. All claims become void."""
   schema.METADATA.drop_all(connection)
   schema.METADATA.create_all(connection)
   connection.execute(sa.insert(schema.SCHEMA), {'version': schema.VERSION})
@@ -165,7 +165,7 @@ def restore(connection: sa.Connection, rows: Iterable[tuple[str, dict[str, Any]]
 
 
 def read_id(storage: Storage) -> str:
-  """Returns the id of the run in a place. Raises InputError where islands have none."""
+  """Returns the id of the run in a place. Raises InputError if islands have none."""
   try:
     return bytes(storage.fetch(ISLANDS_MARK)).decode(errors='replace')
   except Missing as e:
@@ -173,7 +173,7 @@ def read_id(storage: Storage) -> str:
 
 
 def find_fault(url: str, run_id: str) -> str:
-  """Returns what a registry lacks to be used for a run; '' if nothing. Raises InputError where it is another run's."""
+  """Returns why a registry cannot be used for a run, or '' if it can. Raises InputError if it is another run's."""
   file = database.sqlite_file(url)
   if file and not file.exists():
     return f'the registry {file} is missing'
@@ -202,9 +202,9 @@ def _find_damage(connection: sa.Connection) -> str:
 
 
 def rebuild(url: str, storage: Storage) -> Backup:
-  """Makes a registry anew from the newest backup, which it returns; a damaged file of SQLite is kept beside it.
+  """Restores a registry from the newest backup, which it returns. A damaged SQLite file is kept next to it.
 
-  Raises InputError where the registry is whole, or another run's, or there is no backup.
+  Raises InputError if the registry is intact or another run's, or if there is no backup.
   """
   run_id = read_id(storage)
   if not find_fault(url, run_id):
@@ -232,7 +232,7 @@ def _rebuild_file(file: pathlib.Path, backup: Backup):
   aside = file.with_name(f'{file.name}.rebuilt')
   aside.unlink(missing_ok=True)
   _fill(f'{database.SQLITE}{aside.absolute()}', backup)
-  for suffix in ('', '-wal', '-shm'):  # what is left of a log would be taken for the new file's
+  for suffix in ('', '-wal', '-shm'):  # a leftover log would be applied to the new file
     if (old := file.with_name(file.name + suffix)).exists():
       os.replace(old, file.with_name(f'{file.name}.damaged{suffix}'))
   os.replace(aside, file)

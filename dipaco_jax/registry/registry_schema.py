@@ -1,11 +1,12 @@
 """The registry's tables, and the statements that change them.
 
-`lease` tells what can be claimed: it is 0 where a task is ready, the end of the lease where it runs, and null where it
-waits or is done. The indexes that a claim reads hold what is ready or runs alone: tasks that are done cost nothing.
+`lease` shows which tasks can be claimed: it is 0 if a task is ready, the end of the lease if it is running, and null if
+it waits or is done. The indexes that claims read contain only ready and running tasks, so that completed tasks cost
+nothing.
 
-Tables of version 3 are brought up to date in place, in one transaction. A process of that version that is still at
-work goes on without harm: it claims by number, whoever a task names, and what it adds or gives back names nobody or
-counts as ready for long, so that anybody may take it. One that starts later is refused.
+Tables of version 3 are updated in place, in one transaction. A process of that version that is still running continues
+without harm: it claims by number and ignores holders, and the tasks that it adds or releases have no holder or count as
+ready for long, so that any process may claim them. A process of that version that starts later is rejected.
 """
 
 import functools
@@ -20,7 +21,7 @@ from dipaco_jax.registry.database_errors import Damaged
 
 VERSION = 5
 LOCK = 0x6469_7061_636F  # 'dipaco': in PostgreSQL, one process at a time makes the tables
-LONGEST_LEASES = 10  # a lease that ends so many of the claimant's own from now was taken while the clock was ahead
+LONGEST_LEASES = 10  # a lease that ends more than this many leases from now was taken while the clock was ahead
 MAX_LOCKED = 100  # rows that other claims may hold at this moment, and a claim skips: PostgreSQL's connections
 
 TEXT = sa.Text().with_variant(sa.Text(collation='C'), 'postgresql')  # sorts by its bytes, as in SQLite
@@ -46,7 +47,7 @@ FACTS = sa.Table(
 OPEN = sa.text('lease IS NOT NULL')  # any comparison with `lease` implies it
 UNDONE = sa.text("state <> 'done'")
 IS_READY, RUNS = sa.text("state = 'ready'"), sa.text("state = 'running'")  # as text: in words that an index repeats
-AGE = 'since', 'number', 'id'  # the order of claims: what has been ready for longest, and of one moment by number
+AGE = 'since', 'number', 'id'  # the order of claims: the longest ready first, then by number
 
 TASKS = sa.Table(
   'dipaco_tasks',
@@ -64,7 +65,7 @@ TASKS = sa.Table(
   sa.Column('error', sa.Text, nullable=False, default=''),
   sa.Column('claimed', sa.Double),  # by the database's clock, like `ended`
   sa.Column('ended', sa.Double),
-  sa.Column('holder', TEXT, nullable=False, default=''),  # who has what the task goes on from; '': nobody
+  sa.Column('holder', TEXT, nullable=False, default=''),  # process with the state to continue from, if any
   sa.Column('since', sa.Double, nullable=False, default=0.0),  # when it last became ready
   sa.UniqueConstraint('kind', 'key', 'number'),
   sa.Index('dipaco_tasks_open', 'kind', 'number', 'id', sqlite_where=OPEN, postgresql_where=OPEN),
@@ -85,7 +86,7 @@ ROLES = sa.Table(
 
 
 def prepare(connection: sa.Connection):
-  """Makes the tables where there are none; raises InputError where they are another version's."""
+  """Creates the tables if there are none. Raises InputError if they are of another version."""
   if connection.dialect.name == 'postgresql':
     if sa.inspect(connection).has_table(SCHEMA.name) and connection.scalar(sa.select(SCHEMA.c.version)) == VERSION:
       return  # without waiting for others that begin
@@ -100,7 +101,7 @@ def prepare(connection: sa.Connection):
 
 
 def check_version(connection: sa.Connection):
-  """Raises InputError where the tables are another version's, and Damaged where there are none."""
+  """Raises InputError if the tables are of another version, and Damaged if there are none."""
   name = short_name(connection.engine.url)
   if not sa.inspect(connection).has_table(SCHEMA.name):
     raise Damaged(f'the registry {name} has no tables (no run has begun in it, or they are lost)')
@@ -125,7 +126,7 @@ RUNNING = OURS & (TASKS.c.state == 'running')
 WOKEN = TASKS.c.wakes > sa.bindparam('seen')
 READY: dict[str, Any] = {'state': 'ready', 'lease': 0.0, 'since': Now()}
 
-# How often the run has diverged, which whoever is at work wants to know as often as whether the task is still its own.
+# How often the run has diverged, which a running role checks as often as whether it still owns its task.
 DIVERGED = sa.select(sa.func.count()).where(FACTS.c.kind == 'diverged', FACTS.c.key == '').scalar_subquery()
 _COUNTED = sa.select(sa.func.count()).where(FACTS.c.kind == 'withdrawn').scalar_subquery()
 COUNT_WITHDRAWN = _COUNTED.label('withdrawn')  # asked for as often: a process forgets the facts that it knows
@@ -197,10 +198,10 @@ def _heads(kind: str, is_held: bool, limits: Sequence[Any]) -> list[sa.Select]:
 
 @functools.cache
 def claim(kinds: tuple[str, ...], keyed: bool, is_held: bool) -> sa.Executable:
-  """Claims the first task of these kinds that nobody else is claiming, in one statement that uses the indexes.
+  """Claims the first task of these kinds that no other process is claiming, in one statement that uses the indexes.
 
-  Tasks that name the holder come first. Those that name another can be had when they have been ready for `lease_s`, or
-  since a moment that is still to come, as a clock that was ahead had it.
+  Tasks that name the holder come first. Tasks of another holder can be claimed when they have been ready for `lease_s`,
+  or since a moment in the future, which a clock that was ahead has written.
   """
   limits = [Among(TASKS.c.key, KEYS)] if keyed else []
   heads = [sa.select(head.subquery()) for kind in kinds for head in _heads(kind, is_held, limits)]

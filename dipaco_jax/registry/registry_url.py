@@ -31,7 +31,7 @@ def explain_unknown(place: str) -> str:
 def given(option: str | None) -> str:
   """Returns the URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of the file with it.
 
-  Raises InputError where there is no such file, or it contains anything but a URL.
+  Raises InputError if there is no such file, or if it contains anything but a URL.
   """
   url = option or os.environ.get(VARIABLE, '').strip()
   if option and printable.redacted(option) != option:

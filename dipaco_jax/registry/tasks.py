@@ -1,18 +1,18 @@
-"""Tasks of islands [3]: what there is to do, and the claims of the processes that do it.
+"""Tasks of islands [3], and the claims of the processes that perform them.
 
     waiting --wake--> ready --claim--> running --complete--> done
                         ^---- release, or the lease ran out
 
-A task may name a holder, who has what it goes on from: others may claim it when it has been ready for `lease_s`. A
-claim lasts until `lease_s` after the last heartbeat, by the database's clock; a lease that ends more than ten times
-`lease_s` from now was taken while that clock was ahead, and counts as run out. Every claim raises the task's fence,
-and only the owner of the newest fence can complete it: a process that was stopped past its lease is refused when it
-wakes.
+A task may name a holder: the process that has the state from which the task continues. Other processes may claim the
+task after it has been ready for `lease_s`. A claim expires `lease_s` after the last heartbeat, by the database's clock.
+A lease that ends more than ten times `lease_s` from now was taken while that clock was ahead, and counts as expired.
+Every claim increases the task's fence, and only the owner of the newest fence can complete the task, so a process that
+was suspended for longer than its lease is rejected when it resumes.
 """
 
 from typing import NamedTuple
 
-# Of `Task.words`, for people.
+# Explains `Task.words`.
 TASK_NAMES = (
   'tasks: train PATH PHASE, outer MODULE VERSION, evaluate PATH VERSION; paths, phases and versions count from 0'
 )
@@ -24,8 +24,8 @@ class NewTask(NamedTuple):
   kind: str
   key: str
   number: int
-  state: str = 'ready'  # or 'waiting', for a wake
-  holder: str = ''  # who has what the task goes on from, and takes it before others; '': nobody
+  state: str = 'ready'  # or 'waiting' until it is woken
+  holder: str = ''  # process that has the state to continue from, and may claim the task first; '' means none
 
 
 class Task(NamedTuple):
@@ -37,7 +37,7 @@ class Task(NamedTuple):
   number: int
   fence: int
   owner: str
-  wakes: int  # how often it had been woken when it was claimed
+  wakes: int  # how often the task had been woken when it was claimed
 
   @property
   def words(self) -> str:
@@ -45,7 +45,7 @@ class Task(NamedTuple):
 
   @property
   def is_first(self) -> bool:
-    """Whether nobody can have done it before."""
+    """Whether no process can have performed the task before."""
     return self.fence == 1
 
 

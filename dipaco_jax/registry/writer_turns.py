@@ -1,8 +1,8 @@
-"""The turns of the processes that write into one SQLite file: one at a time, roughly first come, first served.
+"""Turns of the processes that write to one SQLite file: one at a time, roughly first come, first served.
 
-SQLite's own wait favours the last to come: of 8 processes, one waits for seconds. The system grants a file's lock in
-order, but a process that has just released it and returns may be faster than the one that is woken. So there are two
-locks: whoever is next waits for the first while it holds the second, where all others wait.
+SQLite's own waiting favours the last process to arrive: with 8 processes, one waits for seconds. The system grants the
+lock of a file in order, but a process that has just released it and returns may be faster than the one that is woken.
+So there are two locks: the next process waits for the first lock while it holds the second, for which all others wait.
 """
 
 import contextlib

@@ -106,7 +106,7 @@ def text(rows: Rows) -> str:
 
 
 def warning(differences: Sequence[str]) -> str:
-  """Returns a sentence on what is not the same in all runs, by `run_contents.differences`; '' if all is."""
+  """Returns a sentence about differences between runs, by `run_contents.differences`; '' if there are none."""
   if not differences:
     return ''
   named = ' and '.join(filter(None, [', '.join(differences[:-1]), differences[-1]]))

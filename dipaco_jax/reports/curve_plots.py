@@ -1,4 +1,4 @@
-"""Pictures of curves over training steps or phases: plain data in, a matplotlib Figure out."""
+"""Plots of curves over training steps or phases: plain data in, a matplotlib Figure out."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ STRIPES = ('-', (0, (6, 1.5)), (0, (3, 1, 1, 1)), (0, (1.5, 1)))
 
 @styled
 def training(labels: Labels, curves: Curves, names: Sequence[str], settled: bool = True):
-  """Draws the base model's training, then that of the paths, and that of the dense control if there is one.
+  """Draws the training curves of the base model, the paths and, if there is one, the dense control.
 
-  `settled` leaves out of the y axis what only the first third of the base's steps reaches; else it begins at zero.
+  If `settled`, the y axis ignores the first third of the base's steps; otherwise it begins at zero.
   """
   base, paths, control = curves
   figure, ax = plot_style.axes(HALF, HEIGHT)
@@ -66,9 +66,9 @@ def perplexity_curves(
   wide: bool = False,
   flops_per_token: float | None = None,
 ):
-  """Draws a figure of validation; the base model's as a line across, early stopping's as a ring.
+  """Draws validation curves, with the base model as a horizontal line and early stopping as a ring.
 
-  `flops_per_token`, where x is in tokens, adds an axis of FLOPs above.
+  If x is in tokens, `flops_per_token` adds an axis of FLOPs at the top.
   """
   figure, ax = plot_style.axes(WIDE, 4.4) if wide else plot_style.axes(HALF, HEIGHT)
   digits = 2 if labels.ylabel == 'perplexity' else 3
@@ -100,7 +100,7 @@ def perplexity_curves(
 def by_phase(
   labels: Labels, phases: np.ndarray, series: Mapping[str, np.ndarray], names: Sequence[str], from_zero: bool = False
 ):
-  """Draws a curve over phases for each name that has one."""
+  """Draws a curve over phases for each name in `series`."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   ends = []
   for i, name in enumerate(names):
@@ -117,7 +117,7 @@ def by_phase(
 
 @styled
 def over_time(title: str, ylabel: str, seconds: np.ndarray, shares: np.ndarray):
-  """Draws percentages of stretches of time, each up to `seconds`."""
+  """Draws a percentage for each interval of time; `seconds` are the ends of the intervals."""
   figure, ax = plot_style.axes(HALF, HEIGHT)
   scale, unit = plot_style.time_unit(seconds[-1])
   ax.step([0, *(seconds / scale)], [shares[0], *shares], where='pre', color=BLUE, lw=2)
@@ -128,7 +128,7 @@ def over_time(title: str, ylabel: str, seconds: np.ndarray, shares: np.ndarray):
 
 
 def _paths(ax, curve: Curve, names: Sequence[str]):
-  """Draws a line for each path and their median; returns the labels at their ends, of many paths only the median's."""
+  """Draws a line per path and their median; returns labels of the ends, only of the median if there are many paths."""
   num_paths = curve.values.shape[1]
   ends = []
   for p in range(num_paths):
@@ -142,7 +142,7 @@ def _paths(ax, curve: Curve, names: Sequence[str]):
       ax.plot(x, y, color=COLOURS[p], lw=1.4, ls=STRIPES[p % 4], marker='o' if len(x) < 3 else None, ms=3)
       ends.append(End(y[-1], f'path {names[p]}' if num_paths > 1 else names[p], COLOURS[p], x[-1]))
   if num_paths > 1 and len(curve.steps):
-    with warnings.catch_warnings():  # of steps where no path has a value
+    with warnings.catch_warnings():  # steps where no path has a value
       warnings.simplefilter('ignore', RuntimeWarning)
       middle = np.nanmedian(curve.values, axis=-1)
     colour = BLUE if num_paths > MAX_COLOURED else INK

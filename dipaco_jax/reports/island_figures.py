@@ -20,7 +20,7 @@ def timeline(run: Run) -> Picture | None:
   caption = 'Every bar is a task, the number its phase. A path continues as soon as its own modules are ready'
   shared = next((level.name for level in run.levels if not level.axes), None)
   caption += (
-    f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', whatever the others do.'
+    f'; {shared} is a module of all paths, and waits for all of them.' if shared else ', independent of the others.'
   )
   if (phases := timeline_plot.phases_at_once(run.tasks)) > 1:
     caption += f' At one moment, {phases} different phases were trained.'

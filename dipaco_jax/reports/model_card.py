@@ -1,4 +1,4 @@
-"""The card of an exported path: how it was trained, what was measured, how to load it (templates/model_card.md)."""
+"""The card of an exported path: its training, its measurements and how to load it (templates/model_card.md)."""
 
 import dataclasses
 import json
@@ -55,7 +55,7 @@ def render(facts: Facts) -> str:
 
 
 def _heading(f: Facts) -> dict[str, str]:
-  """Returns lines of the heading that model hubs read; of what is not known, a comment that says what to fill in."""
+  """Returns lines of the heading that model hubs read; for unknown values, a comment that says what to fill in."""
   if f.base_name:
     is_plain = re.fullmatch(r'[\w./-]+', f.base_name)
     note = '' if '/' in f.base_name else '  # a folder: write its name on the Hub, as user/model'

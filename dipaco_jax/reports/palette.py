@@ -80,7 +80,7 @@ def path_colours(grid: Grid, path: int) -> tuple[str, str]:
   """Returns the '#rrggbb' that a path's text stands on, light and dark.
 
   It is the colour of the path's line in pictures, thinned. Where lines have none, the first axis chooses the hue and
-  the others the shade; where it is longer than HUES, it goes through them again in other shades.
+  the others the shade; if it is longer than HUES, it goes through them again in other shades.
   """
   if grid.num_paths <= len(COLOURS):
     line = COLOURS[path]

@@ -152,7 +152,7 @@ def _save(figure, file, **options):
 
 
 def tick_words(ticks: Sequence[float]) -> list[str]:
-  """Returns evenly spaced numbers with so many decimals that none is rounded; large ones in thousands or millions."""
+  """Returns evenly spaced numbers as texts, without rounding; large ones in thousands or millions."""
   largest, gap = max(map(abs, ticks), default=0.0), abs(ticks[1] - ticks[0]) if len(ticks) > 1 else 1.0
   units = ((1e9, ' B'), (1e6, ' M'), (1e3, ' K'))
   scale, unit = next(((s, u) for s, u in units if largest >= max(s, 1e5)), (1, ''))
@@ -162,7 +162,7 @@ def tick_words(ticks: Sequence[float]) -> list[str]:
 
 
 def numbers(axis, integer: bool = False, ticks: int = 5):
-  """Sets ticks at round numbers, written out; whole ones for what is counted."""
+  """Sets ticks at round numbers, written out; integers for counts."""
   from matplotlib import ticker
 
   formatter: Any = ticker.FuncFormatter(lambda x, pos: f'{x:g}')
@@ -184,7 +184,7 @@ def flops(axes):
 
 
 def time_unit(span_s: float) -> tuple[int, str]:
-  """Returns the seconds of the unit in which an axis of so many seconds is labelled, and its name."""
+  """Returns the unit for the labels of an axis of this length, in seconds, and its name."""
   units = ((3600, 'hours'), (60, 'minutes'), (1, 'seconds'))
   return next((seconds, name) for seconds, name in units if span_s >= 5 * seconds or seconds == 1)
 

@@ -48,7 +48,7 @@ class Figure(NamedTuple):
 
 
 def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
-  """Returns the page of a run; with `reload_s`, browsers load it again after so many seconds."""
+  """Returns the page of a run; with `reload_s`, browsers load it again after that time."""
   r = run.report
   drawn = {}
   for name, picture in pictures.items():
@@ -120,7 +120,7 @@ def _when(r: dict[str, Any]) -> str:
 
 
 def _devices(r: dict[str, Any]) -> list[str]:
-  """Returns ['4 × TPU v5 lite', 'bfloat16', 'dipaco_jax 0.1.0, jax 0.7.2']; '' for what is not known."""
+  """Returns ['4 × TPU v5 lite', 'bfloat16', 'dipaco_jax 0.1.0, jax 0.7.2']; '' for unknown values."""
   number = f'{r["num_devices"]} × ' if (r['num_devices'] or 1) > 1 else ''  # noqa: RUF001
   versions = f'dipaco_jax {r["versions"]["dipaco_jax"]}, jax {r["versions"]["jax"]}'
   return [number + r['device'] if r['device'] else '', r['dtype'], versions]
@@ -165,7 +165,7 @@ def _lead_so_far(run: Run) -> str:
 
 
 def _cards(run: Run) -> list[Card]:
-  """Returns the key figures, each with what it is."""
+  """Returns the key figures with their titles."""
   r = run.report
   cards = _perplexity_cards(run)
   if r['parameters_path']:

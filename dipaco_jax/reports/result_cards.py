@@ -8,7 +8,7 @@ from dipaco_jax.reports.amounts import count
 
 
 class Card(NamedTuple):
-  """A key figure, what it is, and more lines about it."""
+  """A key figure, its title, and details."""
 
   figure: str
   title: str
@@ -47,7 +47,7 @@ def _verdict(r: dict[str, Any]) -> list[Card]:
 
 
 def _certainty(r: dict[str, Any]) -> str:
-  """Explains what an interval covers, and what it does not."""
+  """Explains the sources of chance that an interval covers, and those that it does not."""
   if not r['ratio_to_control_interval']:
     return 'This is one training run with one seed'
   known = r['validation_documents_by_domain'] or {}

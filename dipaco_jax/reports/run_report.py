@@ -42,7 +42,7 @@ TOKENIZE = {  # names in report.json, and in the record of tokenizing
   'copies_of_validation': 'copies_of_validation',
   'skipped_records': 'skipped_records',
 }
-RELOAD_S = 60  # between reloads of the page of a run that is at work
+RELOAD_S = 60  # between reloads of the page of a run that is running
 PACKAGES = ('jax', 'jaxlib', 'flax', 'optax', 'orbax-checkpoint', 'numpy')
 
 
@@ -100,7 +100,7 @@ def _failures(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def _text(tokenized: dict[str, Any]) -> dict[str, Any]:
-  """Returns what is known of the text after the stage `tokenize`."""
+  """Returns the figures of the text, known after the stage `tokenize`."""
   return {'held_back': tokenized.get('held_back'), 'text_by_domain': tokenized.get('by_domain')} | {
     name: tokenized.get(key) for name, key in TOKENIZE.items()
   }
@@ -184,7 +184,7 @@ def write(workdir: str | pathlib.Path, note_time: Callable[[bool], None] = lambd
 
 
 def _check_artefacts(run):
-  """Warns of files that the page lacks. Raises seals.Damaged where paths/best.json is missing."""
+  """Warns of files that the page lacks. Raises seals.Damaged if paths/best.json is missing."""
   from dipaco_jax.routing import chunk_losses
 
   phases, best = run.report['phases'] or 0, run.workdir / 'paths' / 'best.json'
@@ -201,7 +201,7 @@ def page_so_far(workdir: pathlib.Path, rows: Iterable[dict[str, Any]] | None = N
   """Returns the page of a run that is not finished; raises as `make_report`.
 
   The page reloads itself, until the final one takes its place. `rows` and `tasks` are what metrics.jsonl and
-  timeline.json would hold, for a workdir without them; the page then says that the run is at work.
+  timeline.json would hold, for a workdir without them; the page then says that the run is running.
   """
   from dipaco_jax.reports import figures, report_page, run_data
 

@@ -1,4 +1,4 @@
-"""The tokens that models have read by a step of training: the x axis of curves that compare what training cost."""
+"""Training steps as numbers of tokens read, the x axis of curves that compare the cost of training."""
 
 import numpy as np
 
@@ -30,5 +30,5 @@ def _over_tokens(s: Settings, curve: Curve, steps_after: np.ndarray) -> Curve:
 
 
 def trains_always(s: Settings) -> bool:
-  """Returns whether every path trains in every phase, so that all have read as much."""
+  """Returns whether every path trains in every phase, so that all have read the same number of tokens."""
   return not s.train.schedule and not s.train.paths_per_phase

@@ -1,4 +1,4 @@
-"""Pictures of training: losses, gradients, speed, how far paths agree, and what it cost."""
+"""Figures of training: losses, gradients, speed, agreement of paths, and costs."""
 
 import numpy as np
 
@@ -133,7 +133,7 @@ def averaging(run: Run) -> Picture | None:
 
 
 def time_by_stage(run: Run) -> Picture | None:
-  """Draws the time of each stage; what was lost to restarts is apart."""
+  """Draws the time of each stage, with the time lost to restarts apart."""
   train, rows = run.results.get('train', {}), []
   seconds = headline.stage_seconds(run.report)
   causes = {} if run.report['island_bytes'] else run.report['seconds'] or {}
@@ -149,7 +149,7 @@ def time_by_stage(run: Run) -> Picture | None:
 
 
 def time_by_cause(run: Run) -> Picture | None:
-  """Draws what the time of training was spent on, and what it was lost to."""
+  """Draws the time of training by use, and lost time by cause."""
   seconds = (run.report['seconds'] or {}).get('train', {})
   causes = [cause for cause in time_table.WORDS if cause != time_use.STAGES and seconds.get(cause)]
   all_s = sum(seconds[cause] for cause in causes)

@@ -49,7 +49,7 @@ def history(nll: Nats, counts_NL: np.ndarray, W: int, first_N: np.ndarray) -> np
 
 
 def _by_least_nats(nll: Nats, counts_NL: np.ndarray, W: int, first_N: np.ndarray, seen: Callable) -> np.ndarray:
-  """Chooses the path of chunk i + 1 by the least nats that `seen` makes of those of chunks 0 to i, [B, P, C]."""
+  """Chooses the path of chunk i + 1 with the least nats, as `seen` computes them from chunks 0 to i, [B, P, C]."""
 
   def scored(rows: slice, nll_BPL: np.ndarray) -> np.ndarray:
     best_BC = seen(_by_chunk(nll_BPL, W)).argmin(axis=1)
@@ -61,7 +61,7 @@ def _by_least_nats(nll: Nats, counts_NL: np.ndarray, W: int, first_N: np.ndarray
 def by_chooser(nll: Nats, counts_NL: np.ndarray, W: int, first_N: np.ndarray, chosen_NL: np.ndarray) -> np.ndarray:
   """Returns the nats of every sequence, [N], with the path of chunk i + 1 chosen at the last token of chunk i.
 
-  `chosen_NL`: the path that the chooser prefers for what follows each token, see `chunk_router.choose`. The other
+  `chosen_NL`: the path that the chooser prefers after each token, see `chunk_router.choose`. The other
   arguments are those of `oracle`.
   """
   before = _starts(W, counts_NL.shape[1])[1:]  # the last token before a chunk predicts its first

@@ -69,7 +69,7 @@ def fit_to_losses(
   is_held_N: np.ndarray,
   l2: Sequence[float] = L2,
 ) -> tuple[router_lib.Router, float]:
-  """Fits a linear router on standardized features to what sequences lose under each path, rather than to labels.
+  """Fits a linear router on standardized features to the losses of sequences under each path, instead of to labels.
 
       minimize  mean_n weight_n sum_p prob(p | z_n) (nll_np - min_q nll_nq) / u + l2 / 2 |w|^2
 
@@ -84,7 +84,7 @@ def fit_to_losses(
     z_ND: features.
     nll_NP: nats of each sequence under each path.
     weight_N: of each sequence.
-    is_held_N: bool; where it marks none or all, the last l2 is used.
+    is_held_N: bool; if it marks none or all, the last l2 is used.
 
   Returns:
     The router, and the weighted mean nats of the held sequences under its routes, before it was trained on them.
@@ -198,7 +198,7 @@ def mean_nats(weights: Weights, x_ND: jax.Array, labels_N: jax.Array, weight_N: 
 
 
 def minimize(loss: Callable[[T], jax.Array], start: T, iterations: int, tolerance: float) -> T:
-  """Runs L-BFGS until no entry of the gradient exceeds `tolerance`, for at most so many iterations."""
+  """Runs L-BFGS until no entry of the gradient exceeds `tolerance`, for a limited number of iterations."""
   optimizer = optax.lbfgs()
   value_and_grad = optax.value_and_grad_from_state(loss)
 

@@ -17,9 +17,9 @@ ROWS = 4096  # rows of distances in memory at one time
 def fit(key: jax.Array, z_ND: jax.Array, k: int, iterations: int, restarts: int) -> jax.Array:
   """Returns the centroids [K, D] of the restart with the lowest inertia, sum_n min_k |z_n - c_k|^2; K <= N.
 
-  Each restart seeds by greedy k-means++ and runs Lloyd's iterations until nothing moves. Distances are computed `ROWS`
-  at a time: beside z and the centroids, memory is that of [ROWS, K] and [T, N]. The points, float32, are centred or
-  nearly so: distances are computed from products, which cancel far from 0.
+  Each restart seeds by greedy k-means++ and runs Lloyd's iterations until no centroid moves. Distances are computed
+  `ROWS` at a time: beside z and the centroids, memory is that of [ROWS, K] and [T, N]. The points, float32, are centred
+  or nearly so: distances are computed from products, which cancel far from 0.
   """
 
   def once(key: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -6,8 +6,8 @@ make(config.routing) returns an object with
     scores(state, texts) -> [N, P]              higher is better; of each text by itself
     uses_features = True                        if it looks at texts.features
 
-With these scores all goes on as with ours: the best `top_n` paths, or as many as `capacity` lets in. Pure but for the
-user's part, which is imported and called here.
+These scores are used like those of built-in routers: they choose the best `top_n` paths, within `capacity`. Pure,
+except for the user's part, which is imported and called here.
 
 Dimensions: N texts, P paths, T tokens of the prefix, D width.
 """

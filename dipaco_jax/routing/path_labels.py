@@ -2,7 +2,7 @@
 
 The label of a document is its best path, argmax_p s(d, p), with s = sum_j log p(token j | before) in nats.
 
-Documents are independent, so that a caller may pass them in groups to save memory, which is that of N P scores. A score
+Documents are independent, so that a caller may pass them in groups to save memory, which is N P scores. A score
 that is not finite, as of a path that has diverged, is below all others; a document without a finite score has the label
 NONE.
 

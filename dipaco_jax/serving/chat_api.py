@@ -1,7 +1,7 @@
-"""OpenAI's chat completions: bodies become requests by the chat template, texts become messages. No HTTP, no JAX.
+"""OpenAI's chat completions: parses bodies with the chat template, and formats texts as messages. No HTTP, no JAX.
 
-Extensions are those of completions, without `reroute_every`: a conversation stays on its path. `chat_template_kwargs`
-are names for the template, as in vLLM.
+The extensions are those of completions except `reroute_every`, because a conversation stays on its path.
+`chat_template_kwargs` sets additional variables of the template, as in vLLM.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from dipaco_jax.inference.request import Request
 from dipaco_jax.serving import openai_api
 from dipaco_jax.serving.openai_api import ApiError, CompletionRequest, ServedModel
 
-NO_TEMPLATE = 'this model has no chat template, which writes a conversation as one text: use /v1/completions'
+NO_TEMPLATE = 'this model has no chat template, which formats a conversation as one text: use /v1/completions'
 LIMIT = 'max_completion_tokens'
 FIELDS: openai_api.Fields = {
   name: kind for name, kind in openai_api.FIELDS.items() if name not in ('prompt', 'echo', 'reroute_every')
@@ -21,10 +21,10 @@ FIELDS: openai_api.Fields = {
   'messages': ('a list of objects, as [{"role": "user", "content": "A text"}]', lambda x: isinstance(x, list)),
   LIMIT: openai_api.FIELDS['max_tokens'],
   'chat_template_kwargs': ('an object', lambda x: isinstance(x, dict)),
-  **dict.fromkeys(('safety_identifier', 'prompt_cache_key'), openai_api.FIELDS['user']),  # these change nothing here
+  **dict.fromkeys(('safety_identifier', 'prompt_cache_key'), openai_api.FIELDS['user']),  # accepted without effect
   'metadata': ('an object', lambda x: isinstance(x, dict)),
 }
-# Fields that are refused, and the values of each that change nothing and may be given.
+# Fields that are rejected, except with these values, which have no effect.
 UNSUPPORTED: dict[str, tuple] = dict(
   logprobs=(False,), top_logprobs=(0,), logit_bias=({},), presence_penalty=(0,), frequency_penalty=(0,),
   response_format=({'type': 'text'},), tools=([],), tool_choice=('none', 'auto'), parallel_tool_calls=(True, False),
@@ -32,7 +32,7 @@ UNSUPPORTED: dict[str, tuple] = dict(
   service_tier=('auto', 'default'), reasoning_effort=(), verbosity=(), web_search_options=(), echo=(False,),
   add_generation_prompt=(True,), continue_final_message=(False,), reroute_every=(0,),
 )  # fmt: skip
-# Names in chat_template_kwargs that are refused, as what they hold is fixed, and the values that may be given.
+# Variables in chat_template_kwargs that are rejected because they are fixed, except with these values.
 FIXED: dict[str, tuple] = dict(messages=(), tools=(None, []), documents=(None, []), add_generation_prompt=(True,))
 
 
@@ -45,7 +45,7 @@ class ChatFormat:
     return {'message': {'role': 'assistant', 'content': text, 'refusal': None}}
 
   def pieces(self, piece: str, is_first: bool, finished: str) -> list[tuple[dict[str, Any], str]]:
-    """Returns the role before a text, its piece, and behind it why it has ended, as OpenAI's streams have them."""
+    """Returns a stream's (delta, finish reason) for a piece: role first, text, and the reason after the last text."""
     deltas: list[tuple[dict[str, Any], str]] = []
     if is_first:
       deltas.append(({'delta': {'role': 'assistant', 'content': ''}}, ''))
@@ -86,24 +86,25 @@ def parse(model: ServedModel, template: ChatTemplate | None, body: bytes) -> Com
 
 
 def _max_tokens(values: dict[str, Any], room: int) -> int:
-  """Returns the tokens that an answer may have: by default, as many as there is room for."""
-  most, other = values.get(LIMIT), values.get('max_tokens')
-  if most is not None and other is not None and most != other:
-    problem = f'max_tokens={other} contradicts max_completion_tokens={most}: leave one of them out'
+  """Returns the maximum number of tokens of an answer: by default, as many as fit into `room`."""
+  limit = values.get(LIMIT)
+  old_limit = values.get('max_tokens')
+  if limit is not None and old_limit is not None and limit != old_limit:
+    problem = f'max_tokens={old_limit} contradicts max_completion_tokens={limit}: leave one of them out'
     raise ApiError(400, problem, 'max_tokens')
-  return next((number for number in (most, other) if number is not None), room)
+  return next((number for number in (limit, old_limit) if number is not None), room)
 
 
-def _check_template_values(given: dict[str, Any]):
-  """Raises ApiError where a name for the template is one of those that are fixed."""
-  for name in given.keys() & FIXED.keys():
-    if given[name] not in FIXED[name]:
+def _check_template_values(variables: dict[str, Any]):
+  """Raises ApiError if `chat_template_kwargs` changes a variable that is fixed."""
+  for name in variables.keys() & FIXED.keys():
+    if variables[name] not in FIXED[name]:
       problem = f'chat_template_kwargs.{name} is not supported: leave it out'
       raise ApiError(400, problem, 'chat_template_kwargs', 'unsupported_parameter')
 
 
 def _as_chat_error(error: ApiError, values: dict[str, Any]) -> ApiError:
-  """Returns an error of a completion in the fields of a chat: its messages, and the limit that was given."""
+  """Returns an error of completions that names the fields of chat completions instead."""
   message, param = str(error), error.body['error']['param']
   if LIMIT in values:
     message, param = message.replace('max_tokens', LIMIT), LIMIT if param == 'max_tokens' else param

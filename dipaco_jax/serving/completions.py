@@ -19,7 +19,7 @@ from dipaco_jax.serving.openai_api import ApiError, CompletionRequest
 
 class Completions:
   def __init__(self, engine_thread: EngineThread, max_waiting: int):
-    """Requests are refused that would make more than `max_waiting` texts wait for their first token."""
+    """Rejects requests that would make more than `max_waiting` texts wait for their first token."""
     self.engine_thread, self.max_waiting = engine_thread, max_waiting
     self.open: set[PendingRequest] = set()
 
@@ -58,7 +58,7 @@ class Completions:
 
   @contextlib.asynccontextmanager
   async def _deltas(self, request: CompletionRequest, receive: Receive) -> AsyncIterator[AsyncIterator[Delta]]:
-    """Submits a request, gives its deltas, and cancels what is not finished when the block is left."""
+    """Submits a request, yields its deltas, and cancels unfinished texts at the end of the block."""
     num_waiting = self.engine_thread.num_waiting
     if num_waiting + len(request.requests) > self.max_waiting:
       raise ApiError(429, f'{num_waiting} of at most {self.max_waiting} texts are waiting already: try again')
@@ -93,7 +93,7 @@ async def _until_finished(pending: PendingRequest) -> AsyncIterator[Delta]:
 
 
 async def _chunks(request: CompletionRequest, deltas: AsyncIterator[Delta]) -> AsyncIterator[dict[str, Any]]:
-  """Gives the objects of a stream: those of each delta, and at the end the usage if that is asked for."""
+  """Yields the objects of a stream: those of each delta, and at the end the usage if requested."""
   name = openai_api.new_id(request.format.id_prefix)
   kind = request.format.piece_object
   model = request.model

@@ -1,8 +1,9 @@
-"""Limits on clients: how many connect, how long each keeps the server waiting (uvicorn has neither), and lines of log.
+"""Limits of connections and of waiting for clients, neither of which uvicorn has, and of lines in the log.
 
-A client that connects has to send a whole request within seconds, and then to read the answer. One that does not is cut
-off; and when all connections are taken, those that were waited for longest are closed, so that a client that sends its
-request at once is always served. Each place in the program may log so many lines a minute: no client can fill the log.
+A client that connects has to send a whole request within seconds, and then to read the answer; otherwise it is
+disconnected. When all connections are taken, those that have waited longest for their client are closed, so that a
+client that sends its request at once is always served. Each place in the program may log a limited number of lines per
+minute, so that no client can fill the log.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from dipaco_jax.core.errors import InputError
 
 IDLE = 256  # connections without a request, on top of all that can be answered at one time
-BACKLOG = 128  # of which asyncio accepts all in a turn
+BACKLOG = 128  # asyncio accepts all of them in one turn
 TURNS = 4  # between accepting one and closing another in its place
 FILES = 64  # that the rest of the process may have open
 SWEEP_S = 1.0
@@ -31,12 +32,12 @@ class Limits(NamedTuple):
 
   most: int  # connections
   head_s: float = 10.0  # for the head of a request to come, after the answer to the one before
-  body_s: float = 40.0  # for its body, which the server itself refuses sooner, with an error
+  body_s: float = 40.0  # for its body; the server itself rejects it sooner, with an error
   answer_s: float = 30.0  # in which nothing of an answer is read
 
 
 class Protocol(H11Protocol):
-  """uvicorn's protocol, with a clock of what it waits for from its client."""
+  """uvicorn's protocol, with a clock that measures the waiting for its client."""
 
   limits: Limits
 
@@ -52,7 +53,7 @@ class Protocol(H11Protocol):
         other.cut()
 
   def awaited(self) -> str:
-    """Returns what the server waits for: an 'answer' to be read, a 'head' or a 'body' to come; '' if for nothing."""
+    """Returns what the server waits for: an 'answer' to be read, a 'head' or 'body' to arrive, or '' for nothing."""
     if self.flow.write_paused or self.transport.is_closing():
       return 'answer'
     return {h11.IDLE: 'head', h11.SEND_BODY: 'body'}.get(self.conn.their_state, '')
@@ -86,7 +87,7 @@ async def watch(connections: set):
 
 
 def reserve_descriptors(most: int):
-  """Raises the limit of open files for `most` connections; raises InputError where the system does not allow it."""
+  """Raises the limit of open files for `most` connections; raises InputError if the system does not allow it."""
   need = most + TURNS * BACKLOG + FILES
   soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
   if hard != resource.RLIM_INFINITY and hard < need:

@@ -136,7 +136,7 @@ class EnginePool:
 
 
 async def read_body(response: aiohttp.ClientResponse, most_bytes: int) -> bytes:
-  """Reads the body of an answer; raises aiohttp.ClientPayloadError where it is larger than it may be."""
+  """Reads the body of an answer; raises aiohttp.ClientPayloadError if it is larger than it may be."""
   parts, size = [], 0
   async for part in response.content.iter_any():
     parts.append(part)

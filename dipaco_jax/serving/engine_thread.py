@@ -144,7 +144,7 @@ class EngineThread:
     self.metrics.paths.set(len(self.engine.paths))
 
   def _deltas(self, pending: PendingRequest) -> list[Delta]:
-    """Returns what is new in the texts of a request, and lets go of those that are finished."""
+    """Returns the new text of a request, and forgets its finished texts."""
     deltas = []
     for index, text in list(pending.texts.items()):
       if index not in pending.first_token_at and (text.num_new or text.finished):

@@ -61,7 +61,7 @@ def parse(data: bytes, option: str, environ: Mapping[str, str]) -> Engines:
 
 
 def check_paths(engines: Engines, num_paths: int, option: str):
-  """Raises InputError where an engine is of no path of the run, or a path has none and no other may replace it."""
+  """Raises InputError if an engine is of no path of the run, or a path has none and no other may replace it."""
   served_paths = {engine.path for engine in engines.all}
   if odd := sorted(path for path in served_paths if path >= num_paths):
     raise InputError(f'{option}: paths.{odd[0]}: the paths of this run are 0 to {num_paths - 1}')
@@ -75,7 +75,7 @@ def check_paths(engines: Engines, num_paths: int, option: str):
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   content = dict(pairs)
   if len(content) < len(pairs):
-    raise ValueError(f'{next(k for k, _ in pairs if [p[0] for p in pairs].count(k) > 1)!r} is there twice')
+    raise ValueError(f'{next(k for k, _ in pairs if [p[0] for p in pairs].count(k) > 1)!r} occurs twice')
   return content
 
 
@@ -93,9 +93,9 @@ def _engine(one: Any, path: int, where: str, environ: Mapping[str, str]) -> Engi
 
 
 def read_key(environ: Mapping[str, str], name: str, where: str) -> str:
-  """Returns the key in an environment variable, without the newlines that files end in; '' where it is not set.
+  """Returns the key in an environment variable, without the newlines that files end in, or '' if it is not set.
 
-  Raises InputError where a header cannot have it.
+  Raises InputError if a header cannot have it.
   """
   given = environ.get(name, '')
   key = given.rstrip('\r\n')

@@ -21,7 +21,7 @@ class Metrics(Protocol):
 
 
 class HttpServer(Protocol):
-  """What the app of a server is made of."""
+  """The parts of a server's app."""
 
   @property
   def metrics(self) -> Metrics: ...

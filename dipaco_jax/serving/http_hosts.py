@@ -7,7 +7,7 @@ machine's address by the time of its second request (DNS rebinding). Such a requ
 import ipaddress
 from collections.abc import Collection
 
-LOCAL = ('localhost', '.localhost')  # names and endings that resolve to this machine, whatever a DNS server says
+LOCAL = ('localhost', '.localhost')  # names and endings that resolve to this machine, independent of DNS servers
 
 
 def is_allowed(host: str, names: Collection[str]) -> bool:

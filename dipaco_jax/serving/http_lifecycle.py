@@ -44,7 +44,7 @@ class Lifecycle:
     """Handles signals, and watches over connections, while the block runs in the event loop."""
     loop = asyncio.get_running_loop()
     for number in stopping.heard():
-      loop.add_signal_handler(number, self._stop, number)  # uvicorn's own are there by now
+      loop.add_signal_handler(number, self._stop, number)  # uvicorn has installed its own by now
     clients = self.uvicorn.server_state.connections
     num_connections.set_function(lambda: len(clients))
     watch = loop.create_task(connections.watch(clients))
@@ -54,7 +54,7 @@ class Lifecycle:
       watch.cancel()
 
   def end(self, why: ApiError):
-    """Ends what is open, and the server."""
+    """Ends open requests, and the server."""
     self.end_open(why)
     logging.getLogger('uvicorn.error').setLevel(logging.CRITICAL + 1)  # no line for each client that does not read
     self.uvicorn.should_exit = True

@@ -40,7 +40,7 @@ async def watch(receive: Receive):
 
 
 async def read_body(request: Request) -> bytes:
-  """Reads the body; raises ApiError where it is too large, does not come in time, or is not JSON by its header."""
+  """Reads the body; raises ApiError if it is too large, does not come in time, or is not JSON by its header."""
   if request.headers.get('content-type', '').partition(';')[0].strip().lower() != 'application/json':
     raise ApiError(415, 'the body should be JSON: send the header Content-Type: application/json')
   parts, size = [], 0
@@ -62,7 +62,7 @@ async def parse(parser: Callable[[bytes], T], body: bytes) -> T:
 
 
 def error_handlers(routes: str) -> dict[Any, Any]:
-  """Returns Starlette's handlers of what a route raises; `routes` are those that there are, in words."""
+  """Returns Starlette's handlers of errors in routes. `routes` lists the existing routes in words."""
 
   async def answer(request: Request, error: Exception) -> Response:
     """Answers an error; uvicorn then logs it unless it is of the first three kinds."""
@@ -123,6 +123,6 @@ def guarded(app: ASGIApp, api_key: str, hosts: Collection[str] | None, count: Ca
 
 
 def _odd_host(scope: Scope, hosts: Collection[str] | None) -> str:
-  """Returns the name that a request asks and that is not allowed; '' where there is none."""
+  """Returns the name that a request asks and that is not allowed, or '' if there is none."""
   given = [value.decode('latin-1') for name, value in scope['headers'] if name == b'host']
   return '' if hosts is None else next((host for host in given if not http_hosts.is_allowed(host, hosts)), '')

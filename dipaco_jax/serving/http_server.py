@@ -1,7 +1,7 @@
 """A run as an HTTP server: OpenAI's completions and chat completions, health and metrics.
 
-The connections belong to an event loop, the engine to a thread: the loop hands requests over, and gets what is new in
-their texts after every turn of the engine.
+The connections belong to an event loop, the engine to a thread: the loop passes requests to the thread, and gets new
+text after every turn of the engine.
 """
 
 import asyncio
@@ -88,7 +88,7 @@ class Server:
   async def chat(self, request: Request) -> ASGIApp:
     """POST /v1/chat/completions."""
     model, body = self._ready_model(), await http_messages.read_body(request)
-    # In a thread, whatever the size: a template of a few words may take a second.
+    # In a thread, because even a short template may take a second.
     parsed = await asyncio.to_thread(chat_api.parse, model, self.chat_template, body)
     return functools.partial(self.completions.stream if parsed.stream else self.completions.answer, parsed)
 

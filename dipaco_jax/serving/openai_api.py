@@ -59,7 +59,7 @@ FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(('stream', 'echo'), ('true or false', _is_a(bool))),
 }
 Fields = Mapping[str, tuple[str, Callable[[Any], bool]]]
-# Fields that are refused, and the values of each that change nothing and may be given.
+# Fields that are rejected, except with these values, which have no effect.
 UNSUPPORTED: dict[str, tuple] = dict(
   suffix=('',), logprobs=(), logit_bias=({},), best_of=(1,), presence_penalty=(0,), frequency_penalty=(0,)
 )
@@ -70,7 +70,7 @@ class AnswerFormat(Protocol):
 
   id_prefix: str
   whole_object: str  # the name of the object that has all texts
-  piece_object: str  # and of those of a stream
+  piece_object: str  # and of the objects in a stream
 
   def whole(self, text: str) -> dict[str, Any]:
     """Returns the fields of a choice that hold its text."""
@@ -119,7 +119,7 @@ class ServedModel:
   num_paths: int
   max_length: int  # of a text, in tokens
   tokenizer: Tokenizer
-  check_request: Callable[[Request], None]  # raises InputError where a request cannot be met
+  check_request: Callable[[Request], None]  # raises InputError if a request cannot be met
   reroute_every: int  # where a body gives neither that nor a path
   max_texts: int  # in one body
 
@@ -167,7 +167,7 @@ def prompt_list(prompt: Any) -> list[Any]:
 
 
 def check_count(values: Mapping[str, Any], num_prompts: int, max_texts: int):
-  """Raises ApiError where a body asks for no text, or for too many."""
+  """Raises ApiError if a body asks for no text, or for too many."""
   n = values.get('n', 1)
   if not 1 <= n <= max_texts // num_prompts:
     raise ApiError(400, f'n={n} for {num_prompts} prompts: ask for 1 to {max_texts} texts at one time', 'n')
@@ -184,7 +184,7 @@ def named_path(name: str, num_paths: int, given: str) -> int | None:
 
 
 def asked_path(values: Mapping[str, Any], name: str, num_paths: int) -> int | None:
-  """Returns the path that a body asks for, by its model or by `path`; raises ApiError where these differ."""
+  """Returns the path that a body asks for, by its model or by `path`; raises ApiError if these differ."""
   path, named = values.get('path'), named_path(name, num_paths, values['model'])
   if path is not None and named is not None and path != named:
     raise ApiError(400, f'path={path} is not the path of model {values["model"]!r}: leave one of them out', 'path')
@@ -204,7 +204,7 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 
 def _check_depth(value: Any):
-  """Raises ValueError where brackets nest so deeply that what is made of the body could not be written again."""
+  """Raises ValueError if brackets nest so deeply that the parsed body could not be written again."""
   values = [value]
   for _ in range(MAX_DEPTH + 1):
     containers = [value for value in values if isinstance(value, dict | list)]
@@ -214,14 +214,14 @@ def _check_depth(value: Any):
 
 
 def check_type(name: str, value: Any, fields: Fields = FIELDS):
-  """Raises ApiError where a field is of another type."""
+  """Raises ApiError if a field is of another type."""
   description, is_valid = fields[name]
   if not is_valid(value):
     raise ApiError(400, f'{name} should be {description}', name)
 
 
 def check_there(values: Mapping[str, Any], *names: str):
-  """Raises ApiError where a field is missing."""
+  """Raises ApiError if a field is missing."""
   for name in names:
     if name not in values:
       raise ApiError(400, f'{name} is missing', name)

@@ -83,7 +83,7 @@ class Relay:
     self.metrics = metrics
     self.timeout_s = timeout_s
     self.open: dict[asyncio.Task, int] = {}  # with how many engines each asks
-    self.ended: ApiError | None = None  # why what is open was ended
+    self.ended: ApiError | None = None  # why open requests were ended
 
   def end(self, error: ApiError):
     self.ended = error
@@ -91,7 +91,7 @@ class Relay:
       work.cancel()
 
   async def __call__(self, endpoint: str, parts: Sequence[Part], scope: Scope, receive: Receive, send: Send):
-    """Answers a request, as ASGI has it; `endpoint` is what it goes to behind an engine's URL."""
+    """Answers a request, as an ASGI app. `endpoint` is the path that follows an engine's URL."""
     headers = {name.decode(): value.decode('latin-1') for name, value in scope['headers'] if name in TO_ENGINES}
     response = _Response(send)
     loop = asyncio.get_running_loop()
@@ -157,7 +157,7 @@ class Relay:
 
   @contextlib.asynccontextmanager
   async def _asked(self, endpoint: str, part: Part, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
-    """Gives the answer of the first engine that has one; raises ApiError where none has."""
+    """Gives the answer of the first engine that has one; raises ApiError if none has."""
     failures = set[int]()
     for count, remote in enumerate(self._candidates(part.paths)):
       self.metrics.retries.inc(min(count, 1))
@@ -187,7 +187,7 @@ class Relay:
   async def _ask(
     self, stack: contextlib.AsyncExitStack, remote: Remote, endpoint: str, values: Any, headers: Mapping[str, str]
   ) -> Answer:
-    """Returns an engine's answer once the body has begun; raises Failed, or ApiError where it takes too long."""
+    """Returns an engine's answer once the body has begun; raises Failed, or ApiError if it takes too long."""
     body = json.dumps(values | {'model': remote.model}).encode()
     headers = {'Content-Type': 'application/json', **headers, **remote.headers}
     try:
@@ -219,7 +219,7 @@ class Relay:
     return Answer(response.status, passed, remote.engine.path, first, rest)
 
   def _check_status(self, remote: Remote, status: int):
-    """Raises Failed where an answer of this status is none that a client gets."""
+    """Raises Failed if an answer of this status is none that a client gets."""
     if status not in STATUSES:
       self.pool.take_out(remote, f'it answered with status {status}, which HTTP does not have')
       raise Failed(NONSENSE)

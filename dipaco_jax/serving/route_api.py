@@ -83,7 +83,7 @@ def deal(asked: Asked, ranks: Sequence[tuple[int, ...]]) -> list[Part]:
 
 
 def merge(parts: Sequence[Part], answers: Sequence[bytes]) -> bytes:
-  """Joins the answers to the parts of a request, in the order of its prompts; raises ValueError where one is odd."""
+  """Joins the answers to the parts of a request, in the order of its prompts; raises ValueError if one is odd."""
   contents = [json_text.parse(answer) for answer in answers]
   n = parts[0].values.get('n', 1)
   choices, usage = [], dict.fromkeys(USAGE, 0)

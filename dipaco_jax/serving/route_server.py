@@ -89,7 +89,7 @@ class RouteServer:
     return self._read_or_routed + sum(self.relay.open.values())
 
   def _check_room(self, count: int):
-    """Raises ApiError where so many requests more would be too many, unless they are the only ones."""
+    """Raises ApiError if this number of additional requests is too large, unless they are the only ones."""
     if (num_open := self.num_open()) and num_open + count > self.most_open:
       raise ApiError(429, f'{num_open} requests are open already, of {self.most_open}: try again')
 

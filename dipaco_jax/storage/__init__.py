@@ -1,9 +1,9 @@
-"""Bytes that are published whole or not at all, on disks and in buckets.
+"""Files and objects that are published atomically, on disks and in buckets.
 
 Read in this order: `files` (write aside, sync, rename), `publishing` (the same with checksums), `seals` (checks them)
-and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (what is in files); `lock` and
-`retry`; `object_store` (where islands exchange objects) on its two `backends`; `remote_files` (text in buckets); and
-`user_modules` (modules of Python that a config names, and which of them are imported).
+and `remedies` (what to do about a damaged file); `tensors`, `records` and `module_store` (the contents of files);
+`lock` and `retry`; `object_store` (where islands exchange objects) on its two `backends`; `remote_files` (text in
+buckets); and `user_modules` (modules of Python that a config names, and which of them are imported).
 
 Imports from `algorithm`, `core`, `config` and `processes`.
 """

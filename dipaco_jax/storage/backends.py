@@ -1,6 +1,6 @@
 """The two backends of `object_store`: a folder of a file system, and a bucket.
 
-Both have the methods that `Storage` calls, which `Folder` describes; a folder also has `root`, a bucket `reader`.
+Both have the methods that `Storage` calls; `Folder` documents them. A folder also has `root`, a bucket also `reader`.
 """
 
 import contextlib
@@ -14,13 +14,13 @@ from typing import Any
 
 from dipaco_jax.storage import files
 
-TRANSFERS = 4  # at once: files of a tree, parts of an object
+TRANSFERS = 4  # maximum at once: files of a tree, or parts of an object
 PART_BYTES = 8 << 20
-SILENCE_S = 120  # all parts in flight take less on 2.3 Mbit/s
-NAMES = (
+SILENCE_S = 120  # a line of 2.3 Mbit/s transfers all parts in flight in less time
+TRANSIENT_NAMES = (
   'TIMEDOUT STALE AGAIN IO CONNRESET CONNABORTED CONNREFUSED HOSTDOWN HOSTUNREACH NETDOWN NETUNREACH NETRESET PIPE'
 )
-TRANSIENT = {getattr(errno, f'E{name}') for name in NAMES.split()}
+TRANSIENT = {getattr(errno, f'E{name}') for name in TRANSIENT_NAMES.split()}
 
 
 def is_transient_status(status: int) -> bool:
@@ -29,13 +29,13 @@ def is_transient_status(status: int) -> bool:
 
 
 class Folder:
-  """Objects as files. A killed writer leaves a temporary file, which `tidy` removes."""
+  """Objects as files. A killed writer leaves a temporary file behind, which `tidy` removes."""
 
   def __init__(self, root: Path):
     self.root = root
 
   def put(self, name: str, data: files.Data):
-    """Writes an object, whole or not at all, and replaces an existing one."""
+    """Writes an object atomically. An existing object is replaced."""
     files.write_file(self.root / name, data)
 
   def put_file(self, name: str, file: Path):
@@ -43,7 +43,7 @@ class Folder:
     self.put(name, files.read_file(file))
 
   def create(self, name: str, data: files.Data):
-    """Writes an object unless one of this name exists, which stays unchanged."""
+    """Writes an object if none of this name exists. An existing object stays unchanged."""
     files.write_file(self.root / name, data, publish=_link_unless_there)
 
   def get(self, name: str) -> memoryview:
@@ -61,11 +61,11 @@ class Folder:
     return (self.root / name).is_file()
 
   def changed(self, name: str) -> float:
-    """Returns when an object was written, in unix seconds. Raises FileNotFoundError."""
+    """Returns the time when an object was written, in Unix seconds. Raises FileNotFoundError."""
     return (self.root / name).stat().st_mtime
 
   def delete(self, name: str):
-    """Removes an object, which may be absent."""
+    """Removes an object. Does nothing if there is none of this name."""
     path = self.root / name
     with contextlib.suppress(FileNotFoundError):
       path.unlink()
@@ -76,7 +76,7 @@ class Folder:
     return (str(file.relative_to(self.root)) for file in files.complete_files(self.root / prefix))
 
   def tidy(self, prefix: str):
-    """Removes what killed writers left below a folder, '' for all."""
+    """Removes temporary files of killed writers below a folder, '' for all."""
     files.tidy(self.root / prefix)
 
   def is_transient(self, error: Exception) -> bool:
@@ -87,15 +87,15 @@ class Folder:
 def _link_unless_there(aside: Path, path: Path):
   try:
     os.link(aside, path)
-  except OSError:  # it is there, or the file system has no hard links
+  except OSError:  # the object exists, or the file system has no hard links
     if not path.exists():
       os.replace(aside, path)
 
 
 class Bucket:
-  """Objects in S3 or Google Cloud Storage; credentials, region and endpoint are the environment's, as obstore reads it.
+  """Objects in S3 or Google Cloud Storage. obstore reads credentials, region and endpoint from the environment.
 
-  An upload in parts whose writer was killed is never seen, but paid for until the bucket's lifecycle rule removes it.
+  A killed writer may leave an incomplete multipart upload, billed until the bucket's lifecycle rule removes it.
   """
 
   def __init__(self, url: str, patience_s: float):
@@ -104,7 +104,7 @@ class Bucket:
     self.store: Any = obstore.store.from_url(
       url,
       retry_config={'max_retries': 3, 'retry_timeout': timedelta(seconds=min(60, patience_s))},
-      # http is for an endpoint that the user names; a large object on a slow line is not an error, silence is.
+      # Endpoints that the user sets may have http URLs. A long transfer is not an error, but silence is.
       client_options=dict(allow_http=True, timeout=timedelta(days=1), read_timeout=timedelta(seconds=SILENCE_S)),
     )
     self.api: Any = obstore
@@ -151,14 +151,14 @@ class Bucket:
       yield from ((x['path'], f'{x["size"]} {x["e_tag"] or x["last_modified"].isoformat()}') for x in chunk)
 
   def tidy(self, prefix: str):
-    """Does nothing: an unfinished upload is never seen."""
+    """Does nothing: incomplete uploads are invisible."""
 
   def is_transient(self, error: Exception) -> bool:
     """Returns whether an error is a timeout, a broken connection or HTTP status 5xx, 408 or 429.
 
-    obstore has no exception types for these, nor do readers, which raise OSErrors without a number.
+    obstore has no exception types for these, and its readers raise OSErrors without an errno.
     """
     status = re.search(r'status code: (\d+)', str(error))
-    is_readers = type(error) is OSError and error.errno is None
-    is_generic = is_readers or isinstance(error, self.api.exceptions.GenericError)
+    is_reader_error = type(error) is OSError and error.errno is None
+    is_generic = is_reader_error or isinstance(error, self.api.exceptions.GenericError)
     return is_generic and (not status or is_transient_status(int(status[1])))

@@ -103,7 +103,7 @@ def digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def check_inside(file: Path, folder: Path):
-  """Raises InputError where a file, whose text is shown or copied, is a symbolic link out of its run's folder."""
+  """Raises InputError if a file, whose text is shown or copied, is a symbolic link out of its run's folder."""
   if file.is_symlink() and not file.resolve().is_relative_to(folder.resolve()):
     raise InputError(f'{file} is a symbolic link to a file outside of the run: put a copy of that file in its place')
 
@@ -127,7 +127,7 @@ def link(source: Path, target: Path) -> bool:
 
 
 def state(file: Path) -> tuple[int, ...]:
-  """Returns the identity of a file's content; () if it has gone."""
+  """Returns the identity of a file's content; () if it no longer exists."""
   try:
     stat = file.stat()
   except FileNotFoundError:
@@ -142,9 +142,9 @@ def user_cache() -> Path:
 
 
 def make_private_folder(folder: Path, option: str):
-  """Makes a folder of this user alone. Raises InputError if another may have written into it, or can.
+  """Makes a folder that only this user can write. Raises InputError if others can write, or may have written, into it.
 
-  Its name can be guessed, and what is in it is trusted. `option` is what names another place.
+  The name of the folder can be guessed, and its contents are trusted. `option` is the option for another place.
   """
   folder.parent.mkdir(parents=True, exist_ok=True)
   with contextlib.suppress(FileExistsError):

@@ -37,7 +37,7 @@ def module_file(workdir: Path, version: int, level: Level, module: Coordinates) 
 
 
 def check_module(file: Path):
-  """Raises seals.Damaged where the sha256 of a published module is not the recorded one."""
+  """Raises seals.Damaged if the sha256 of a published module is not the recorded one."""
   seals.check(file, recorded_modules(file.parent.parent).get(f'{file.parent.name}/{file.name}', seals.UNKNOWN))
 
 
@@ -68,7 +68,7 @@ def best_versions(workdir: Path) -> list[int]:
 
 
 def are_versions(value: Any) -> bool:
-  """Returns whether a value is a list of versions: whoever made a workdir may have written anything there."""
+  """Returns whether a value is a list of versions; the author of a workdir may have written anything there."""
   return isinstance(value, list) and all(type(version) is int and 0 <= version <= MAX_VERSION for version in value)
 
 

@@ -68,7 +68,7 @@ class Storage:
     return sha256
 
   def read(self, name: str, sha256: str) -> memoryview:
-    """Returns an object's bytes. Raises Missing, or Corrupt where their sha256 is another."""
+    """Returns an object's bytes. Raises Missing, or Corrupt if their sha256 is another."""
     data = self.fetch(name)
     if hashlib.sha256(data).hexdigest() != sha256:
       raise Corrupt(f'{self.url_of(name)} is corrupt: its sha256 is not {sha256}')
@@ -107,7 +107,7 @@ class Storage:
     return data
 
   def agree(self, name: str, data: bytes) -> bytes:
-    """Publishes an object unless it exists; returns the existing one. Of simultaneous calls one wins."""
+    """Publishes an object unless it exists; returns the existing one. One of several simultaneous calls wins."""
     self.retry(name, lambda: self.backend.create(checked_name(name), data))
     return bytes(self.fetch(name))
 
@@ -166,7 +166,7 @@ class Storage:
       self.delete(name)
 
   def download_tree(self, prefix: str, folder: Path, sha256: str = ''):
-    """Makes the directory that `upload_tree` published, whole or not at all, unless it is there already.
+    """Makes the directory that `upload_tree` published, whole or not at all, unless it already exists.
 
     Processes that share a disk may all call this: one of them downloads. Each compares the index with `sha256`, if it
     is given, once, of a directory that is there, too. Raises as `read`.

@@ -12,7 +12,7 @@ import numpy as np
 
 from dipaco_jax.storage import files, seals
 
-Share = tuple[int, int]  # (k, n): of numbered parts, those of k, k + n, k + 2n, ...
+Share = tuple[int, int]  # (k, n): the numbered parts k, k + n, k + 2n, ...
 
 
 def write_sealed(path: Path, data: files.Data):

@@ -81,7 +81,7 @@ def _identity_in_hub(path: str) -> str:
 
 
 def list_names(folder: str) -> list[str]:
-  """Lists the names of what is in a folder; [] if that cannot be listed."""
+  """Lists the names in a folder, or [] if it cannot be listed."""
   try:
     if is_remote(folder):
       return sorted(path.rpartition('/')[2] for path in find(f'{folder}/*'))

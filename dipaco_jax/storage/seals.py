@@ -98,7 +98,7 @@ def reading(file: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def parsing(*names: str | os.PathLike) -> Iterator[None]:
-  """Raises Damaged, which names the files, where the block finds in them what no run writes, though they are sealed.
+  """Raises Damaged, which names the files, if the block finds in them what no run writes, though they are sealed.
 
   Whoever made a workdir has its seals fit.
   """

@@ -55,7 +55,7 @@ def num_bytes(arrays: Mapping[str, np.ndarray]) -> int:
 
 
 def find_not_finite(arrays: Mapping[str, np.ndarray]) -> str:
-  """Returns the name of an array that holds NaN or infinities, '' where none does. A sum takes little time."""
+  """Returns the name of an array that holds NaN or infinities, or '' if none does. A sum takes little time."""
   with np.errstate(all='ignore'):
     suspects = (name for name, x in arrays.items() if not np.isfinite(np.sum(x, dtype=np.float32)))
     return next((name for name in suspects if not np.isfinite(arrays[name]).all()), '')

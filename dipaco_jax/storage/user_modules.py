@@ -95,10 +95,10 @@ def import_checked(module: str, sha256: str = '') -> ModuleType:
   """Imports a module from its source.
 
   Args:
-    module: its name, with those of the packages that it is in.
-    sha256: of the source that was checked; '': of whatever there is.
+    module: full name of the module, with its packages.
+    sha256: of the source that was checked. '' accepts any source.
 
-  Raises ImportError if the source is not the one that was checked, and whatever the module raises.
+  Raises ImportError if the source is not the one that was checked, and any error of the module.
   """
   with _importing:
     return sys.modules[module] if module in sys.modules else _import(module, sha256)

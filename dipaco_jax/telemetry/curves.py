@@ -16,7 +16,7 @@ from typing import Any
 
 MAX_TAGGED = 64  # paths, or modules of a level: TensorBoard grows slow beyond, and metrics.jsonl has them all
 POSITION = ('kind', 'stage', 'updates', 'time', 'step', 'phase', 'paths', 'paths_in_phase')  # no figures
-UNAVERAGED = ('perplexity', 'best_version')  # that of the whole has this tag, or a mean says nothing
+UNAVERAGED = ('perplexity', 'best_version')  # a value of the whole has this tag, because a mean would be meaningless
 
 Scalar = tuple[str, float]  # tag and number
 Points = tuple[int, dict[str, float]]  # of curves, by name, at a step
@@ -54,7 +54,7 @@ class Curves:
 
 
 class CurvesOfStages:
-  """The points of all stages' curves in one space of names: those of `train` as they are, 'control/train/loss'."""
+  """Points of the curves of all stages. Stages other than `train` prefix their names: 'control/train/loss'."""
 
   def __init__(self):
     self._curves: dict[str, Curves] = {}
@@ -69,7 +69,7 @@ class CurvesOfStages:
 
 
 def figures(row: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-  """Yields (name, value) of what a row has measured."""
+  """Yields (name, value) of the measurements of a row."""
   return ((name, value) for name, value in row.items() if name not in POSITION)
 
 

@@ -1,7 +1,7 @@
 """The metrics of a run: rows of metrics.jsonl, mirrored to TensorBoard.
 
 A row of metrics.jsonl is one JSON object with kind, stage, updates (made so far within the stage), time (unix seconds)
-and values. `rewind` takes back what a resumed run is about to do again, so that every update has its row once.
+and values. `rewind` removes rows of updates that a resumed run repeats, so that every update has one row.
 """
 
 import errno
@@ -69,7 +69,7 @@ class Metrics:
       os.fsync(self._file.fileno())
 
   def rewind(self, stage: str, updates: int):
-    """Drops the stage's rows of more than so many updates, here and in TensorBoard; call it when a stage resumes."""
+    """Drops the stage's rows after a number of updates, here and in TensorBoard; call it when a stage resumes."""
     if self._file is None:
       return
     path, aside = self._workdir / 'metrics.jsonl', self._workdir / 'metrics.jsonl.partial'
@@ -117,8 +117,8 @@ class Metrics:
 def read_rows(workdir: str | os.PathLike, *marks: bytes) -> Iterator[dict[str, Any]]:
   """Yields the rows of metrics.jsonl, oldest first; none if there is no file; damaged or torn lines are skipped.
 
-  With `marks` only the rows whose lines contain one of them; others are not parsed, since the file may be long. Who
-  reads all logs how many are damaged: it would be told several times, with several numbers, in one report.
+  With `marks` only the rows whose lines contain one of them; others are not parsed, since the file may be long. Only
+  a call that reads all rows logs the number of damaged lines; otherwise, a report would log it several times.
   """
   path, damaged = pathlib.Path(workdir) / 'metrics.jsonl', 0
   if not path.exists():
@@ -156,7 +156,7 @@ def to_line(row: Mapping[str, Any]) -> bytes:
 
 
 def from_line(line: bytes) -> dict[str, Any] | None:
-  """Parses a line of metrics.jsonl; None where it is damaged."""
+  """Parses a line of metrics.jsonl, or None if it is damaged."""
   sealed = SEALED.fullmatch(line)
   if not sealed or int(sealed[2], 16) != zlib.crc32(sealed[1] + b'}'):
     return None

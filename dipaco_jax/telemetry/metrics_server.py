@@ -1,6 +1,6 @@
-"""What a process of a run tells Prometheus, on this machine only, at --metrics_port.
+"""Metrics of a process for Prometheus, on this machine only, at --metrics_port.
 
-Training does nothing for it: what it knows is read when somebody asks, in a thread of the server. An error there is an
+Training does no work for it: a thread of the server reads the state of training for each request. An error there is an
 error of the answer, not of the run.
 """
 
@@ -34,7 +34,7 @@ class Reading(NamedTuple):
 
 
 class MetricsServer:
-  """Answers at http://127.0.0.1:PORT/metrics; `read` is what it asks, from when there is something to tell."""
+  """Answers at http://127.0.0.1:PORT/metrics; `read` provides the metrics as soon as there are any."""
 
   def __init__(self):
     self.read: Callable[[], Reading] | None = None
@@ -75,7 +75,7 @@ class MetricsServer:
 
 
 def serve(port: int) -> tuple[MetricsServer, str]:
-  """Starts to answer; returns the server and its URL. Raises InputError where it cannot."""
+  """Starts to answer; returns the server and its URL. Raises InputError if it cannot."""
   try:
     import prometheus_client
   except ImportError as e:

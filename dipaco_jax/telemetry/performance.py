@@ -139,7 +139,7 @@ def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int
 
 
 def mfu(flops_per_s: float, device_kind: str, dtype: str, num_devices: int) -> float | None:
-  """Returns model FLOPs utilization: FLOP/s of the whole run over the devices' peak; None where that isn't known.
+  """Returns model FLOPs utilization: FLOP/s of the whole run over the devices' peak, or None if that isn't known.
 
   At JAX's default precision float32 products run as one bfloat16 pass on a TPU and as TF32, at half of bfloat16's
   peak, on these GPUs.

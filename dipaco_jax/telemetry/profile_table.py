@@ -58,7 +58,7 @@ def group(name: str) -> str:
 
 
 def summarize(executed: Iterable[Operation]) -> Table | None:
-  """Sums up; None where nothing ran."""
+  """Sums up, or None if nothing ran."""
   leaves = [one for one in executed if not CONTAINERS.match(one.name)]
   if not leaves:
     return None
@@ -75,7 +75,7 @@ def summarize(executed: Iterable[Operation]) -> Table | None:
 
 
 def union_ns(spans: Sequence[tuple[float, float]]) -> float:
-  """Returns the length of what is covered by at least one of the spans."""
+  """Returns the total length that at least one of the spans covers."""
   covered, until = 0.0, -math.inf
   for begin, end in sorted(spans):
     covered += max(0.0, end - max(begin, until))

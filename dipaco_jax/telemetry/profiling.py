@@ -1,7 +1,7 @@
 """A profile of some inner steps: the trace that `jax.profiler` writes, and a short table of it.
 
 The loop waits for the devices before and after the steps, so that the trace has these alone; nothing that is computed
-changes. Where the trace cannot be written or read, training goes on.
+changes. If the trace cannot be written or read, training continues.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class Steps(NamedTuple):
 
 
 def parse(text: str | None) -> Steps | None:
-  """Parses --profile=START:STEPS; raises InputError where it is something else."""
+  """Parses --profile=START:STEPS; raises InputError if it is something else."""
   if text is None:
     return None
   start, _, number = text.partition(':')
@@ -42,7 +42,7 @@ def parse(text: str | None) -> Steps | None:
 
 
 def check(steps: Steps | None, s: settings_lib.Settings):
-  """Raises InputError where the run has no such steps."""
+  """Raises InputError if the run has no such steps."""
   total = s.pretrain.steps + s.train.phases * s.train.steps_per_phase
   if steps and steps.start >= total:
     raise InputError(
@@ -86,7 +86,7 @@ class Profiler:
     try:
       jax.profiler.start_trace(self._folder, profiler_options=options)
       self._first, self._began = first, time.monotonic()
-    except Exception as e:  # another profiler is at work, a full disk
+    except Exception as e:  # another profiler is running, a full disk
       self._give_up(e)
 
   @time_use.doing(time_use.OTHER)

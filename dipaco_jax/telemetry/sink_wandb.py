@@ -1,6 +1,7 @@
-"""Weights & Biases as a sink: the curves that TensorBoard shows, against the global step. WANDB_* configure it.
+"""Weights & Biases as a sink of the curves that TensorBoard shows, by global step. WANDB_* variables configure it.
 
-Points are numbered, and the numbers kept in the run, with the id of W&B's run: what comes twice has the same number.
+Points are numbered. The run keeps the next number and the id of its W&B run, so that a point that is written twice has
+the same number.
 """
 
 import secrets
@@ -12,21 +13,21 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import stopping
 from dipaco_jax.telemetry.curves import Points
 
-SETTLES_S = 30.0  # its own process writes what it has taken after up to 15 s, and is gone with this one
+SETTLES_S = 30.0  # wandb's process writes points up to 15 s after taking them, and ends with this process
 
 
 def check():
-  """Raises InputError where nobody is logged in."""
+  """Raises InputError if the user is not logged in."""
   import wandb
 
-  session = wandb.setup(wandb.Settings(silent=True, console='off'))  # silent, it asks nothing either
+  session = wandb.setup(wandb.Settings(silent=True, console='off'))  # silent also suppresses prompts
   if session.settings.mode == 'online' and not wandb.login(prompt=False):
     fix = 'run `wandb login`, or set WANDB_API_KEY, or WANDB_MODE=offline'
     raise InputError(f"config.metrics.sinks='wandb': you are not logged in to Weights & Biases: {fix}")
 
 
 class Sink:
-  """A run of W&B, which begins with the first row, or goes on."""
+  """A run of W&B, which starts or resumes with the first row."""
 
   def __init__(self, settings: settings_lib.Settings, kept: dict[str, Any]):
     self._settings, self._kept = settings, kept
@@ -35,7 +36,7 @@ class Sink:
     kept.setdefault('points', 0)
 
   def write(self, wall_time: float, points: Iterable[Points]):
-    """Takes points of curves, measured `wall_time` seconds since 1970."""
+    """Writes points of curves, measured at `wall_time` in seconds since 1970."""
     if self._run is None:
       self._run = self._begin()
     for step, values in points:

@@ -1,9 +1,8 @@
-"""Sinks: where the rows of metrics.jsonl go beside it, each by a thread of its own that training never waits for.
+"""Sinks: other destinations of the rows of metrics.jsonl. Each has its own thread, for which training never waits.
 
-A thread reads rows from the run's own record, hands them to its sink, and notes in the workdir how far it has come. So
-whatever a sink is at, and however slow it is, nothing waits, no row is lost, and memory holds one. A run that goes on
-makes the rows after its last checkpoint again: those that a sink has had are passed over. A sink that is new in a run
-gets all rows from the first.
+A thread reads rows from metrics.jsonl, passes them to its sink, and notes its progress in the workdir. So even if a
+sink is slow, nothing waits, no row is lost, and memory holds only one row. A resumed run makes the rows after its last
+checkpoint again; rows that a sink already has are skipped. A sink that is new in a run gets all rows from the first.
 """
 
 import contextlib
@@ -28,7 +27,7 @@ from dipaco_jax.telemetry import curves, metrics_log, sink_mlflow, sink_wandb
 POLL_S = 0.5  # between looks at the rows
 CLOSE_S, STOP_S = 10.0, 3.0  # for the last rows, at the end of a run; and where it was stopped, or failed
 SHARED_S = 5.0  # between notes in a place that other machines share
-FOLDER = 'sinks'  # in the workdir, of what they keep
+FOLDER = 'sinks'  # file in the workdir with the data that sinks keep
 BUILT_IN = {'wandb': sink_wandb, 'mlflow': sink_mlflow}
 
 Row = dict[str, Any]
@@ -57,7 +56,7 @@ class ReadySink(NamedTuple):
   """A sink that is ready to begin."""
 
   name: str
-  begin: Callable[[dict[str, Any]], Taker]  # with what it has kept in this run, and may add to
+  begin: Callable[[dict[str, Any]], Taker]  # with the data that it keeps in this run, and may extend
   settles_s: float = 0.0  # after which rows that it has taken survive the process
 
 
@@ -72,7 +71,7 @@ class Memory(NamedTuple):
 def make(settings: settings_lib.Settings, run: str) -> list[ReadySink]:
   """Makes the sinks that the settings name, for a run of this name; TensorBoard's events are metrics_log's.
 
-  Raises InputError where a library is not there, or a user's function does not return a sink.
+  Raises InputError if a library is not there, or a user's function does not return a sink.
   """
   config = dataclasses.replace(settings.metrics, run=settings.metrics.run or run)
   named = dataclasses.replace(settings, metrics=config)
@@ -105,9 +104,9 @@ def _make(name: str, settings: settings_lib.Settings) -> ReadySink:
 def fed(
   metric_sinks: Sequence[ReadySink], rows: Callable[[], Rows], memory: Memory, poll_s: float = POLL_S
 ) -> Iterator[None]:
-  """Feeds sinks while the block runs, and then, for some seconds, what is left; looks for rows every `poll_s`.
+  """Feeds sinks while the block runs, and the remaining rows for some seconds after it. Polls rows every `poll_s`.
 
-  Each has `rows()` of its own. What goes wrong is a warning, and no more.
+  Each sink has its own `rows()`. Errors are only logged as warnings.
   """
   feeders = [Feeder(one, rows(), memory, poll_s) for one in metric_sinks]
   for feeder in feeders:
@@ -217,7 +216,7 @@ class Feeder(threading.Thread):
     self._saved = due
 
 
-# -- how far a sink has come: by stage, the updates of the last row, and the kinds of those with so many
+# -- progress of a sink: by stage, the updates of the last row, and the kinds of its rows
 
 
 def is_before(row: Row, marks: dict[str, list]) -> bool:

@@ -1,4 +1,4 @@
-"""TensorBoard's view of a stage: the points of its curves as events."""
+"""Points of a stage's curves as events of TensorBoard."""
 
 import os
 import pathlib
@@ -10,15 +10,15 @@ from dipaco_jax.telemetry import curves
 
 
 class Events:
-  """Writes one stage's events. In this thread: tensorboardX's own writer thread dies and blocks on a full disk."""
+  """Writes a stage's events in the calling thread: tensorboardX's own thread fails on a full disk and blocks."""
 
   def __init__(self, folder: pathlib.Path, purge_step: int | None = None):
-    """Opens a stage's events; from `purge_step` on, what earlier files hold is hidden."""
+    """Opens the events of a stage. `purge_step` hides events of earlier files from that step on."""
     from tensorboardX import event_file_writer
     from tensorboardX.proto import event_pb2
 
     folder.mkdir(parents=True, exist_ok=True)
-    # The name that tensorboardX makes is only as fine as a second.
+    # The file names of tensorboardX have a resolution of only one second.
     suffix = f'.{os.getpid()}.{time.time_ns() % 10**9:09d}'
     self._writer = event_file_writer.EventsWriter(str(folder / 'events'), suffix)
     self._curves = curves.Curves()

@@ -93,12 +93,12 @@ def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> lis
 
 
 def mean_by_path(path_losses: Losses) -> list[float | None]:
-  """Returns the nats per target of each path; None where it has none."""
+  """Returns the nats per target of each path, or None if it has none."""
   return [mean(nll, targets) for nll, targets in zip(path_losses.nll, path_losses.targets, strict=True)]
 
 
 def mean(nll: np.ndarray, targets: np.ndarray) -> float | None:
-  """Returns the nats per target of one path's rows; None where they have none."""
+  """Returns the nats per target of one path's rows, or None if they have none."""
   return float(nll.sum() / targets.sum()) if targets.sum() else None
 
 
@@ -118,9 +118,9 @@ def by_model(
 ) -> list[float | None]:
   """Returns each path's hold-out loss; for replicas, the mean over the targets of all their hold-outs [2.7].
 
-  Replicas, such as DiLoCo's workers, have one set of parameters (see `Layout.models`): what is evaluated, exported and
-  served is then one version, where each by its own hold-out could point at another. `losses` are nats per target on
-  each path's own hold-out, None where it has none; `targets` their numbers.
+  Replicas, such as DiLoCo's workers, have one set of parameters (see `Layout.models`): so only one version is
+  evaluated, exported and served, although each replica's own hold-out could prefer another. `losses` are nats per
+  target on each path's own hold-out, or None if it has none; `targets` their numbers.
   """
   result = list(losses)
   for paths in models:

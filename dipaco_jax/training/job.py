@@ -35,7 +35,7 @@ class Schedule:
 
   @property
   def dispatch_steps(self) -> int:
-    """k: the largest divisor of tau, and of the pieces of phases, up to what was asked."""
+    """k: the largest divisor of tau, and of the pieces of phases, up to the configured number."""
     return self.timetable.unit if self.timetable else largest_divisor(self.steps_per_phase, self.steps_per_dispatch)
 
   def global_step(self, phase: int, step: int) -> int:
@@ -53,7 +53,7 @@ class Point(NamedTuple):
 
 
 def count_updates(times: streaming.Timetable, num_paths: int, turns: int, point: Point) -> int:
-  """Returns the inner steps of all paths before a point of a phase, which they go through in so many turns.
+  """Returns the inner steps of all paths before a point of a phase, which takes a number of turns.
 
   Paths that do not train count too, so that the number does not depend on the schedule.
   """
@@ -95,7 +95,7 @@ class Job:
   evaluation: Evaluation = Evaluation()
   publish: bool = False  # modules, for others to read
   later_work: float = 0.0  # of the run's training after this job, in multiples of this job's
-  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins anew
+  round: int = 0  # of sharding: a new one's hold-outs are others, and early stopping begins again
   lost: Callable[[int], np.ndarray] | None = None  # phase -> whose outer gradient is lost, shaped like the grid
 
   @functools.cached_property
@@ -106,7 +106,7 @@ class Job:
 
   @functools.cached_property
   def rows_for_gap(self) -> Rows | None:
-    """The rows to evaluate paths on before the outer step too; None where it changes nothing, as with one path."""
+    """The rows to evaluate paths on before the outer step too, or None if it changes nothing, as with one path."""
     programs = self.programs
     return None if choices.takes_over(programs.layout, programs.settings.outer) else self.evaluation.holdout
 
@@ -121,9 +121,9 @@ class Job:
     return self.programs.layout.grid.num_paths * self.schedule.steps_per_phase
 
   def own_step(self, path: int, phase: int, step: int) -> int:
-    """Returns the step of a path's data: its global step less those of phases that it sat out: it misses no row.
+    """Returns the step of a path's data: its global step minus those of phases without it, so that it misses no row.
 
-    A round's new shard is entered at the step that the path has come to.
+    The path enters the new shard of a round at its present step.
     """
     return self.schedule.first_step + int(self._trained_before[phase, path]) * self.schedule.steps_per_phase + step
 
@@ -141,11 +141,11 @@ class Job:
     return jax.tree.map(lambda x, s: assemble(x.shape, s, lambda _: x), self.base_state, self.programs.specs.state)
 
   def outer_weights(self, phase: int) -> np.ndarray:
-    """Returns w_i of every path in the outer step, shaped like the grid; 0 where it takes no part."""
+    """Returns w_i of every path in the outer step, shaped like the grid, or 0 if it takes no part."""
     return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
 
   def limits(self, phase: int) -> np.ndarray:
-    """Returns f of screening.py, shaped like the grid; 0 for paths that go on from their own parameters.
+    """Returns f of screening.py, shaped like the grid; 0 for paths that continue from their own parameters.
 
     After a lost outer gradient a path starts from its own parameters, so its distance to the modules says nothing about
     one phase.

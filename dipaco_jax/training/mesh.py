@@ -144,7 +144,7 @@ def place(
   Args:
     grid: of paths.
     config: `data` devices inside a path; 0: as many as leave room for all paths and divide every batch.
-    batch_sizes: {config field: rows per path and step}; InputError where `data` does not divide them.
+    batch_sizes: {config field: rows per path and step}; InputError if `data` does not divide them.
     devices: all that may be used; some are left over where sizes don't divide, InputError if all of a process's are.
   """
   if config.data > len(devices):
@@ -187,6 +187,6 @@ def readable(x: jax.Array) -> jax.Array:
   return _replicate(x.sharding.mesh)(x)
 
 
-@functools.cache  # a new function would compile anew
+@functools.cache  # a new function would compile again
 def _replicate(mesh: Mesh):
   return jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, PartitionSpec()))

@@ -44,7 +44,7 @@ def publish_module_files(
 ):  # fmt: skip
   """Writes `modules/<version>/`, with each file's sha256 in index-<process>.json.
 
-  A version, the number of outer steps inside, that is there already is replaced: a run that was killed and goes on
+  A version, the number of outer steps inside, that already exists is replaced: a run that was killed and continues
   makes it again, with the same bytes unless the config was lengthened or the devices changed.
 
   `modules` are those that this process writes; `name` is what is trained, for the names of barriers. On disks apart

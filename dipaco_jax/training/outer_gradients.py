@@ -37,7 +37,7 @@ class Sender(NamedTuple):
 def accumulate(
   specs: Specs, levels: tuple[str, ...], gathered: Gathered, residuals: dict[str, jax.Array], sender: Sender
 ) -> tuple[Gathered, dict[str, jax.Array]]:  # fmt: skip
-  """Returns the sums of a phase with what a path sends of some levels, and the path's new residuals."""
+  """Adds a path's messages of some levels to the sums of a phase; returns the sums and the path's new residuals."""
   turn = tuple(sender.turn)
   module = {level.name: specs.layout.grid.module(level, turn) for level in specs.layout.levels if level.name in levels}
   deltas, kept = _messages(specs, _outer_gradients(specs, levels, sender), residuals)
@@ -62,7 +62,7 @@ def accumulate(
       masses[level] = add(gathered.masses[level], term.mass)
   of_path = gathered.moved | {level: gathered.moved[level].at[turn].set(r) for level, r in moved.items()}
   excluded = gathered.excluded.at[turn].set(~ok)
-  # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins anew, with
+  # What was lost, or sent by a path that does not train, has left nothing behind; a path left out begins again, with
   # what levels that left earlier in the phase have kept too.
   residuals = {n: jnp.where(ok, e, 0) for n, e in residuals.items()}
   residuals |= {n: jnp.where(counts, e, residuals[n]) for n, e in kept.items()}
@@ -91,7 +91,7 @@ def _moved(specs: Specs, squares: dict[str, jax.Array], sender: Sender) -> dict[
 def _messages(
   specs: Specs, deltas: modules_lib.Modules, residuals: dict[str, jax.Array]
 ) -> tuple[modules_lib.Modules, dict[str, jax.Array]]:  # fmt: skip
-  """Returns what is sent of outer gradients, and the new residuals of those that are compressed."""
+  """Returns the messages of outer gradients, and the new residuals of compressed ones."""
   delta = {name: d for of_level in deltas.values() for name, d in of_level.items()}
   totals = {name: compression.total(d, residuals[name]) for name, d in delta.items() if name in residuals}
   gathered = inner_lib.gather(totals, specs.dims)  # blocks do not depend on how a path's slice is laid out

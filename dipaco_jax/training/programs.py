@@ -6,18 +6,18 @@
     steps        k inner steps                                          (a scan; no collective crosses the grid's axes)
     fresh_residuals                                                  (compression.py)
     mix          the paths in flight take new modules over              (streaming.py; without it `gather_path` does)
-    leave        what leaves the paths in flight, for `mix`
+    leave        parameters that the paths in flight send and keep, for `mix`
     accumulate   sums += w (old - new), of a path that is not excluded  (screening.py)
     outer        sums over the axes a level lacks, then OuterOpt        (Algorithm 1, 3.: the collectives are here)
     zero_sums    sums <- 0
     evaluate     nll per row
-    unshard      modules as they are published, where states are sharded inside a path's slice
+    unshard      modules in one piece, for publishing, if states are sharded inside a path's slice
 
-`mix`, `leave`, `accumulate`, `outer` and `zero_sums` are compiled once for each set of levels that leave together.
+`mix`, `leave`, `accumulate`, `outer` and `zero_sums` are compiled once for each set of levels that are sent together.
 
-Those of the paths in flight are shard_maps over the whole mesh; the collectives of the others follow from the
-shardings. Inside a path's slice, parameters and AdamW state are replicated over `data`, or sharded: then gathered for
-each step, gradients scattered.
+Programs of the paths in flight are shard_maps over the whole mesh; the collectives of the others follow from their
+shardings. Inside a path's slice, parameters and AdamW state are either replicated over `data`, or sharded: each step
+then gathers the parameters and scatters the gradients.
 """
 
 import dataclasses
@@ -51,14 +51,14 @@ NAMES = (
 
 
 def in_flight(inputs: Callable[[specs_lib.Specs], tuple], outputs: Callable[[specs_lib.Specs], Any], **options):
-  """Makes a method one program over the whole mesh, a property; `inputs` and `outputs` tell its PartitionSpecs."""
+  """Makes a method a property: one program over the whole mesh. `inputs` and `outputs` return its PartitionSpecs."""
   return lambda method: functools.cached_property(
     lambda self: self.shard_map(method.__get__(self), inputs(self.specs), outputs(self.specs), **options)
   )
 
 
 def of_all(inputs: Callable[[specs_lib.Specs], tuple], outputs: Callable[[specs_lib.Specs], Any], **options):
-  """Makes a method one program on all paths, a property, whose collectives follow from the shardings."""
+  """Makes a method a property: one program on all paths, with collectives that follow from the shardings."""
   return lambda method: functools.cached_property(
     lambda self: self.jit(method.__get__(self), inputs(self.specs), outputs(self.specs), **options)
   )
@@ -85,7 +85,7 @@ class Programs:
 
   @functools.cached_property
   def timetable(self) -> streaming.Timetable:
-    """When the paths' levels exchange."""
+    """The steps at which each level is exchanged."""
     return choices.make_timetable(self.settings, self.layout.shared_sizes(self.shapes))
 
   @property
@@ -94,18 +94,18 @@ class Programs:
     return tuple(level.name for level in self.layout.levels)
 
   def program(self, name: str) -> Any:
-    """Returns the program of a name; of those for some levels, the one for all."""
+    """Returns the program of this name. If it is compiled for sets of levels, returns the one for all levels."""
     program = getattr(self, name)
     return program(self.levels) if name in ('mix', 'leave', 'accumulate', 'outer', 'zero_sums') else program
 
   # -- one path per position
 
   def squeeze(self, tree, at: int = 0):
-    """Removes the mesh's axes, of size 1 at a position, behind the first `at` axes; `expand` is the inverse."""
+    """Removes the mesh's axes, of size 1 at a position, after the first `at` axes. `expand` is the inverse."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *x.shape[at + self.specs.num_axes :]), tree)
 
   def expand(self, tree, at: int = 0):
-    """Adds the mesh's axes, of size 1 at a position, behind the first `at` axes."""
+    """Adds the mesh's axes, of size 1 at a position, after the first `at` axes."""
     return jax.tree.map(lambda x: x.reshape(*x.shape[:at], *(1,) * self.specs.num_axes, *x.shape[at:]), tree)
 
   def jit(self, function, inputs, outputs, **options):
@@ -114,10 +114,10 @@ class Programs:
     return jax.jit(function, in_shardings=at, out_shardings=to, **options)
 
   def shard_map(self, function, in_specs, out_specs, **jit_options):
-    """Compiles a function of what is in flight as one program over the whole mesh."""
+    """Compiles a function of the paths in flight as one program over the whole mesh."""
     mapped = jax.shard_map(function, mesh=self.placement.mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-    # Stated, since one placement has several spellings: axes of one device may be named or not. What a checkpoint has
-    # restored would be compiled for anew. Rows, and what is the host's, are spelled in one way only.
+    # State the shardings, because a sharding has several forms: axes of size 1 may be named or not. Otherwise, arrays
+    # from a checkpoint would be compiled for again. Rows and arrays of the host have one form only.
     in_shardings = tuple(None if isinstance(spec, P) else self.specs.shardings(spec) for spec in in_specs)
     return jax.jit(mapped, in_shardings=in_shardings, **jit_options)
 
@@ -139,7 +139,7 @@ class Programs:
   def steps(self, params, state, tokens, segments, first_step, weights, turn):
     """Returns (params, state, metrics [k, m..]) after k steps on tokens and segments [k, m.., B, L].
 
-    Donates params and state. Where paths are sampled, one of weight 0 stays as it is.
+    Donates params and state. If paths are sampled, a path of weight 0 is not trained.
     """
     loss = functools.partial(loss_lib.path_loss, self.model, self.settings.routing.prefix_tokens)
     at_once = self.settings.train.microbatch
@@ -156,11 +156,11 @@ class Programs:
     trained = jax.lax.cond(weights[tuple(turn)] > 0, work, rest, *operands) if sampled else work(*operands)
     return *self.expand(trained[:2]), self.expand(trained[2], 1)
 
-  @functools.cache  # noqa: B019 - by identity, of which a process has few
+  @functools.cache  # noqa: B019 - hashed by identity, and a process has few Programs
   def mix(self, levels: tuple[str, ...]):
-    """`mix(params, left, modules, turn) -> params`, donated: new modules of some levels are taken over [streaming.py].
+    """`mix(params, left, modules, turn) -> params`: takes over new modules of some levels [streaming.py].
 
-    `left`: theta_o, where it is kept.
+    Donates params. `left` has theta_o for the parameters that keep it.
     """
 
     def mix(params, left, modules, turn):
@@ -177,7 +177,7 @@ class Programs:
 
   @functools.cache  # noqa: B019
   def leave(self, levels: tuple[str, ...]):
-    """`leave(params) -> left`, copies of what leaves and is kept: theta_o of streaming.py, of some levels."""
+    """`leave(params) -> left`: copies the parameters of some levels that `mix` needs, theta_o of streaming.py."""
 
     def leave(params):
       return {name: jnp.copy(params[name]) for name in names}
@@ -186,7 +186,7 @@ class Programs:
     return self.shard_map(leave, (specs.params,), {name: specs.params[name] for name in names})
 
   def left_names(self, levels: tuple[str, ...]) -> list[str]:
-    """Returns the parameters of some levels of which a path keeps what left."""
+    """Returns the names of the parameters of some levels for which a path keeps theta_o."""
     return self._of(self.timetable.kept(levels))
 
   @functools.cache  # noqa: B019
@@ -194,8 +194,8 @@ class Programs:
     """`accumulate(gathered, residuals, modules, usual, params, state, weights, limits, last, num_steps, turn)`.
 
     Returns (gathered, residuals), donated, after the paths in flight have sent their outer gradients of some levels.
-    Their inner state is looked at with `outer.row_weights` only. `usual` is {level: h}, `limits` f of each path, where
-    0 excludes only what is not finite; the gradients are of {level: `num_steps`} steps up to the global step `last`.
+    Their inner state is used only with `outer.row_weights`. `usual` is {level: h}. `limits` has f of each path, where 0
+    excludes only gradients that are not finite. `num_steps` is {level: number of steps up to the global step `last`}.
     """
 
     def accumulate(gathered, residuals, *arguments):
@@ -228,8 +228,8 @@ class Programs:
     """`outer(modules, masters, state, gathered, weights)`: the outer step of some levels; donates the first three.
 
     Returns (modules, masters, state, statistics). Statistics are, per level and module, the norm of Delta,
-    `outer.cosine`, h of screening.py before the step, and whether the new module and its state are sound; per path, who
-    is excluded, and r by level.
+    `outer.cosine`, h of screening.py before the step, and whether the new module and its state are sound; per path,
+    whether it is excluded, and r by level.
     """
 
     def outer(*args):
@@ -267,9 +267,10 @@ class Programs:
 
   @functools.cache  # noqa: B019
   def zero_sums(self, levels: tuple[str, ...], ends_phase: bool = True):
-    """`zero_sums(gathered) -> gathered`, donated, with zeros for some levels; at a phase's end no path is excluded.
+    """`zero_sums(gathered) -> gathered`: sets the sums of some levels to zero; donates gathered.
 
-    Apart from `outer`, where XLA would copy the sums before it writes zeros over what others still read.
+    At the end of a phase, it also clears `excluded`. It is not part of `outer`, because XLA would then copy the sums
+    before overwriting arrays that other operations still read.
     """
 
     def zero_sums(gathered):
@@ -286,7 +287,7 @@ class Programs:
 
   @functools.cached_property
   def unshard(self):
-    """`unshard(modules) -> modules`, each in one piece on every device of its slice."""
+    """`unshard(modules) -> modules`, each module in one piece on every device of its slice."""
     if all(dim is None for dim in self.specs.dims.values()):
       return lambda modules: modules
 

@@ -1,10 +1,10 @@
-"""Arrays of paths between phases, moved to a mesh with other positions, so that a run can go on on other devices.
+"""Arrays of paths between phases, moved to a mesh with other positions, so that a run can continue on other devices.
 
-Rounds that shard the text anew are in `pipeline.resharding_round`.
+Rounds that shard the text again are in `pipeline.resharding_round`.
 
 In-flight arrays are `[m_a, ..., shape]`, one for each turn (see mesh.py). With other m_a the path with coordinates c is
-at another position and has another turn, but everything is in blocks: those of both meshes lie whole in the
-g_a = gcd(m_a, m'_a) parts into which they both cut an axis. So a device reads its parts only, and has all it needs.
+at another position and has another turn, but positions are in blocks: those of both meshes lie completely in
+the g_a = gcd(m_a, m'_a) parts into which both cut an axis. So a device needs and reads only its parts.
 """
 
 import itertools
@@ -89,7 +89,7 @@ def _gather(sharding: NamedSharding, parts: Mapping[Coordinates, tuple[jax.Array
 
 
 def _part(array: jax.Array, position: Coordinates, rest: tuple[slice, ...]) -> np.ndarray:
-  """Returns the part `rest` of what is at a position, from the devices of this process."""
+  """Returns the part `rest` of the arrays at a position, from the devices of this process."""
   n = len(position)
   for shard in array.addressable_shards:
     first = [s.start or 0 for s in shard.index[:n]]

@@ -1,4 +1,4 @@
-"""Checkpoints of a training loop: what it needs to go on, by Orbax, written in the background and sealed."""
+"""Checkpoints of a training loop, by Orbax, written in the background and sealed."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ class RunCheckpoints:
       own = {'multiprocessing_options': ocp.options.MultiprocessingOptions(primary_host=None)}
       # Not OCDBT, whose manifest names the files of one disk: a file for each shard, so that parts add up to a whole.
       arrays, meta = ocp.StandardCheckpointHandler(**own, use_ocdbt=False), ocp.JsonCheckpointHandler(**own)
-      # Made at once: Orbax waits for folders made in the background until those of any process are there.
+      # Made at once: Orbax waits for folders made in the background until those of all processes exist.
       options |= own | {'async_options': ocp.AsyncOptions(create_directories_asynchronously=False)}
       handlers = {'item_handlers': {'arrays': arrays, 'meta': meta}}
     options = ocp.CheckpointManagerOptions(**options)
@@ -65,7 +65,7 @@ class RunCheckpoints:
     self._sealer, self._closing = futures.ThreadPoolExecutor(1), threading.Event()
     self._sealing: futures.Future | None = None  # the last one
     self.metas: dict[int, dict[str, Any]] = {}  # of what `restore` has found and left in place, by updates
-    self._exchanged = ''  # the last occasion on which the processes told each other what they have written
+    self._exchanged = ''  # the last occasion on which the processes exchanged the names of their files
     self._reads = 0  # of checkpoints, on which the processes agree one by one
 
   def kept(self, available: Collection[int]) -> set[int]:
@@ -82,7 +82,7 @@ class RunCheckpoints:
     """Copies the arrays off the device, then writes in the background. Raises OSError if the last write failed."""
     args = self._ocp.args
     items = args.Composite(arrays=args.StandardSave(arrays), meta=args.JsonSave(dict(meta)))
-    self._tidy_seals()  # a run that was killed may have left that of an earlier one of this name
+    self._tidy_seals()  # a killed run may have left the seal of an earlier one of this name
     with display.doing('waiting for the checkpoint before'):
       self._manager.save(updates, args=items, force=True)
     self._raise_failure()
@@ -94,17 +94,17 @@ class RunCheckpoints:
       self._sealing.result()
 
   def _seal(self, updates: int):
-    """Waits until Orbax has renamed the checkpoint to its name, then notes what it holds."""
+    """Waits until Orbax has renamed the checkpoint to its name, then notes its files."""
     here = self._directory / str(updates)
     while not here.exists():
-      names = [path.name for path in self._directory.iterdir()]  # a later one that is there was begun after this one
+      names = [path.name for path in self._directory.iterdir()]  # an existing later one was begun after this one
       if any(name.isdigit() and int(name) > updates for name in names) or self._closing.wait(0.1):
         break
     own_digests = self._digests(here)
     parts = self._agreed(updates, own_digests) if self._disk.is_apart else {jax.process_index(): own_digests}
     if not (own_digests and parts):
       return
-    with contextlib.suppress(OSError):  # the disk is full: what has no seal passes
+    with contextlib.suppress(OSError):  # the disk is full: a checkpoint without a seal is accepted
       for process, digests in parts.items():
         seal = self._seals / str(updates) / f'{process}.json'
         files.write_file(seal, json.dumps(digests, indent=1) + '\n')
@@ -113,14 +113,14 @@ class RunCheckpoints:
         self._sealed(here)
 
   def _digests(self, here: pathlib.Path) -> dict[str, str]:
-    """Returns {name: sha256} of the files that this process answers for; {} where they never came, or have gone."""
+    """Returns {name: sha256} of the files that this process answers for, or {} if they never came, or have gone."""
     with contextlib.suppress(OSError):  # it goes at this moment
       names = [str(file.relative_to(here)) for file in here.rglob('*') if file.is_file()]
       return files.digests(here, sorted(names) if self._disk.is_apart else own_share(names))
     return {}
 
   def _agreed(self, updates: int, digests: dict[str, str]) -> dict[int, dict[str, str]]:
-    """Returns which files count as whose, by process: of one that several have, the first's; {} where any has none."""
+    """Returns which files count as whose, by process: of one that several have, the first's, or {} if any has none."""
     occasion = f'{self._directory.name} {updates} is written'
     texts = processes.exchange(json.dumps(digests), occasion)
     if self._exchanged:
@@ -215,13 +215,13 @@ class RunCheckpoints:
       away = self._directory.with_name(f'{self._directory.name}-{updates}-{why}-{time.time_ns()}')
       os.replace(here, away)
       logging.warning('checkpoint %s was moved to %s; to resume from it, move it back', here, away)
-    self._tidy_seals()  # after: what is corrupt by its seal would pass without
+    self._tidy_seals()  # afterwards, because without its seal a corrupt checkpoint would be accepted
     processes.barrier(f'{self._directory.name} {gone} are away, read {self._reads}')
     self.metas = {updates: meta for updates, meta in self.metas.items() if updates not in gone}
     self._manager.reload()
 
   def set_aside(self, after: int, why: str):
-    """Moves the checkpoints of more than so many updates away, when all are written: others are to go on from."""
+    """Moves checkpoints of later updates than `after` away, once all are written; runs continue from earlier ones."""
     self.wait()
     self._move([updates for updates in self._manager.all_steps() if updates > after], why)
 

@@ -33,7 +33,7 @@ class Gathered(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity
 class Specs:
-  """Shapes and PartitionSpecs of what the programs take and return."""
+  """Shapes and PartitionSpecs of the programs' arguments and results."""
 
   placement: Placement
   layout: modules_lib.Layout
@@ -155,7 +155,7 @@ class Specs:
 
   @functools.cached_property
   def gathered(self) -> Gathered:
-    """Partial sums, which take one all-reduce; and what is known of each path, where the path is."""
+    """Partial sums, which need one all-reduce, and data about each path, at the path's position."""
     sums = self.per_parameter(lambda level, name: P(self._lacking(level), *level.axes, *self._of_parameter(name)))
     squares = {level.name: P(self._lacking(level), *level.axes) for level in self.layout.levels}
     masses = {level: {n: P(*s[: len(squares[level]) + 1]) for n, s in of.items()} for level, of in sums.items()}

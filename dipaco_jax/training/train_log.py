@@ -65,7 +65,7 @@ class Journal:
     self.lap()
 
   def lap(self):
-    """Starts the clock anew: what went before was no inner step."""
+    """Restarts the clock, because the time before was not an inner step."""
     self._clock = time.monotonic()
 
   def dispatched(self, dispatch: Dispatch, metrics: dict[str, jax.Array]):
@@ -163,7 +163,7 @@ class Journal:
     self._rows.write(kind, self._name, updates, phase=phase, step=step, **values)
 
   def write_phase(self, outer_s: float, statistics: dict, holdout: list[float | None], excluded: dict[int, str]):
-    """Writes a row for a phase and its outer step; the sums of its steps' losses start anew. Warns of a gap once."""
+    """Writes a row for a phase and its outer step; the sums of its steps' losses start again. Warns of a gap once."""
     record = self._record
     failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
     failed |= {'skipped_by_path': record.skipped} if any(record.skipped) else {}

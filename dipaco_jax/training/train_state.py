@@ -1,4 +1,4 @@
-"""What training goes on from: arrays on the devices, a record on the host, and how a checkpoint holds both."""
+"""The state of training: arrays on the devices, a record on the host, and the format of both in a checkpoint."""
 
 import dataclasses
 import functools
@@ -78,7 +78,7 @@ class State:
   # Parameters by turn, [m_a, ..., shape]: where outer gradients were lost, and between pieces of a phase.
   own: dict[int, Any] = dataclasses.field(default_factory=dict)
   residuals: dict[int, Any] = dataclasses.field(default_factory=dict)  # by turn, where compressed
-  # theta_o of streaming.py by turn, of what is on its way.
+  # theta_o of streaming.py by turn, of messages under way.
   left: dict[int, Any] = dataclasses.field(default_factory=dict)
 
   def arrays(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def choose(these, others, where):
 
 
 def save(checkpoints: run_checkpoints.RunCheckpoints, updates: int, state: State, positions: Coordinates):
-  """Copies the arrays from the devices, which have so many positions, and writes in the background."""
+  """Copies the arrays from the devices, on a mesh with these positions, and writes in the background."""
   held = {'turns': sorted(state.inner), 'own': sorted(state.own), 'in_turn': state.params is not None}
   held |= {'residuals': sorted(state.residuals)} if state.residuals else {}
   left = {str(turn): sorted(params) for turn, params in state.left.items() if params}
@@ -226,11 +226,11 @@ def _shardings(programs: Programs, meta: dict[str, Any], record: Record) -> Stat
 
 
 def _left(meta: dict[str, Any], params: dict[str, Any]) -> dict[int, Any]:
-  """Returns, of an entry for each parameter, those of what is on its way, by turn."""
+  """Selects the entries of parameters with messages under way, by turn."""
   return {int(turn): {name: params[name] for name in names} for turn, names in meta.get('left', {}).items()}
 
 
 def _shapes(arrays) -> str:
-  """Digest of what the arrays are, not of what is in them."""
+  """Digest of the arrays' names, shapes and dtypes, not of their values."""
   shapes = [(jax.tree_util.keystr(p), x.shape, str(x.dtype)) for p, x in jax.tree_util.tree_leaves_with_path(arrays)]
   return hashlib.sha256(repr(shapes).encode()).hexdigest()

@@ -29,7 +29,7 @@ from dipaco_jax.training.job import Dispatch, Job
 from dipaco_jax.training.mesh import fetch
 from dipaco_jax.training.train_log import Journal
 
-CLOSE_S = 30  # after an error, for what was begun to be written
+CLOSE_S = 30  # time after an error to finish writes
 Stop = Callable[[], bool]
 
 
@@ -233,7 +233,7 @@ class Trainer:
     self.journal.lap()
 
   def _screened(self, phase: int, statistics: dict) -> dict[int, str]:
-    """Returns why paths took no part in the outer step, by path; raises Diverged where training cannot go on."""
+    """Returns why paths took no part in the outer step, by path; raises Diverged if training cannot continue."""
     job = self.job
     record = self.state.record
     layout = self.job.programs.layout
@@ -295,9 +295,9 @@ class Trainer:
       module_store.collect(self.workdir, {*best, *(v for held in list(self.pointed.values()) for v in held)})
 
   def _due(self, dispatch: Dispatch) -> bool:
-    """Returns whether to save: after `every_steps` steps; where a phase has no more, at its end only; after the round.
+    """Returns whether to save: after `every_steps` steps; if a phase has no more, at its end only; after the round.
 
-    A longer phase ends with a checkpoint: only from there can a run go on with other positions.
+    A longer phase ends with a checkpoint: only from there can a run continue with other positions.
     """
     job = self.job
     is_long = len(job.programs.placement.turns()) * job.schedule.steps_per_phase > self.every_steps
@@ -307,7 +307,7 @@ class Trainer:
   def _save(self, dispatch: Dispatch):
     """Saves a checkpoint, after everything that it refers to has been published and logged.
 
-    Where the last step was finite for no path, nothing is saved: the parameters may be what is wrong.
+    If the last step was not finite for any path, nothing is saved, because the parameters may be the cause.
     """
     self.journal.catch_up()
     self._read_own_losses()
@@ -320,7 +320,7 @@ class Trainer:
 
   @time_use.doing(time_use.CHECKPOINT)
   def _write_checkpoint(self):
-    """Copies the state off the devices, to be written in the background, and notes what the checkpoint points at."""
+    """Copies the state off the devices, for writing in the background, and notes the files to which it points."""
     self.rows.sync()
     self._await_publication()
     record, updates = self.state.record, self._updates()

@@ -1,4 +1,4 @@
-"""One turn of the paths in flight: what they begin a piece of a phase with, and what they send after it."""
+"""One turn of the paths in flight: their state before a piece of a phase, and their messages after it."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def begin(job: Job, state: State, dispatch: Dispatch, turn: np.ndarray) -> tuple
     params = own
     if renewed.any():
       params = train_state.choose(programs.gather_path(state.modules, turn), params, renewed)
-    if renewed.any() and dispatch.turn in state.left:  # nothing of what was on its way is theirs
+    if renewed.any() and dispatch.turn in state.left:  # messages under way are not theirs
       current, kept = programs.gather_path(state.modules, turn), state.left[dispatch.turn]
       state.left[dispatch.turn] = train_state.choose({name: current[name] for name in kept}, kept, renewed)
     if piece.mixed:

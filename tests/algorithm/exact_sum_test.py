@@ -1,4 +1,4 @@
-"""Exact sums: any order gives equal bits; against arithmetic with fractions; what is refused."""
+"""Exact sums: any order gives equal bits, results equal arithmetic with fractions, and limits are enforced."""
 
 import math
 from fractions import Fraction
@@ -100,7 +100,7 @@ def test_what_float32_sums_would_lose_is_kept():
 ])  # fmt: skip
 @pytest.mark.parametrize('at', [0, -1])
 @pytest.mark.parametrize('first', [True, False])
-def test_what_is_refused_is_named_and_leaves_the_sum_as_it_was(value, error, at, first):
+def test_what_is_rejected_is_named_and_leaves_the_sum_as_it_was(value, error, at, first):
   size = exact_sum.STRIP + exact_sum.BLOCK + 3
   old, new, made = random_tree(size, 0), random_tree(size, 1), ExactSum()
   if not first:
@@ -142,7 +142,7 @@ def test_weights_are_positive_and_bounded(weight):
     ExactSum().add(weight, random_tree(1, 0), random_tree(1, 1))
 
 
-def test_a_sum_of_weights_that_its_state_cannot_hold_is_refused():
+def test_a_sum_of_weights_that_its_state_cannot_hold_is_rejected():
   made, tree = ExactSum(), {'w': np.zeros(1, 'f')}
   weight = 2.0**20 - 0.5
   for _ in range(8):
@@ -170,7 +170,7 @@ def test_other_shapes_are_named(other, message):
   assert made.contributions == 1
 
 
-def test_a_mean_of_nothing_is_refused():
+def test_a_mean_of_nothing_is_rejected():
   with pytest.raises(ValueError, match='no contributions'):
     ExactSum().mean()
   assert ExactSum().state().keys() == {'#contributions', '#weight_quanta'}

@@ -93,13 +93,13 @@ def test_the_special_cases_are_configs():
 
 
 @pytest.mark.parametrize('axes', [{'a': 0}, {'a': -1}, {'a b': 2}, {'': 2}, {'1': 2}, {'data': 2}])
-def test_bad_axes_are_refused(axes):
+def test_bad_axes_are_rejected(axes):
   with pytest.raises(ValueError, match='grid axis'):
     Grid(axes)
 
 
 @given(AXES)
-def test_paths_and_coordinates_outside_the_grid_are_refused(axes):
+def test_paths_and_coordinates_outside_the_grid_are_rejected(axes):
   grid = Grid(axes)
   for index in (-1, grid.num_paths):
     with pytest.raises(ValueError, match='is not in the grid'):
@@ -130,7 +130,7 @@ def test_levels_take_the_grids_order_of_axes():
     (('x' * 61, '.*', ()), 'use letters, digits and _, 60 at most'),  # nor have more than 255 bytes
   ],
 )
-def test_bad_levels_are_refused(spec, message):
+def test_bad_levels_are_rejected(spec, message):
   with pytest.raises(ValueError, match=message):
     grids.make_levels(Grid({'a': 2}), [('taken', 'y', ()), spec])
 
@@ -158,7 +158,7 @@ def test_every_parameter_is_in_its_level():
     ([], 'matches no level'),
   ],
 )
-def test_parameters_that_fit_no_level_or_two_are_refused(patterns, message):
+def test_parameters_that_fit_no_level_or_two_are_rejected(patterns, message):
   with pytest.raises(ValueError, match=message):
     grids.assign_levels(levels_of(*patterns), PARAMETERS)
 

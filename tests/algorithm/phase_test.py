@@ -256,7 +256,7 @@ def test_a_phase_without_learning_rate_excludes_nobody():
   assert not report.excluded.any()
 
 
-def test_an_excluded_path_begins_anew():
+def test_an_excluded_path_begins_again():
   levels, outer = make()
   modules, fresh = levels.start(make_params()), OPTIMIZER.init(make_params())
   states = jax.tree.map(lambda x: x.at[2].set(7), levels.per_path(fresh))

@@ -1,4 +1,4 @@
-"""Sums with row weights: any order gives equal bits; rows of tiny weights keep their precision; what is rejected."""
+"""Sums with row weights: any order gives equal bits, tiny weights keep their precision, and limits are enforced."""
 
 import numpy as np
 import pytest

@@ -118,6 +118,6 @@ def test_thin_fits_every_phase(tau, steps):
   ({'outer': dict(mix=-0.5)}, 'outer.mix=-0.5 should be 0 or more'),
   ({'outer': dict(wire='wan', lost=0.1)}, 'outer.lost'), ({'outer': dict(overlap_steps=-2)}, '-1 or more'),
 ])  # fmt: skip
-def test_refused(sections, field):
+def test_rejected(sections, field):
   with pytest.raises(InputError, match=field):
     settings.from_dict({'grid': {'a': 2}, 'train': dict(steps_per_phase=20)} | sections)

@@ -16,7 +16,7 @@ def storage(tmp_path, monkeypatch):
   return object_store.open_storage((tmp_path / 'place').as_uri())
 
 
-def test_it_is_given_back_and_refused_while_its_holder_is_at_work(storage):
+def test_it_is_released_and_rejected_while_its_holder_is_running(storage):
   lost = []
   with bucket_lock.hold(storage, 'mine', lost.append):
     assert bucket_lock.holder(storage)['scratch'] == 'mine'
@@ -40,7 +40,7 @@ def test_one_of_a_killed_process_is_taken_over(storage, scratch, monkeypatch):
   assert (time.monotonic() - started < 1) == (scratch == 'the same')
 
 
-def test_who_slept_too_long_is_told(storage):
+def test_a_holder_that_slept_too_long_gets_an_error(storage):
   lost = []
   with bucket_lock.hold(storage, 'mine', lost.append):
     there = bucket_lock.read(storage)

@@ -1,4 +1,4 @@
-"""Two disks and a bucket: what is whole when, what each disk has after an exchange, and what goes from the bucket."""
+"""Two disks and a bucket: the files on each disk and in the bucket after each exchange."""
 
 import json
 import pathlib

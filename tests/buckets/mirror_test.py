@@ -1,4 +1,4 @@
-"""Scratch folders and their buckets: what is published in which order, what is fetched, and what never is."""
+"""Scratch folders and their buckets: the order of publication, and which files are fetched."""
 
 import errno
 import json
@@ -217,7 +217,7 @@ def test_after_a_refusal_nothing_of_another_config_stays(place, tmp_path):
   assert sorted(again.names()) == ['config.json', 'scratch']
 
 
-def test_of_a_run_that_was_refused_before_any_work_nothing_stays(place, tmp_path):
+def test_of_a_run_that_was_rejected_before_any_work_nothing_stays(place, tmp_path):
   made = open_mirror(place, tmp_path / 'scratch')
   write(made.workdir, 'config.json', 'environment.json', 'stages/tokenize.seconds')
   made.publish_all()
@@ -267,7 +267,7 @@ def test_an_unchanged_file_is_not_uploaded_again(place, tmp_path):
     (remedies.ISLANDS_MARK, 'is a run of islands'),
   ],
 )
-def test_other_things_are_refused(place, tmp_path, there, words):
+def test_other_things_are_rejected(place, tmp_path, there, words):
   write(tmp_path / 'place', there)
   with pytest.raises(InputError, match=words):
     open_mirror(place, tmp_path / 'scratch')

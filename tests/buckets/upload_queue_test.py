@@ -1,4 +1,4 @@
-"""What waits to be uploaded while the bucket is slower than training."""
+"""The queue of uploads while the bucket is slower than training."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ from dipaco_jax.buckets.upload_queue import Upload, UploadQueue, without_useless
 
 
 def version(folder: pathlib.Path, number: int, *best: int, root: str = '') -> Upload:
-  """Modules and their pointers."""
+  """Returns an upload of a version of modules, and of the pointers to versions."""
   links = folder / f'{root.strip("/")}version-{number}'
   (links / root / 'paths').mkdir(parents=True)
   (links / root / 'paths' / 'best.json').write_text(json.dumps({'version': [*best]}))
@@ -27,14 +27,18 @@ def names(uploads: list[Upload]) -> list[str]:
   return [upload.links.name for upload in uploads]
 
 
-def test_of_checkpoints_the_last_of_each_stage_waits(tmp_path):
-  found = [checkpoint(tmp_path, 8, 'pretrain'), checkpoint(tmp_path, 4), Upload(tmp_path / 'record', ['stages/a.json'])]
-  found += [checkpoint(tmp_path, 8), Upload(tmp_path / 'nothing', [])]
-  assert names(without_useless(found)) == ['pretrain-8', 'record', 'train-8', 'nothing']
+def test_only_the_last_checkpoint_of_each_stage_waits(tmp_path):
+  uploads = [
+    checkpoint(tmp_path, 8, 'pretrain'),
+    checkpoint(tmp_path, 4),
+    Upload(tmp_path / 'record', ['stages/a.json']),
+  ]
+  uploads += [checkpoint(tmp_path, 8), Upload(tmp_path / 'nothing', [])]
+  assert names(without_useless(uploads)) == ['pretrain-8', 'record', 'train-8', 'nothing']
 
 
-def test_versions_wait_that_the_last_pointers_or_those_of_the_last_checkpoint_name(tmp_path):
-  found = [
+def test_versions_wait_that_the_pointers_of_the_last_version_or_checkpoint_name(tmp_path):
+  uploads = [
     version(tmp_path, 1, 1, 1),
     version(tmp_path, 2, 2, 1),
     version(tmp_path, 3, 2, 3),
@@ -44,21 +48,27 @@ def test_versions_wait_that_the_last_pointers_or_those_of_the_last_checkpoint_na
     version(tmp_path, 6, 4, 5),
     version(tmp_path, 7, 4, 5),
   ]
-  assert names(without_useless(found)) == [f'version-{n}' for n in (2, 3)] + ['train-3'] + [
+  assert names(without_useless(uploads)) == [f'version-{n}' for n in (2, 3)] + ['train-3'] + [
     f'version-{n}' for n in (4, 5, 7)
   ]
-  assert names(without_useless(found[:3])) == ['version-2', 'version-3']
+  assert names(without_useless(uploads[:3])) == ['version-2', 'version-3']
 
 
-def test_those_of_the_dense_control_are_others(tmp_path):
-  found = [version(tmp_path, 3, 3), version(tmp_path, 1, 1, root='control/'), version(tmp_path, 2, 2, root='control/')]
-  assert names(without_useless(found)) == ['version-3', 'controlversion-2']
+def test_versions_of_the_dense_control_are_separate(tmp_path):
+  uploads = [
+    version(tmp_path, 3, 3),
+    version(tmp_path, 1, 1, root='control/'),
+    version(tmp_path, 2, 2, root='control/'),
+  ]
+  assert names(without_useless(uploads)) == ['version-3', 'controlversion-2']
 
 
 @pytest.mark.parametrize('every', [1, 3])  # phases
-def test_however_it_is_thinned_what_pointers_name_is_there(tmp_path, every):
-  """As in a run: now and then the thread takes all that waits; the bucket can be gone on from after each upload."""
-  uploaded, waiting, best = set[int](), [], [1, 1, 1]
+def test_versions_that_uploaded_pointers_name_are_uploaded(tmp_path, every):
+  """As in a run, the thread takes all waiting uploads now and then; the run can resume from the bucket after each."""
+  uploaded = set[int]()
+  waiting = []
+  best = [1, 1, 1]
   for number in range(1, 60):
     best[number * 7 % 5 % 3] = number
     waiting = without_useless([*waiting, version(tmp_path, number, *best)])
@@ -80,28 +90,30 @@ def test_however_it_is_thinned_what_pointers_name_is_there(tmp_path, every):
       waiting = []
 
 
-def test_a_checkpoint_gets_its_turn_while_newer_ones_come(tmp_path):
-  going, begun, put = threading.Semaphore(0), threading.Semaphore(0), []
+def test_a_checkpoint_is_uploaded_although_newer_ones_arrive(tmp_path):
+  may_end = threading.Semaphore(0)
+  begun = threading.Semaphore(0)
+  uploaded = []
 
-  def upload(one: Upload):
+  def upload(waiting: Upload):
     begun.release()
-    going.acquire()
-    put.append(one.links.name)
+    may_end.acquire()
+    uploaded.append(waiting.links.name)
 
   queue = UploadQueue(upload)
   queue.add(Upload(tmp_path / 'slow', ['sequences']))
   begun.acquire()
   for updates in (1, 2, 3):
-    one = checkpoint(tmp_path, updates)
-    one.links.mkdir()
-    queue.add(one)
-  assert sorted(path.name for path in tmp_path.iterdir()) == ['train-3'], 'others take no room'
+    newer = checkpoint(tmp_path, updates)
+    newer.links.mkdir()
+    queue.add(newer)
+  assert sorted(path.name for path in tmp_path.iterdir()) == ['train-3'], 'the others are deleted'
   queue.add(Upload(tmp_path / 'record', ['stages/a.json']))
-  going.release()
+  may_end.release()
   begun.acquire()
   queue.add(checkpoint(tmp_path, 4))
   for _ in range(3):
-    going.release()
+    may_end.release()
   queue.wait()
-  assert put == ['slow', 'train-3', 'record', 'train-4']
+  assert uploaded == ['slow', 'train-3', 'record', 'train-4']
   queue.close()

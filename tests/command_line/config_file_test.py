@@ -1,4 +1,4 @@
-"""Config files and what the command line changes in them: what is read, and what is said of what cannot be."""
+"""Config files and overrides on the command line: values that are accepted, and errors about others."""
 
 import pathlib
 import sys

@@ -79,7 +79,7 @@ print(json.dumps({'ended': ended, 'saved': saved, 'digests': digests, 'said': sa
 
 
 @pytest.mark.slow
-def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path):
+def test_it_stops_and_continues_and_leaves_the_program_as_it_was(undisturbed, tmp_path):
   path = os.pathsep.join([str(repository.ROOT), os.environ.get('PYTHONPATH', '')])
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.on(1), 'PYTHONPATH': path}
   env['JAX_COMPILATION_CACHE_DIR'] = str(tiny_run.cache_of(undisturbed))
@@ -91,7 +91,7 @@ def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path
   assert found['ended'] == ["KeyboardInterrupt('stopped; make the same call to resume')", 'SystemExit(143)']
   assert 0 < found['saved'][0] < found['saved'][1] < 96
   assert found['digests'] == 2 * [tiny_run.modules_sha256(undisturbed)]
-  assert 'stopping: what was trained is saved' in found['said'] and '\r' not in found['said']
+  assert 'stopping: saving the training so far' in found['said'] and '\r' not in found['said']
   assert 'train 96/96 updates' in found['said'] and 'train ' not in found['quiet']
   call = f"dipaco_jax.train({config!r}, '{tmp_path}/run', {CHANGES})\n"
   assert (tmp_path / 'run' / 'command.txt').read_text() == call
@@ -112,7 +112,7 @@ def test_it_stops_goes_on_and_leaves_the_program_as_it_was(undisturbed, tmp_path
     ({'data.source': 'files', 'data.train': 'no/*.txt'}, "'no/*.txt' matches no file"),
   ],
 )
-def test_a_wrong_field_is_refused_before_anything_is_written(overrides, words, tmp_path):
+def test_a_wrong_field_is_rejected_before_anything_is_written(overrides, words, tmp_path):
   with pytest.raises(dipaco_jax.InputError, match=re.escape(words)):
     dipaco_jax.train('tiny', tmp_path / 'run', overrides, progress=False)
   assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What `--help` says: of every command, option and field something, in a line that fits; and who stops reading it."""
+"""`--help` explains every command, option and field in lines that fit; its output may be closed early."""
 
 import configparser
 import os
@@ -33,17 +33,17 @@ def call(*arguments, cwd: pathlib.Path, python: str | pathlib.Path = sys.executa
   return done.stdout + done.stderr
 
 
-def test_every_field_is_explained():
-  words = usage.explanations()
+def test_every_field_has_a_help_text():
+  texts = usage.explanations()
   sections = {name.split('.')[0] for name in config_file.FIELDS if '.' in name}
-  assert words.keys() == {*config_file.FIELDS, *sections}
-  assert words['train.steps_per_phase'].startswith('Number of inner steps in a phase')
-  assert words['mesh.shard_states'].startswith('Whether to shard') and words['model.qk_norm'].endswith(
+  assert texts.keys() == {*config_file.FIELDS, *sections}
+  assert texts['train.steps_per_phase'].startswith('Number of inner steps in a phase')
+  assert texts['mesh.shard_states'].startswith('Whether to shard') and texts['model.qk_norm'].endswith(
     ' none, head, all.'
   )
-  for name, text in words.items():
+  for name, text in texts.items():
     assert re.fullmatch(r'[A-Z].*\.', text), f'{name}: {text!r} should be sentences that can be understood alone'
-  assert words['train'] == 'Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5, 2.6].'
+  assert texts['train'] == 'Algorithm 1: phases of tau inner steps, each followed by an outer step [2.5, 2.6].'
 
 
 @pytest.mark.parametrize('width', [40, 100, 300])
@@ -81,14 +81,14 @@ def test_a_command_starts_and_ends_as_its_module_does():
 
 @pytest.mark.parametrize('name', ['serve', 'route'])
 def test_the_help_of_a_server_shows_where_it_listens(name):
-  """These options are defined in a file that both share."""
+  """Both servers share the file that defines these options."""
   page = run(f'dipaco_jax.{name}', '--help')
   assert all(f'--{option}: ' in page for option in ('port', 'host', 'grace_s')) and '--[no]access_log: ' in page
   assert '--verbosity' not in page  # of absl
 
 
 @pytest.mark.parametrize('words', ['dipaco_jax.main -h', 'dipaco_jax.generate --help', 'dipaco_jax'])
-def test_who_stops_reading_is_no_error(words):
+def test_a_closed_output_is_no_error(words):
   process = subprocess.Popen(
     [sys.executable, '-m', *words.split()], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
   )
@@ -97,7 +97,7 @@ def test_who_stops_reading_is_no_error(words):
   process.stderr.close()
 
 
-def test_wheels_take_the_configs_along():
+def test_wheels_contain_the_configs():
   read = configparser.ConfigParser()
   read.read(ROOT / 'setup.cfg')
   pattern = read['options.package_data']['dipaco_jax']
@@ -125,8 +125,8 @@ def test_distributions_are_complete_and_their_page_renders(distributions, tmp_pa
     files = {member.name.partition('/')[2] for member in archive.getmembers() if member.isfile()}
   tracked = {name for name in tracked_files() if name not in ('.gitignore', 'dipaco_jax/configs')}
   assert tracked <= packed
-  made = {'PKG-INFO', *(f'dipaco_jax/{name}' for name in tracked if name.startswith('configs/'))}
-  assert {name for name in files - tracked - made if 'egg-info' not in name} == set()
+  generated = {'PKG-INFO', *(f'dipaco_jax/{name}' for name in tracked if name.startswith('configs/'))}
+  assert {name for name in files - tracked - generated if 'egg-info' not in name} == set()
   assert distributions[1].stat().st_size < 6e6
 
 

@@ -170,7 +170,7 @@ def test_neighbours_and_links_stay(undisturbed, tmp_path):
     (['--workdir=x', '--out=y', '--path=1', '--dtype=int8'], '--dtype=int8 should be float32 or bfloat16'),
   ],
 )
-def test_wrong_options_are_told_before_any_work(options, words):
+def test_wrong_options_are_reported_before_any_work(options, words):
   assert words in command(*options, status=2) and not (ROOT / 'y').exists()
 
 
@@ -185,7 +185,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_fix(run):
 
 
 @pytest.mark.parametrize('path', ['one', '1,', '-1', '4', '2,0', '0,0,0'])
-def test_a_path_that_does_not_exist_is_refused(run, path):
+def test_a_path_that_does_not_exist_is_rejected(run, path):
   with pytest.raises(ValueError, match='--path='):
     run.number(command_lib.path_named(path))
 

@@ -80,7 +80,7 @@ def test_a_command_that_cannot_import_a_part_says_so(workdir, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize('file', OPTIONS)
-def test_each_goes_on_after_sigkill_to_the_same_modules(folder, file, tmp_path):
+def test_each_continues_after_sigkill_to_the_same_modules(folder, file, tmp_path):
   config, option = folder / 'config.py', OPTIONS[file]
   tiny_run.run(config, tmp_path / 'whole', option)
   begun = tiny_run.start(config, tmp_path / 'killed', option)

@@ -1,4 +1,4 @@
-"""The command: what it prints, and where, and how it ends."""
+"""The command `generate`: its output and its exit status."""
 
 import os
 import signal
@@ -64,7 +64,7 @@ def test_several_prompts_and_samples_and_standard_input(undisturbed):
   assert err.startswith('36 tokens in ')
 
 
-def test_input_that_is_not_utf8_is_told_in_a_line(undisturbed):
+def test_input_that_is_not_utf8_is_an_error_in_one_line(undisturbed):
   process = start(f'--workdir={undisturbed}', '--prompt=-')
   process.stdin.buffer.write(b'caf\xe9')
   out, err = process.communicate(timeout=240)
@@ -72,7 +72,7 @@ def test_input_that_is_not_utf8_is_told_in_a_line(undisturbed):
   assert '--prompt=- is not UTF-8 (unexpected end of data at byte 3): convert it' in err
 
 
-def test_a_damaged_run_is_told_in_a_line(tmp_path):
+def test_a_damaged_run_is_an_error_in_one_line(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   (tmp_path / 'modules' / '2' / 'low' / '0.safetensors').write_bytes(b'x')
   out, err = run(f'--workdir={workdir}', '--prompt=The fox', '--path=0', status=2)

@@ -186,7 +186,7 @@ def start(*options: str) -> subprocess.CompletedProcess:
     (['--config=tiny', '--workdir=x', '--config.outer.rate=1'], '--config.outer.rate'),
   ],
 )
-def test_wrong_options_are_told_before_any_work(options, words, tmp_path):
+def test_wrong_options_are_reported_before_any_work(options, words, tmp_path):
   done = start(*[option.replace('=x', f'={tmp_path / "recipe"}') for option in options])
   assert done.returncode == 2 and words in done.stderr and not (tmp_path / 'recipe').exists()
 

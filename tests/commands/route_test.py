@@ -24,14 +24,14 @@ def command(*options: str) -> subprocess.CompletedProcess:
     (['--workdir=x', '--engines=x', '--timeout_s=0'], '--timeout_s=0.0 should be 1 or more'),
   ],
 )
-def test_wrong_options_are_told_in_a_line(options, words):
+def test_wrong_options_are_errors_in_one_line(options, words):
   done = command(*options)
   assert done.returncode == 2 and words in done.stderr, done.stderr
   assert done.stderr.startswith('dipaco_jax: ') and done.stderr.count('\n') == 1
 
 
 @pytest.mark.slow
-def test_a_path_without_an_engine_is_told_before_anything_is_loaded(tmp_path):
+def test_a_path_without_an_engine_is_reported_before_anything_is_loaded(tmp_path):
   workdir, file = tmp_path / 'run', tmp_path / 'engines.json'
   made_run.write(workdir, made_run.settings())
   (workdir / 'base' / 'params.safetensors').unlink()  # nobody comes to read it

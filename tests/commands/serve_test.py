@@ -1,4 +1,4 @@
-"""The command's options and its greeting; a server at work is in serving/http_server_test."""
+"""The options of the command and its greeting. serving/http_server_test tests a running server."""
 
 import shlex
 import subprocess
@@ -19,16 +19,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize('options, words', slow.all_but(WRONG, WRONG[0]))
-def test_wrong_options_are_told_in_a_line(options, words):
+@pytest.mark.parametrize('options, message', slow.all_but(WRONG, WRONG[0]))
+def test_wrong_options_are_an_error_in_one_line(options, message):
   command = [sys.executable, '-m', 'dipaco_jax.serve', *options]
   done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-  assert done.returncode == 2 and words in done.stderr, done.stderr
+  assert done.returncode == 2 and message in done.stderr, done.stderr
   assert done.stderr.startswith('dipaco_jax: ') and done.stderr.count('\n') == 1
 
 
-def test_the_greeting_obeys_nothing_in_a_name():
-  words = serve.greeting("it's\x1b[31m", 4, 'http://127.0.0.1:8000')
-  assert '\x1b' not in words and 'path-0 to path-3' in words
-  curl = shlex.split(words.splitlines()[1])
+def test_the_greeting_escapes_the_name():
+  greeting = serve.greeting("it's\x1b[31m", 4, 'http://127.0.0.1:8000')
+  assert '\x1b' not in greeting and 'path-0 to path-3' in greeting
+  curl = shlex.split(greeting.splitlines()[1])
   assert curl[:2] == ['curl', 'http://127.0.0.1:8000/v1/completions'] and curl[-1].startswith('{"model": "it\'s')

@@ -1,4 +1,4 @@
-"""The command `size`: what it measures, suggests and rejects; its command can be used."""
+"""The command `size`: its measurements, suggestions and errors, and that the suggested command works."""
 
 import os
 import shlex

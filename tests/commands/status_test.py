@@ -143,7 +143,7 @@ def test_progress_of_paths_that_take_turns_is_that_of_all(tmp_path):
   assert 'phase 1 of 3, step 304 of 330, 9% of this stage' in status.status(tmp_path)
 
 
-def test_a_stopped_run_says_how_to_go_on(tmp_path):
+def test_a_stopped_run_says_how_to_continue(tmp_path):
   synthetic.make(tmp_path, stages=3, phases=2)
   (tmp_path / 'lock').write_text('{"pid": 1}')  # left by a run that is over
   lines = status.status(tmp_path).splitlines()

@@ -1,4 +1,4 @@
-"""References to users' modules: what is imported, what a digest covers, and what is said where it goes wrong."""
+"""References to user modules: imports, digests, and errors."""
 
 import dataclasses
 import sys

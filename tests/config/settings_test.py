@@ -1,4 +1,4 @@
-"""Settings: what is wrong with a bad field is said in one line; dicts and back; digests and differences."""
+"""Settings: errors about a bad field are one line; conversion to dicts and back; digests and differences."""
 
 import ast
 import dataclasses
@@ -127,7 +127,7 @@ def test_files_beside_a_dataset(source):
   )
 
 
-def test_a_source_of_the_users_own_may_read_any_field():
+def test_a_user_defined_source_may_read_any_field():
   from_dict({'data': {'source': 'my_source:make', 'train': 'x', 'name': 'y', 'module': 'z'}})
 
 

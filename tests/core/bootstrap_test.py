@@ -1,4 +1,4 @@
-"""Intervals of perplexity: against what is known of normal means, the same for one seed, paired where models agree."""
+"""Bootstrap intervals of perplexity: compared with normal means, equal for equal seeds, and paired between models."""
 
 import math
 

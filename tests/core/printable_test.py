@@ -132,6 +132,6 @@ def test_the_table_of_islands_obeys_nothing(tmp_path):
   assert len(lines) == 3 + 2 * len(HOSTILE) and not any(OBEYED.search(line) or '\n' in line for line in lines)
 
 
-def test_a_prompt_with_half_a_character_is_refused():
+def test_a_prompt_with_half_a_character_is_rejected():
   with pytest.raises(ValueError, match='half a character'):
     sentencepiece_tokenizer.SentencePieceTokenizer(made_run.tokenizer_bytes()).encode('fox \udcff')

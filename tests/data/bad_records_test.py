@@ -82,7 +82,7 @@ def test_bad_records_are_left_out_and_counted(ending, tmp_path, caplog):
   found = [d for split in ('train', 'validation') for d in corpus.documents(data, split, omitted=counting(skipped))]
   assert sorted(d.text for d in found) == sorted(GOOD)
   assert skipped == {f'.{ending.partition(".")[0]}': num_bad}
-  assert caplog.text.count('left out, as is any other bad record') == 1
+  assert caplog.text.count('skipped this and every other bad record') == 1
   in_parts = [d for k in range(3) for split in ('train', 'validation') for d in corpus.documents(data, split, (k, 3))]
   assert sorted(d.id for d in in_parts) == sorted(d.id for d in found)
 

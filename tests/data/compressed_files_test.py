@@ -53,7 +53,7 @@ def of_hub(status: int | None) -> OSError:
 
 
 @pytest.mark.parametrize('number', [errno.EIO, errno.ESTALE, errno.ETIMEDOUT])
-def test_a_file_whose_disk_does_not_answer_is_told_and_may_be_read_later(number, monkeypatch):
+def test_a_file_whose_disk_does_not_answer_is_reported_and_may_be_read_later(number, monkeypatch):
   class Gone(io.RawIOBase):
     def read(self, size=-1):
       raise OSError(number, os.strerror(number))
@@ -75,7 +75,7 @@ def test_a_file_whose_disk_does_not_answer_is_told_and_may_be_read_later(number,
     ('x.txt', PermissionError(errno.EACCES, 'not yours'), False),
   ],
 )
-def test_what_is_refused_is_not_away(path, error, is_away, monkeypatch):
+def test_what_is_rejected_is_not_away(path, error, is_away, monkeypatch):
   class Failing(io.RawIOBase):
     def read(self, size=-1):
       raise error

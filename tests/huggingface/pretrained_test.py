@@ -1,4 +1,4 @@
-"""A grid from somebody's model: the folder alone says what it is, and what contradicts it is named."""
+"""A grid from a pretrained model: the folder determines the fields, and contradicting fields are named."""
 
 import json
 import pathlib
@@ -76,7 +76,7 @@ def test_a_run_that_has_begun_needs_the_folder_no_more(qwen, tmp_path):
       read(str(config), *options, workdir=workdir)
 
 
-def test_upcycle_goes_on_without_the_folder_too(qwen, tmp_path):
+def test_upcycle_continues_without_the_folder_too(qwen, tmp_path):
   copy = tmp_path / 'copy'
   shutil.copytree(qwen, copy)
   options = "data.train=('x.txt',)", 'model.seq_len=96'

@@ -140,7 +140,7 @@ def test_files_name_the_special_pieces():
 
 
 @pytest.mark.parametrize('kind, adds', [('ours', False), ('llama', True), ('gemma', False)])
-def test_whether_a_text_gets_a_space_in_front_is_told_for_llama_cpp(kind, adds):
+def test_whether_a_text_gets_a_space_in_front_is_reported_for_llama_cpp(kind, adds):
   files = tokenizer_json.make_files(sentencepiece_tokenizer.SentencePieceTokenizer(MODELS[kind]()))
   assert json.loads(files['tokenizer_config.json'])['add_prefix_space'] is adds
 
@@ -208,6 +208,6 @@ def test_a_tokenizer_json_is_written_as_it_was_given():
     ),
   ],
 )
-def test_a_model_that_cannot_be_written_is_refused(options, words):
+def test_a_model_that_cannot_be_written_is_rejected(options, words):
   with pytest.raises(ValueError, match=words):
     tokenizer_json.convert(train(**options))

@@ -54,7 +54,7 @@ class Evil:
     return pathlib.Path.touch, (pathlib.Path('was-here'),)
 
 
-def test_a_file_that_would_run_something_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_would_run_something_is_rejected(tmp_path, monkeypatch):
   pytest.importorskip('torch')
   monkeypatch.chdir(tmp_path)
   (tmp_path / weight_files.TORCH).write_bytes(pickle.dumps({'a.weight': Evil()}))

@@ -1,4 +1,4 @@
-"""Texts that are routed together get the paths that each gets by itself, and errors of their own."""
+"""Texts that are routed in a batch get the same paths and errors as alone."""
 
 import asyncio
 
@@ -16,7 +16,7 @@ def router(tmp_path_factory):
   return dipaco_jax.load_router(made_run.write(tmp_path_factory.mktemp('made'), made_run.settings()))
 
 
-def test_a_batch_gives_what_each_text_gets_alone(router):
+def test_texts_get_the_same_scores_in_a_batch_as_alone(router):
   rng = np.random.default_rng(0)
   texts = [rng.integers(3, 300, rng.integers(1, 20)).tolist() for _ in range(19)] + made_run.TEXT
   batched = BatchedRouter(router)
@@ -26,14 +26,14 @@ def test_a_batch_gives_what_each_text_gets_alone(router):
     router, 'batch_scores', lambda tokens, *others: sizes.append(len(tokens)) or scores(tokens, *others)
   )
   bad = {4: '', 7: [-1], 9: '\ud800'}
-  given = [bad.get(i, text) for i, text in enumerate(texts)]
+  inputs = [bad.get(i, text) for i, text in enumerate(texts)]
 
   async def route():
-    return await asyncio.gather(*map(batched.scores, given), return_exceptions=True)
+    return await asyncio.gather(*map(batched.scores, inputs), return_exceptions=True)
 
-  found = asyncio.run(route())
+  all_scores = asyncio.run(route())
   assert set(sizes) <= {*SIZES} and len(sizes) < len(texts) / 2
-  for i, (text, got) in enumerate(zip(texts, found, strict=True)):
+  for i, (text, got) in enumerate(zip(texts, all_scores, strict=True)):
     if i in bad:
       assert isinstance(got, InputError)
     else:
@@ -41,7 +41,7 @@ def test_a_batch_gives_what_each_text_gets_alone(router):
       assert got.argmax() == router.path(text)
 
 
-def test_nothing_is_compiled_for_a_batch_of_any_size_once_it_has_been_compiled(router):
+def test_compile_compiles_for_batches_of_any_size(router):
   batched = BatchedRouter(router)
   batched.compile()
   from dipaco_jax.inference import text_router
@@ -56,7 +56,7 @@ def test_nothing_is_compiled_for_a_batch_of_any_size_once_it_has_been_compiled(r
   assert text_router._scores._cache_size() == before
 
 
-def test_a_client_that_has_gone_is_nobody_elses_trouble(router):
+def test_a_cancelled_text_does_not_affect_others(router):
   batched = BatchedRouter(router)
 
   async def route():
@@ -69,18 +69,18 @@ def test_a_client_that_has_gone_is_nobody_elses_trouble(router):
   assert isinstance(gone, asyncio.CancelledError) and np.array_equal(first, last)
 
 
-def test_an_error_of_one_text_is_nobody_elses(router, monkeypatch):
+def test_an_error_of_one_text_does_not_affect_others(router, monkeypatch):
   batched, scores = BatchedRouter(router), router.batch_scores
   bad = router.prefix('fox')
 
   def picky(tokens, *others):
-    if any(np.array_equal(one, bad) for one in tokens):
+    if any(np.array_equal(prefix, bad) for prefix in tokens):
       raise InputError('not this one')
     return scores(tokens, *others)
 
   object.__setattr__(router, 'batch_scores', picky)
   try:
-    found = asyncio.run(gathered(batched, 'lazy dog', 'fox', '12345'))
+    found = asyncio.run(gather_scores(batched, 'lazy dog', 'fox', '12345'))
   finally:
     object.__setattr__(router, 'batch_scores', scores)
   assert isinstance(found[1], InputError)
@@ -88,20 +88,20 @@ def test_an_error_of_one_text_is_nobody_elses(router, monkeypatch):
     np.testing.assert_allclose(got, router.scores(text), rtol=1e-4, atol=1e-5)
 
 
-def test_what_fails_otherwise_leaves_nobody_waiting(router, monkeypatch):
+def test_any_other_error_is_raised_for_every_waiting_text(router, monkeypatch):
   batched = BatchedRouter(router)
 
   async def no_thread(*args):
     raise RuntimeError("can't start new thread")
 
   monkeypatch.setattr(asyncio, 'to_thread', no_thread)
-  for error in asyncio.run(gathered(batched, 'fox', 'lazy dog')):
+  for error in asyncio.run(gather_scores(batched, 'fox', 'lazy dog')):
     assert isinstance(error, RuntimeError) and 'new thread' in str(error)
   monkeypatch.undo()
-  [found] = asyncio.run(gathered(batched, 'fox'))
+  [found] = asyncio.run(gather_scores(batched, 'fox'))
   np.testing.assert_allclose(found, router.scores('fox'), rtol=1e-4, atol=1e-5)
 
 
-async def gathered(batched, *texts):
+async def gather_scores(batched, *texts):
   async with asyncio.timeout(30):
     return await asyncio.gather(*map(batched.scores, texts), return_exceptions=True)

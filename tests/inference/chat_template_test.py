@@ -160,12 +160,12 @@ def test_what_a_template_may_not_do_ends_with_an_error(template, words):
     ('{{ ' + '(' * 5000, 'the chat template: '),
   ],
 )
-def test_a_template_that_is_none_is_refused(source, words):
+def test_a_template_that_is_none_is_rejected(source, words):
   with pytest.raises(InputError, match=words):
     load(source)
 
 
-def test_messages_with_all_marks_are_refused():
+def test_messages_with_all_marks_are_rejected():
   with pytest.raises(InputError, match='messages contain all of the noncharacters'):
     load(CHATML).encode(chat(''.join(map(chr, chat_template.MARKS))))
   first = chr(chat_template.MARKS[0])

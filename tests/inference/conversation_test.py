@@ -1,4 +1,4 @@
-"""Conversations: the text that chooses their path, and the messages that are refused."""
+"""Conversations: the text that chooses their path, and the messages that are rejected."""
 
 import pytest
 
@@ -41,7 +41,7 @@ def test_where_the_user_says_nothing_the_first_text_chooses():
     (chat('a\ud800'), 'messages have a lone surrogate'),
   ],
 )
-def test_messages_that_no_path_can_be_chosen_by_are_refused(messages, words):
+def test_messages_that_no_path_can_be_chosen_by_are_rejected(messages, words):
   with pytest.raises(InputError, match=words):
     conversation.routing_text(messages)
 
@@ -59,7 +59,7 @@ def test_messages_that_no_path_can_be_chosen_by_are_refused(messages, words):
     ({'role': 'user', 'content': '\ud800'}, r'messages\[1\]\.content has a lone surrogate'),
   ],
 )
-def test_messages_that_cannot_be_answered_are_refused(message, words):
+def test_messages_that_cannot_be_answered_are_rejected(message, words):
   with pytest.raises(InputError, match=words):
     conversation.check_messages([*chat('hi'), message])
 

@@ -1,4 +1,4 @@
-"""Texts that grow together with a cache, and change their path, against one text at a time with none."""
+"""Generation in batches with a cache and changing paths, compared with one text at a time without a cache."""
 
 import dataclasses
 import functools
@@ -38,7 +38,7 @@ def padded(run, tokens):
 
 
 def choice(run, tokens, W: int) -> int:
-  """r_i for the token behind these."""
+  """Returns the path of the token after these, r_i."""
   known, prefix = len(tokens) // W * W if W else 0, run.settings.routing.prefix_tokens
   if known and run.chooser is not None:
     rows = padded(run, tokens[:known])
@@ -46,8 +46,8 @@ def choice(run, tokens, W: int) -> int:
   return run.router.path(tokens[max(0, known - prefix) : known] if known else tokens[:prefix])
 
 
-def plainly(run, r: Request) -> tuple[list[int], list[int]]:
-  """Tokens, prompt included, and paths: every token from the whole text, read anew by the path of its chunk."""
+def generate_plainly(run, r: Request) -> tuple[list[int], list[int]]:
+  """Returns tokens, prompt included, and paths. The path of its chunk reads the whole text for every token."""
   tokens, paths = list(r.tokens), []
   sampling = decoding.SamplingParams(
     *(np.asarray([x]) for x in (np.uint32(r.seed), np.float32(r.temperature), r.top_k, r.top_p))
@@ -75,7 +75,7 @@ REQUESTS = st.builds(
   top_k=st.sampled_from([0, 5]), top_p=st.sampled_from([0.7, 1.0]), seed=st.integers(0, 9),
   until_eos=st.booleans(), reroute_every=st.sampled_from([0, 0, 1, 3, 16]),
 )  # fmt: skip
-# Drawn tokens and likeliest ones are equal as long as no two logits or sums are within rounding of each other.
+# Sampled and most likely tokens are equal unless two logits or sums differ by no more than rounding.
 QUIETLY = dict(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -84,7 +84,7 @@ QUIETLY = dict(deadline=None, derandomize=True, suppress_health_check=[HealthChe
 def test_texts_are_the_same_with_the_cache_as_without(run, requests, max_batch, max_paths):
   engine = Engine(run, max_paths, max_batch)
   for request, text in zip(requests, engine.generate(requests), strict=True):
-    assert (text.tokens, text.paths) == plainly(run, request)
+    assert (text.tokens, text.paths) == generate_plainly(run, request)
     assert text.finished == ('length' if len(text.tokens) == text.end else 'stop')
   assert not engine.batches and len(engine.paths) <= max_paths
 
@@ -97,7 +97,7 @@ def test_other_tokens_than_the_prompts_may_choose_the_path(run):
   assert text.paths == [paths[others[0]]] and tuple(text.tokens[:3]) == prompt
 
 
-def test_changes_of_path_happen_and_read_only_what_differs(run):
+def test_a_change_of_path_recomputes_only_what_differs(run):
   engine = Engine(run)
   request = Request(tuple(range(40, 60)), 60, temperature=0.9, until_eos=False, reroute_every=4)
   (text,) = engine.generate([request])
@@ -117,7 +117,7 @@ def test_levels_may_be_of_any_parameters(levels, tmp_path):
   request = Request((5, 6, 8), 20, temperature=0.9, seed=1, until_eos=False, reroute_every=4)
   (text,) = Engine(run).generate([request])
   assert {path // 2 for path in text.paths} == {path % 2 for path in text.paths} == {0, 1}  # both axes' modules change
-  assert (text.tokens, text.paths) == plainly(run, request)
+  assert (text.tokens, text.paths) == generate_plainly(run, request)
 
 
 @pytest.mark.slow
@@ -125,11 +125,11 @@ def test_temperatures_may_differ_within_a_batch(run):
   ask = Request((5, 6, 7), 12, path=1, until_eos=False)
   requests = [dataclasses.replace(ask, seed=i, temperature=t, top_p=p) for i, (t, p) in enumerate(MIXED)]
   for request, text in zip(requests, Engine(run).generate(requests), strict=True):
-    assert text.tokens == plainly(run, request)[0]
+    assert text.tokens == generate_plainly(run, request)[0]
 
 
-def test_no_more_paths_are_kept_than_asked_for(run):
-  gc.freeze()  # what is older than the paths: quickly
+def test_at_most_max_paths_are_kept(run):
+  gc.freeze()  # leaves out objects older than the paths, to be quick
   engine = Engine(run, max_paths=1)
   for seed in range(4):
     engine.start(Request((5 + seed, 6, 7), 16, temperature=0.9, seed=seed, until_eos=False, reroute_every=8))
@@ -156,16 +156,16 @@ def test_a_batch_gets_smaller_again(run):
   assert len(engine.batches[1].members) == 1
   while engine.busy:
     engine.step()
-  assert [text.tokens for text in texts] == [plainly(run, text.request)[0] for text in texts]
+  assert [text.tokens for text in texts] == [generate_plainly(run, text.request)[0] for text in texts]
 
 
-def test_a_path_that_is_named_is_kept(run):
+def test_a_named_path_generates_the_whole_text(run):
   request = Request((5, 6, 7), 10, path=2, until_eos=False)
   (text,) = Engine(run).generate([request])
-  assert text.paths == [2] and text.tokens == plainly(run, request)[0]
+  assert text.paths == [2] and text.tokens == generate_plainly(run, request)[0]
 
 
-def test_a_text_cancelled_frees_its_place_and_harms_no_other(run):
+def test_a_cancelled_text_frees_its_slot_and_does_not_affect_others(run):
   ask = Request((5, 6, 7), 40, path=1, until_eos=False)
   others = [dataclasses.replace(ask, seed=seed) for seed in (1, 2)]
   engine = Engine(run, max_batch=2)
@@ -178,11 +178,11 @@ def test_a_text_cancelled_frees_its_place_and_harms_no_other(run):
   while engine.busy:
     engine.step()
   assert doomed.finished == 'cancelled' and len(doomed.tokens) < doomed.end
-  assert [text.tokens for text in texts] == [plainly(run, other)[0] for other in others]
+  assert [text.tokens for text in texts] == [generate_plainly(run, other)[0] for other in others]
 
 
-def test_no_path_waits_for_memory_for_ever(run):
-  """Young texts for the path in memory come without end; the old one for another path gets its turn."""
+def test_every_path_gets_memory_in_turn(run):
+  """New texts for the path in memory keep arriving, but the older text for another path gets its turn."""
   ask = Request((5, 6, 7), 20, path=1, until_eos=False)
   engine = Engine(run, max_paths=1, max_batch=2)
   engine.start(ask)
@@ -191,10 +191,10 @@ def test_no_path_waits_for_memory_for_ever(run):
   for _ in range(20):
     engine.start(ask)
     engine.step()
-  assert old.finished == 'length' and old.tokens == plainly(run, old.request)[0]
+  assert old.finished == 'length' and old.tokens == generate_plainly(run, old.request)[0]
 
 
-def test_a_module_that_is_missing_ends_its_texts_alone(tmp_path):
+def test_a_missing_module_ends_only_its_own_texts(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   ask = Request((5, 6, 7), 20, path=1, until_eos=False)
   for module in (tmp_path / 'modules' / '2' / 'low').glob('1*'):
@@ -207,11 +207,11 @@ def test_a_module_that_is_missing_ends_its_texts_alone(tmp_path):
     engine.step()
   assert [text.finished for text in texts] == ['length', 'error', 'length']
   assert not engine.waiting and [text.tokens for text in texts if text.paths != [2]] == [
-    plainly(engine.run, text.request)[0] for text in texts if text.paths != [2]
+    generate_plainly(engine.run, text.request)[0] for text in texts if text.paths != [2]
   ]
 
 
-def test_a_batch_that_fails_ends_its_texts_alone(run):
+def test_a_failing_batch_ends_only_its_own_texts(run):
   ask = Request((5, 6, 7), 20, path=1, until_eos=False)
   engine = Engine(run)
   texts = [engine.start(dataclasses.replace(ask, path=path)) for path in (1, 2)]
@@ -242,7 +242,7 @@ def test_text_ends_before_a_stop_string(run):
 
 
 @pytest.mark.parametrize(
-  'change, words',
+  'change, message',
   [
     ({'path': 4}, 'the paths are 0 to 3'),
     ({'tokens': (330,)}, 'given are 330 to 330'),
@@ -250,12 +250,12 @@ def test_text_ends_before_a_stop_string(run):
     ({'tokens': (5, 2**70)}, 'given are 5 to 1180591620717411303424'),
   ],
 )
-def test_requests_for_what_the_run_has_not_are_refused(run, change, words):
-  with pytest.raises(ValueError, match=words):
+def test_requests_for_paths_or_tokens_that_do_not_exist_are_rejected(run, change, message):
+  with pytest.raises(ValueError, match=message):
     Engine(run).start(dataclasses.replace(Request((5, 6, 7), 20), **change))
 
 
-def test_bucket_lengths_are_few_and_not_much_too_long():
-  found = {bucket_length(length) for length in range(1, 1025)}
-  assert len(found) == 32 and all(length <= bucket_length(length) for length in range(1, 1025))
+def test_bucket_lengths_are_few_and_at_most_an_eighth_too_long():
+  lengths = {bucket_length(length) for length in range(1, 1025)}
+  assert len(lengths) == 32 and all(length <= bucket_length(length) for length in range(1, 1025))
   assert max(bucket_length(length) / length for length in range(128, 1025)) < 1.125

@@ -1,4 +1,4 @@
-"""Tasks of the LM Evaluation Harness on a run: what it says of texts is what the paths say."""
+"""Tasks of the LM Evaluation Harness on a run get the scores of its paths."""
 
 import json
 import math
@@ -286,7 +286,7 @@ def test_results_of_the_command_are_those_of_the_model(undisturbed, folder, mode
     (['--workdir=no', '--tasks=no_such_task'], '--tasks=no_such_task: there is no such task'),
   ],
 )
-def test_wrong_options_are_told_before_any_work(options, words):
+def test_wrong_options_are_reported_before_any_work(options, words):
   assert words in command(*options, status=2)
 
 

@@ -1,4 +1,4 @@
-"""The router of a run: that of training, by the first tokens of a text."""
+"""The router of a run gives the paths of training, and reads only the first tokens of a text."""
 
 import pathlib
 

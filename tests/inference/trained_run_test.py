@@ -116,7 +116,7 @@ def test_what_is_loaded_shows_itself_in_a_line(workdir):
   assert len(repr(path.modules)) < 2000 and 'final_norm/scale' in repr(path.modules)
 
 
-def test_a_run_may_go_on_while_it_is_read(workdir, tmp_path):
+def test_a_run_may_continue_while_it_is_read(workdir, tmp_path):
   """Versions come and go; before the last round of sharding an earlier router is the router."""
   copy = tmp_path / 'copy'
   shutil.copytree(workdir, copy)

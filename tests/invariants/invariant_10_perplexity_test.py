@@ -1,4 +1,4 @@
-"""Invariant 10: perplexity counts what it says, against a direct computation document by document."""
+"""Invariant 10: perplexity equals a direct computation, document by document."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Invariant 11 in islands: who is poisoned is named and left out; what follows is what one job makes of it [3]."""
+"""Invariant 11 in islands: a poisoned path is named and left out; later results equal those of one job [3]."""
 
 import dataclasses
 import json
@@ -83,7 +83,7 @@ def rows_of(made: island.Island, folder: pathlib.Path) -> list[dict]:
   return phases(folder)
 
 
-def test_a_run_that_has_diverged_goes_on_as_if_it_had_not(machine, prepared, tmp_path):  # noqa: F811
+def test_a_run_that_has_diverged_continues_as_if_it_had_not(machine, prepared, tmp_path):  # noqa: F811
   expected, place = tmp_path / 'expected', tmp_path / 'run'
   well = begin(machine, prepared, expected, [], 0, '', 2)
   well.to_the_end(expected, Faults(), end=one_process.TRAINED)
@@ -103,7 +103,7 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 """
 
 
-def test_all_roles_end_with_the_status_of_main_and_the_same_command_goes_on(tmp_path):
+def test_all_roles_end_with_the_status_of_main_and_the_same_command_continues(tmp_path):
   config, place, local = tiny_run.write_config(tmp_path), tmp_path / 'run', str(ROOT / 'launch' / 'local.py')
   python = tmp_path / 'python'
   python.write_text(

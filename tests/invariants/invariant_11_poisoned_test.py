@@ -63,7 +63,7 @@ CASES = [('nan', 1, 1), ('noise', 1, 4), ('huge', 1, 1), ('nan', 3, 4)]  # kind,
 
 @pytest.mark.slow
 @pytest.mark.parametrize('kind, step, devices', CASES)
-def test_a_poisoned_path_is_named_and_left_out_and_starts_anew(kind, step, devices, tmp_path, caplog):
+def test_a_poisoned_path_is_named_and_left_out_and_starts_again(kind, step, devices, tmp_path, caplog):
   job = make_job([PATH], PHASE * TAU + step, kind, devices)
   found = small.fetched(small.train(job, tmp_path).modules)
   assert_is(found, by_twin(job, lambda phase: [PATH] * (phase == PHASE)), job)
@@ -76,7 +76,7 @@ def test_a_poisoned_path_is_named_and_left_out_and_starts_anew(kind, step, devic
 
 
 @pytest.mark.slow
-def test_a_lost_path_that_is_poisoned_does_not_go_on_from_its_own_parameters(tmp_path):
+def test_a_lost_path_that_is_poisoned_does_not_continue_from_its_own_parameters(tmp_path):
   changes = {'outer': dict(lost=0.5), 'train': dict(phases=4)}
   lost = [np.flatnonzero(outer.lost_paths(0.5, (4,), 0, phase)) for phase in range(3)]
   phase, path = next((t, int(paths[0])) for t, paths in enumerate(lost) if len(paths) and len(paths) < 3)
@@ -99,7 +99,7 @@ GONE = [((0, 1), 'no path of module low/0'), ((0, 1, 2, 3), 'no path has an oute
 
 
 @pytest.mark.parametrize('paths, words', slow.but(GONE, *GONE))
-def test_without_paths_for_a_module_the_run_ends_and_goes_on_from_the_last_good_checkpoint(paths, words, tmp_path):
+def test_without_paths_for_a_module_the_run_ends_and_continues_from_the_last_good_checkpoint(paths, words, tmp_path):
   often = {'checkpoint': dict(every_steps=4)}
   small.train(make_job([], 0, **often), tmp_path / 'undisturbed')
   with pytest.raises(Diverged, match=f'train diverged in phase 3: {words}'):
@@ -131,7 +131,7 @@ def test_an_outer_step_without_end_ends_the_run_before_anything_is_published(tmp
 
 
 @pytest.mark.slow
-def test_one_path_alone_stops_as_soon_as_it_makes_no_step_and_goes_on_from_before(tmp_path):
+def test_one_path_alone_stops_as_soon_as_it_makes_no_step_and_continues_from_before(tmp_path):
   long = {'train': dict(phases=1, steps_per_phase=32), 'checkpoint': dict(every_steps=4), 'inner': dict(max_skipped=6)}
   alone = functools.partial(make_job, levels=small.ONE_LEVEL, grid=(), **long)
   small.train(alone([], 0), tmp_path / 'undisturbed')

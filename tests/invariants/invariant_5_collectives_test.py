@@ -1,4 +1,4 @@
-"""Invariant 5: the compiled inner phase has no collective across the grid's axes; the outer step's move what they must.
+"""Invariant 5: the compiled inner phase has no collective across the grid's axes, and the outer step's are minimal.
 
 With each path on a device, an outer step sums over the paths of a module: every device contributes its copy of each
 shared module and receives the sum.

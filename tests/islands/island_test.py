@@ -1,4 +1,4 @@
-"""An island: names of objects and modules, what it reads and writes, and whose the workdir is."""
+"""An island: names of objects and modules, reading and writing of objects, and the lock of the workdir."""
 
 import dataclasses
 import pathlib
@@ -18,7 +18,7 @@ from dipaco_jax.storage import files, lock
 made = one_process.made
 
 
-def test_the_task_that_made_an_object_follows_from_its_name():
+def test_the_name_of_an_object_tells_the_task_that_made_it():
   assert island.maker('objects/paths/7/12-low-0123456789abcdef.safetensors') == ('train', '12', 7)
   assert island.maker('objects/paths/7/12-step4-0123456789abcdef.safetensors') == ('train', '12', 7)
   assert island.maker('objects/modules/3/low/0-11-0123456789abcdef.safetensors') == ('outer', 'low/0-11', 3)
@@ -40,8 +40,8 @@ def test_a_workdir_that_another_process_holds_is_waited_for(made, tmp_path):
 def test_a_tokenizer_is_fetched_with_all_its_files(made, kind, tmp_path):
   given = {tokenizer_files.MODEL: made_run.tokenizer_bytes()}
   if kind == 'bytes':
-    wanted = settings.Tokenizer(kind=kind, vocab_size=300)
-    given = dict(tokenizer_files.train([pathlib.Path(__file__).read_text()], wanted))
+    config = settings.Tokenizer(kind=kind, vocab_size=300)
+    given = dict(tokenizer_files.train([pathlib.Path(__file__).read_text()], config))
     given |= {'chat_template.jinja': b'{{ messages }}', 'generation_config.json': b'{"eos_token_id": [3, 4]}'}
   for name, content in given.items():
     files.write_file(made.run.workdir / name, content)
@@ -54,7 +54,7 @@ def test_a_tokenizer_is_fetched_with_all_its_files(made, kind, tmp_path):
   assert far.run.tokenizer.files == given
 
 
-def test_an_error_of_the_lock_is_not_called_busy(made, monkeypatch):
+def test_other_errors_of_the_lock_are_raised(made, monkeypatch):
   def fail(workdir):
     raise ValueError('a bug')
 
@@ -78,7 +78,7 @@ def test_equal_arrays_are_one_object(made):
 
 
 @pytest.mark.parametrize('damage', [tiny_run.flip_a_bit, lambda file: file.unlink()])
-def test_an_object_that_is_damaged_or_missing_is_gone(damage, made):
+def test_reading_a_damaged_or_missing_object_raises_gone(damage, made):
   name, sha256 = made.write_object('paths/0/1-low', {'x': np.arange(3)})
   assert made.read_object(name, sha256)['x'].tolist() == [0, 1, 2]
   damage(made.run.workdir / name)

@@ -81,7 +81,7 @@ def test_with_streaming_a_state_is_published_after_closed_phases_that_do_not_dep
     assert [phase for phase in range(9) if lineage.publishes_state(of, 0, phase)] == phases
 
 
-def test_costs_are_told_by_path(made):
+def test_costs_are_reported_by_path(made):
   of = with_settings(made, train=dict(phases=9), checkpoint=dict(state_every_phases=4))
   facts = [
     Fact('checkpoint', str(path), t, '', '', {}) for path, last in enumerate((3, 5, 6, 5)) for t in range(last + 1)
@@ -125,7 +125,7 @@ def told(found):
   return found.phases, found.carried, found.fresh
 
 
-def test_it_is_held_or_published_or_begins_anew_or_with_the_base(made):
+def test_it_is_held_or_published_or_begins_again_or_with_the_base(made):
   scene, held = Scene(made, published=(2, 5)), HeldStates()
   found = scene.find(held)
   assert found.phases == (6, 7, 8) and value(found) == 5 and not found.fresh and not found.within
@@ -153,7 +153,7 @@ def test_without_kept_states_a_phase_begins_as_the_first_does(made):
   assert told(scene.find(HeldStates())) == ((8,), {}, False)
 
 
-def test_within_a_phase_it_goes_on_from_the_same_beginning_alone(made, tmp_path):
+def test_within_a_phase_it_continues_from_the_same_beginning_alone(made, tmp_path):
   scene, held = Scene(made, published=(5,)), HeldStates(tmp_path / 'held')
   held.put_within(Key(3, 7, lineage.origin(scene.made, 3, 7), 4), state(7.5))
   found = scene.find(held)

@@ -1,4 +1,4 @@
-"""The monitor: which objects it deletes and which it keeps, what it calls stuck, and its page, from facts alone."""
+"""The monitor: the objects that it deletes and keeps, the tasks that it reports as stuck, and its page."""
 
 import numpy as np
 import one_process
@@ -11,7 +11,7 @@ made = one_process.made
 PATHS = '0123'
 
 
-def test_failing_tasks_and_missing_roles_are_told(made):
+def test_failing_tasks_and_missing_roles_are_reported(made):
   made.registry.add_tasks([NewTask('outer', 'low/0', 1)])
   made.registry.release(made.registry.claim('worker-0', ['prepare']), error='OSError: no space')
   failing = 'prepare  0, claimed 1 times: OSError: no space'

@@ -1,4 +1,4 @@
-"""An outer executor: what it adds to a sum, what it leaves out, and what becomes of a module."""
+"""An outer executor: the contributions that it adds or leaves out, and the new versions of a module."""
 
 import dataclasses
 import functools
@@ -93,7 +93,7 @@ def test_the_largest_weight_does_not_put_a_move_out_of_range(made, monkeypatch):
 
 
 @pytest.mark.parametrize('damage', [tiny_run.flip_a_bit, lambda f: os.truncate(f, 40), lambda f: os.truncate(f, 0)])
-def test_a_damaged_sum_is_summed_anew(damage, tmp_path):
+def test_a_damaged_sum_is_summed_again(damage, tmp_path):
   file, old = tmp_path / 'x.sum', {'w': np.ones(100, np.float32)}
   kept = outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, {'low': 1.0}, 10.0), 'none')
   kept.add('3', 0.5, {'w': np.zeros(100, np.float32)})
@@ -163,7 +163,7 @@ def test_its_outer_step_is_that_of_main(scene):
 
 
 @pytest.mark.parametrize('by', [np.nan, 1000.0, 5.0])
-def test_an_executor_goes_on_without_what_is_bad_and_says_whose_it_is(by, scene, caplog):
+def test_an_executor_continues_without_what_is_bad_and_says_whose_it_is(by, scene, caplog):
   scene.checkpoint(0, 0.01)
   scene.checkpoint(2, by)
   module, told = scene.perform()

@@ -1,4 +1,4 @@
-"""What a path keeps of the levels that it has alone, and who judges it where it has no others."""
+"""Levels of a single path: the state that the path keeps of them, and screening without other levels."""
 
 import numpy as np
 import one_process

@@ -411,7 +411,7 @@ def test_a_lease_that_was_lost_does_not_take_the_next_one_on_its_task_along(isla
     (TypeError('a bug'), 'ready', True),
   ],
 )
-def test_what_somebody_has_to_mend_is_told_without_a_traceback(error, status, has_traceback, island, caplog):
+def test_what_somebody_has_to_mend_is_reported_without_a_traceback(error, status, has_traceback, island, caplog):
   def perform(island, task, lease):
     raise error
 

@@ -23,7 +23,7 @@ def config(tmp_path) -> settings_lib.Settings:
   return one_process.two_phases(tmp_path)
 
 
-def test_another_config_is_refused(config, tmp_path):
+def test_another_config_is_rejected(config, tmp_path):
   close(Machine(config, {}).island(tmp_path))
   other = Machine(changed(config, train=dict(phases=3)), {})
   with pytest.raises(ValueError, match=r'config.train.phases was 2, is 3\): use another database'):
@@ -32,7 +32,7 @@ def test_another_config_is_refused(config, tmp_path):
     other.island(tmp_path, url=f'sqlite:///{tmp_path}/new.db')
 
 
-def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
+def test_a_place_that_another_registry_knows_is_rejected(config, tmp_path):
   machine = Machine(config, {})
   close(machine.island(tmp_path))
   other = f'sqlite:///{tmp_path}/new.db'
@@ -50,7 +50,7 @@ def test_a_place_that_another_registry_knows_is_refused(config, tmp_path):
     machine.island(tmp_path)
 
 
-def test_no_second_registry_is_made_for_a_run_and_a_lost_one_is_told(config, tmp_path):
+def test_no_second_registry_is_made_for_a_run_and_a_lost_one_is_reported(config, tmp_path):
   place, storage = tmp_path / 'run', object_store.open_storage(str(tmp_path / 'run'))
   roles.check_place(storage, place, registry_url.in_folder(place))  # a new run
   close(Machine(config, {}).island(place))
@@ -72,7 +72,7 @@ def test_roles_do_not_join_a_run_at_which_main_is_at_work(config, tmp_path):
     roles.check_place(storage, tmp_path, 'postgresql://host/runs')
 
 
-def test_a_place_without_the_run_that_the_registry_knows_is_refused(config, tmp_path):
+def test_a_place_without_the_run_that_the_registry_knows_is_rejected(config, tmp_path):
   """As a mount that is not there: all would be made again in it."""
   machine, place = Machine(config, {}), tmp_path / 'run'
   made = machine.island(place)
@@ -164,7 +164,7 @@ def shared(place: pathlib.Path):
 
 
 @pytest.mark.parametrize('make', [link, shared, pathlib.Path.touch, of_another])
-def test_a_local_place_that_another_user_may_have_made_is_refused(temp, make):
+def test_a_local_place_that_another_user_may_have_made_is_rejected(temp, make):
   if make is of_another and os.geteuid():
     pytest.skip('only root gives folders away')
   make(roles.local_place(BUCKET))

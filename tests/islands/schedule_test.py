@@ -33,7 +33,7 @@ def test_a_path_trains_on_when_its_own_modules_are_there(made):
   assert [fact.kind for fact in made.registry.unscheduled()] == ['config']
 
 
-def test_a_task_names_who_holds_the_state_that_it_goes_on_from(made):
+def test_a_task_names_who_holds_the_state_that_it_continues_from(made):
   of = with_settings(made, train=dict(phases=4, schedule=((0, (0, 1, 2, 3)), (1, (0, 1)), (2, (0, 1, 2, 3)))))
   facts = [schedule.checkpoint_fact(path, 0, {}, {'holder': f'of-{path}'}) for path in range(3)]  # 3: of before
   facts += [schedule.checkpoint_fact(3, 0, {}, {}), schedule.checkpoint_fact(0, 1, {}, {'holder': 'other'})]
@@ -127,7 +127,7 @@ def test_no_end_before_its_time(made, tmp_path):
   stopped.close()
 
 
-def test_what_a_path_without_a_task_waits_for_is_told(made):
+def test_what_a_path_without_a_task_waits_for_is_reported(made):
   of = with_settings(made, train=dict(schedule=((0, (0, 1, 2, 3)), (1, (0, 1)))), routing=ROUNDS['routing'])
   assert schedule.waits(of) == {'prepare': [0, 1, 2, 3]}
   of.registry.put([Fact('prepared', '', 0, '', '', {})])

@@ -91,6 +91,7 @@ def test_what_one_executor_does_without_is_not_missing_elsewhere(made):
 
 
 def test_a_run_ends_where_all_paths_are_excluded_or_one_too_often(made):
+  made = one_process.with_settings(made, train=dict(phases=10))
   for phase in range(3):
     exclude(made, phase, 3)
     screening_facts.check(made, 'low/1', phase, EVEN, {'3': 'bad'})

@@ -212,7 +212,7 @@ def test_what_another_machine_makes_otherwise_changes_nothing(machine, prepared,
   assert made.publish_trees('prepared', 0, shared_stages.TREES, about)[:5] == fact[:5]
   index = (place / 'base.index.json').read_bytes()
   tiny_run.flip_a_bit(place / 'base' / 'inner.safetensors')
-  with pytest.raises(ValueError, match='what this machine makes differs from what is in use'):
+  with pytest.raises(ValueError, match='the results of this machine differ from those in use'):
     made.publish_trees('prepared', 0, shared_stages.TREES, about)
   assert (place / 'base.index.json').read_bytes() == index
   close(made)

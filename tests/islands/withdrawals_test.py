@@ -1,4 +1,4 @@
-"""Facts that nobody can read any more, and what is malformed though it is as it was published."""
+"""Withdrawal of facts with objects that cannot be read, and of published objects that are malformed."""
 
 import contextlib
 import dataclasses
@@ -131,6 +131,7 @@ def module(of: island.Island, number: int, by: float, **meta) -> Fact:
 
 
 def test_later_versions_that_have_the_same_object_are_replaced_too(made):
+  made = one_process.with_settings(made, train=dict(phases=3))
   first, other = module(made, 1, 1.0), module(made, 1, 1.5, usual=2.0)
   carried, next_own = first._replace(number=2, meta={'usual': 1.0}), module(made, 3, 3.0)
   made.registry.put([first, carried, next_own])

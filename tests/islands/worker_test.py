@@ -1,4 +1,4 @@
-"""What a worker reads and writes: a path's state within a phase, its checkpoint after it, and what it measures."""
+"""A worker: states of a path within a phase, checkpoints after it, and measurements."""
 
 import types
 
@@ -138,7 +138,7 @@ def test_the_rate_leaves_out_the_first_dispatch_which_may_compile(metrics, clock
   assert (found['timed_steps'], found['timed_s']) == (4, 1.0)
 
 
-def test_the_first_of_the_steps_that_are_not_finite_is_told(metrics, caplog):
+def test_the_first_of_the_steps_that_are_not_finite_is_reported(metrics, caplog):
   for after, loss in ((2, [1.0, np.nan]), (4, [np.nan, np.nan]), (6, [1.0, 1.0]), (8, [np.inf, 1.0])):
     metrics.dispatched(after, dispatched(loss, skipped=1))
   metrics.close()

@@ -1,4 +1,4 @@
-"""local.py supervises: who is silent for long is started again, who cannot be heard is not; and nobody outlives it."""
+"""local.py restarts silent roles, unless the registry is away, and ends all roles when it ends."""
 
 import contextlib
 import functools
@@ -42,7 +42,7 @@ time.sleep(60)
 """
 
 
-# Its roles sleep, and its registry is not there.
+# local.py with sleeping roles and without a registry.
 WAITS = """
 import subprocess, sys
 from dipaco_jax import local
@@ -63,20 +63,20 @@ sys.exit(local.main())
 
 @pytest.fixture
 def db(tmp_path):
-  made = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db', lease_s=1)
-  yield made
-  made.close()
+  registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db', lease_s=1)
+  yield registry
+  registry.close()
 
 
-def wait_for(what):
+def wait_for(condition):
   until = time.monotonic() + 60
-  while not what():
+  while not condition():
     assert time.monotonic() < until
     time.sleep(0.05)
 
 
 @pytest.mark.slow
-def test_a_role_that_stalls_is_started_again(db, tmp_path, monkeypatch, capfd):
+def test_a_stalled_role_is_restarted(db, tmp_path, monkeypatch, capfd):
   monkeypatch.setenv('PYTHONPATH', str(ROOT))
   monkeypatch.setattr(local, 'PAUSE_S', 0.1)
   role = local.Role('worker', 0, 1, [sys.executable, '-c', BEATS, f'sqlite:///{tmp_path}/registry.db'], tmp_path)
@@ -98,7 +98,7 @@ def test_a_role_that_stalls_is_started_again(db, tmp_path, monkeypatch, capfd):
   assert 'local.py: worker-0 did not respond for 1' in capfd.readouterr().err
 
 
-def test_nobody_is_silent_while_the_registry_is_away(db):
+def test_no_role_counts_as_silent_while_the_registry_is_away(db):
   silence = local.Silence(db)
   db.beat('worker-0', 'worker', {})
   time.sleep(0.3)
@@ -108,16 +108,16 @@ def test_nobody_is_silent_while_the_registry_is_away(db):
   assert silence.by_role()['worker-0'] == 0
 
 
-def test_roles_do_not_outlive_who_started_them():
+def test_roles_end_when_their_parent_ends():
   with subprocess.Popen([sys.executable, '-c', PARENT], env=ENV, stdout=subprocess.PIPE) as process:
     assert process.stdout.readline() == b'follows\n'
     process.kill()
     began = time.monotonic()
-    assert process.stdout.read() == b'' and time.monotonic() - began < 20  # which the child holds open, too
+    assert process.stdout.read() == b'' and time.monotonic() - began < 20  # the child holds the pipe open, too
 
 
 @pytest.mark.parametrize('kind', ['another version', 'away'])
-def test_a_registry_that_cannot_be_used_is_told_in_one_line(kind, db, tmp_path, monkeypatch, capsys):
+def test_a_registry_that_cannot_be_used_is_an_error_in_one_line(kind, db, tmp_path, monkeypatch, capsys):
   with db._db._engine.begin() as connection:
     connection.execute(sa.update(registry_schema.SCHEMA).values(version=99))
   url = f'sqlite:///{tmp_path}/registry.db' if kind != 'away' else f'postgresql://me@/x?host={tmp_path}'
@@ -131,20 +131,20 @@ def test_a_registry_that_cannot_be_used_is_told_in_one_line(kind, db, tmp_path, 
   finally:
     for number, handler in before.items():
       signal.signal(number, handler)
-  said = capsys.readouterr().err
-  assert said.startswith('local.py: the registry ') and said.count('\n') == 1
+  error = capsys.readouterr().err
+  assert error.startswith('local.py: the registry ') and error.count('\n') == 1
   assert status == (local.command.TRY_AGAIN if kind == 'away' else 2)
 
 
 @pytest.mark.parametrize(
-  'fault, status, words',
+  'fault, status, message',
   [
     ('reset', 75, 's3://bucket/run/registry.id: .*; run it again when it is back'),
     ('forbidden', 2, 's3://bucket/run/registry.id: .*403 Forbidden'),
     ('', 75, 'text.txt: no answer; run it again'),
   ],
 )
-def test_what_cannot_be_read_before_the_start_is_told_in_one_line(fault, status, words, monkeypatch, capsys):
+def test_files_that_cannot_be_read_are_an_error_in_one_line(fault, status, message, monkeypatch, capsys):
   def check_readable(data):
     raise errors.Unavailable('text.txt: no answer; run it again')
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_read_before_the_start_is_told_in_one_line(fault, status,
     for name, value in object_server.environment(f'http://127.0.0.1:{wire.port}').items():
       monkeypatch.setenv(name, value)
     assert local.main() == status
-  assert re.fullmatch(f'local.py: {words}.*\n', capsys.readouterr().err)
+  assert re.fullmatch(f'local.py: {message}.*\n', capsys.readouterr().err)
 
 
 @pytest.mark.slow

@@ -132,7 +132,7 @@ def test_what_its_user_cancels_is_not_queued_again(cluster, submit, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_after_a_preemption_and_a_requeue(cluster, tmp_path, monkeypatch):
+def test_a_run_continues_after_a_preemption_and_a_requeue(cluster, tmp_path, monkeypatch):
   monkeypatch.chdir(ROOT)
   config, options = tiny_run.write_config(tmp_path), ['--config.train.phases=20', tiny_run.RARELY]
   workdir, control = tmp_path / 'run', tmp_path / 'control'

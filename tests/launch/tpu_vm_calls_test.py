@@ -59,7 +59,7 @@ def test_install(cloud):
 
 
 @pytest.mark.slow
-def test_hosts_that_were_started_anew_mount_before_they_run(cloud):
+def test_hosts_that_were_started_again_mount_before_they_run(cloud):
   share = '--nfs=10.0.0.2:/share'
   cloud.installed(share)
   (cloud.folder / 'sudo').unlink()

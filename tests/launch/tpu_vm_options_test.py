@@ -1,4 +1,4 @@
-"""Options of launch/tpu_vm.sh: which are refused before any work, and that the pages' are accepted."""
+"""Options of launch/tpu_vm.sh: wrong ones are rejected before any work, and those of the pages are accepted."""
 
 import os
 import pathlib

@@ -181,7 +181,7 @@ def test_stop_ends_the_run_elsewhere(cloud):
 
 
 @pytest.mark.slow
-def test_the_program_itself_goes_on_where_it_was(cloud):
+def test_the_program_itself_continues_where_it_was(cloud):
   cloud.put('program', f'#!/bin/sh\nexec {sys.executable} "$@"\n')
   cloud.env |= {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.FLAGS, 'FAKE_HOSTS': '1'}
   cloud.installed()

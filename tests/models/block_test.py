@@ -1,4 +1,4 @@
-"""A block of the user's own: a copy of ours is the same to the bit, and what is wrong is refused in a line."""
+"""Custom blocks: a copy of the built-in block trains bit for bit the same; a wrong block is an error in one line."""
 
 import dataclasses
 
@@ -39,22 +39,22 @@ def write(tmp_path, monkeypatch):
   return lambda source: own_modules.write(tmp_path, monkeypatch, source)
 
 
-def made_of(name: str, **changes) -> transformer.Transformer:
+def model_with(name: str, **changes) -> transformer.Transformer:
   own = f'{name}:make' if name else ''
   return transformer.make_model(dataclasses.replace(MODEL, block=own, **changes), small.VOCAB)
 
 
-def loss_and_gradient(made, params):
+def loss_and_gradient(model, params):
   tokens, segments = small.batch(0, 0)
-  return jax.jit(jax.value_and_grad(lambda p: loss.path_loss(made, 8, p, tokens, segments)[0]))(params)
+  return jax.jit(jax.value_and_grad(lambda p: loss.path_loss(model, 8, p, tokens, segments)[0]))(params)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('changes', slow.but([
   {}, {'layers': 'scanned', 'window': 8, 'full_every': 2}, {'remat': 'dots', 'num_kv_heads': 1, 'qk_norm': 'head'},
 ], {}, {'layers': 'scanned', 'window': 8, 'full_every': 2}))  # fmt: skip
-def test_a_copy_of_our_block_trains_the_same_to_the_bit(write, changes):
-  ours, copy = made_of('', **changes), made_of(write(OURS), **changes)
+def test_a_copy_of_our_block_trains_bit_for_bit_the_same(write, changes):
+  ours, copy = model_with('', **changes), model_with(write(OURS), **changes)
   assert type(block.blocks(copy.config)[0]) is not block.Block
   jax.tree.map(np.testing.assert_array_equal, *(transformer.init(m, jax.random.key(0)) for m in (ours, copy)))
   params = small.base(ours)
@@ -62,10 +62,10 @@ def test_a_copy_of_our_block_trains_the_same_to_the_bit(write, changes):
   block_check.check(copy)
 
 
-def test_products_of_a_copy_are_those_of_our_formula(write):
+def test_flops_of_a_copy_equal_our_formula(write):
   name = write(OURS)
   for changes in ({}, {'num_kv_heads': 1, 'norms': 'both', 'attention_cap': 5.0}):
-    ours, copy = made_of('', **changes).config, made_of(name, **changes).config
+    ours, copy = model_with('', **changes).config, model_with(name, **changes).config
     assert performance.flops_per_token(copy, 50, 24) == performance.flops_per_token(ours, 50, 24)
 
 
@@ -77,10 +77,10 @@ def test_a_scan_counts_as_often_as_it_runs():
 
 
 def test_blocks_repeat_after_their_period(write):
-  assert block.period(made_of('', window=8, full_every=2, num_layers=6).config) == 2
-  assert block.period(made_of('', window=8, full_every=5, no_rope_every=4, num_layers=3).config) == 1
+  assert block.period(model_with('', window=8, full_every=2, num_layers=6).config) == 2
+  assert block.period(model_with('', window=8, full_every=5, no_rope_every=4, num_layers=3).config) == 1
   name = write(OURS.replace('layer(config, n))', 'layer(config, n)._replace(window=n % 4))'))
-  assert block.period(made_of(name, num_layers=6).config) == 4
+  assert block.period(model_with(name, num_layers=6).config) == 4
 
 
 KEEP = [(s, t) for s in (own_modules.RECURRENT, own_modules.examples()['my_block.py']) for t in ('float32', 'bfloat16')]
@@ -89,22 +89,22 @@ KEEP = [(s, t) for s in (own_modules.RECURRENT, own_modules.examples()['my_block
 @pytest.mark.parametrize(
   'source, dtype', slow.but(KEEP, KEEP[1], KEEP[2], KEEP[3]), ids=['0-32', '0-16', '1-32', '1-16']
 )
-def test_what_keeps_to_the_rules_is_taken(write, source, dtype):
-  made = made_of(write(source), dtype=dtype)
-  block_check.check(made)
-  _, gradient = loss_and_gradient(made, small.base(made))
+def test_a_block_that_follows_the_rules_is_accepted(write, source, dtype):
+  model = model_with(write(source), dtype=dtype)
+  block_check.check(model)
+  _, gradient = loss_and_gradient(model, small.base(model))
   assert all(np.abs(x).max() > 0 for x in gradient.values())
 
 
 @pytest.mark.slow
-def test_scanned_is_as_unrolled(write):
+def test_scanned_and_unrolled_layers_have_the_same_gradients(write):
   name = write(own_modules.examples()['my_block.py'])
-  one, other = (made_of(name, layers=layers) for layers in ('unrolled', 'scanned'))
-  params = small.base(one)
-  small.assert_close(loss_and_gradient(one, params)[1], loss_and_gradient(other, params)[1], 1e-3)
+  unrolled, scanned = (model_with(name, layers=layers) for layers in ('unrolled', 'scanned'))
+  params = small.base(unrolled)
+  small.assert_close(loss_and_gradient(unrolled, params)[1], loss_and_gradient(scanned, params)[1], 1e-3)
 
 
-@pytest.mark.parametrize('change, words', [
+@pytest.mark.parametrize('change, message', [
   ('return x @ w', r'should return the hidden state and a cache, not \w+'),
   ('return (x @ w)[:, 1:], ()', r'the former float32\[1, 8, 16\] as it was given, not float32\[1, 7, 16\]'),
   ('return x @ w[1:], ()', r'raises TypeError.* \(line 12 of .*own_.*py\)'),
@@ -116,11 +116,11 @@ def test_scanned_is_as_unrolled(write):
   ("self.variable('stats', 'mean', lambda: x[0, 0]); return x @ w, ()", 'variables other than parameters, stats'),
   ("self.param('half', lambda key: jnp.ones(3, jnp.bfloat16)); return x @ w, ()", 'block_0/half is bfloat16'),
 ])  # fmt: skip
-def test_what_is_wrong_is_one_line(write, change, words):
-  with pytest.raises(InputError, match=rf"^config.model.block='own_\w+:make'.*{words}"):
-    block_check.check(made_of(write(LINEAR.replace('CHANGE', change))))
+def test_a_wrong_block_is_an_error_in_one_line(write, change, message):
+  with pytest.raises(InputError, match=rf"^config.model.block='own_\w+:make'.*{message}"):
+    block_check.check(model_with(write(LINEAR.replace('CHANGE', change))))
 
 
-def test_what_is_no_module_is_refused(write):
+def test_a_function_that_is_no_module_is_rejected(write):
   with pytest.raises(InputError, match='should return a module of Flax'):
-    transformer.shapes(made_of(write('def make(config, n):\n  return lambda x: x\n')))
+    transformer.shapes(model_with(write('def make(config, n):\n  return lambda x: x\n')))

@@ -1,4 +1,4 @@
-"""Blocks are told apart within their period."""
+"""Blocks within a period have different layers."""
 
 from dipaco_jax.config import settings
 from dipaco_jax.models import layers

@@ -1,4 +1,4 @@
-"""The chunked loss and its gradients against whole logits; what counts."""
+"""The chunked loss and its gradients, compared with whole logits, and the tokens that count."""
 
 import functools
 
@@ -29,18 +29,18 @@ CHUNKS = [(1, 0), (5, 0), (8, 0), (24, 0), (1000, 0), (8, 1), (24, 16), (24, 31)
 
 
 @pytest.mark.parametrize('chunk, vocab_chunk', CHUNKS)
-def test_loss_and_gradients_are_those_of_whole_logits(chunk, vocab_chunk):
+def test_loss_and_gradients_equal_those_of_whole_logits(chunk, vocab_chunk):
   inputs = drawn()
   found = jax.value_and_grad(lambda *a: 3 * loss.summed_nll(*a, chunk, vocab_chunk), (0, 1))(*inputs)
   expected = jax.value_and_grad(lambda *a: 3 * plain(*a), (0, 1))(*inputs)
-  # Sums over N tokens or V pieces of values below 10, times 3; of the loss itself, below 500, over both.
+  # Gradients are 3 times sums of N or V values below 10; the loss, below 500, is a sum over both.
   small.assert_close(found[1], expected[1], 3 * 10 * V * small.EPS)
   np.testing.assert_allclose(found[0], expected[0], rtol=V * small.EPS)
   np.testing.assert_allclose(loss.summed_nll(*inputs, chunk, vocab_chunk) * 3, expected[0], rtol=V * small.EPS)
 
 
 @pytest.mark.parametrize('chunk', [5, 24])
-def test_scores_are_those_of_whole_logits(chunk):
+def test_scores_equal_those_of_whole_logits(chunk):
   x_ND, head_DV, targets_N, _ = drawn()
   logits_NV = x_ND @ head_DV
   targets_N[::3] = logits_NV.argmax(-1)[::3]
@@ -60,7 +60,7 @@ def test_gradients_in_bfloat16_are_summed_in_float32():
   np.testing.assert_allclose(found.astype('f'), exact, atol=2 * 2**-8 * np.abs(exact).max())
 
 
-def test_logits_that_are_kept_in_16_bits_cost_the_gradients_nothing():
+def test_logits_in_16_bits_do_not_make_gradients_less_exact():
   x_ND, head_DV, targets_N, weights_N = drawn('bfloat16')
   args = x_ND, head_DV.astype('f'), targets_N, weights_N
   exact = jax.grad(plain, (0, 1))(x_ND.astype('f'), *args[1:])
@@ -91,19 +91,19 @@ def test_the_gradient_of_the_head_is_not_rounded():
 
 
 @pytest.mark.parametrize(
-  'size, vocab_chunk, one', [(64, 0, 64), (64, 16, 16), (64, 31, 16), (62, 30, 62), (61, 16, 61)]
+  'size, vocab_chunk, part', [(64, 0, 64), (64, 16, 16), (64, 31, 16), (62, 30, 62), (61, 16, 61)]
 )
-def test_logits_of_all_tokens_never_exist(size, vocab_chunk, one):
-  """A part is half of what is wanted at least, or all."""
+def test_logits_of_all_tokens_never_exist(size, vocab_chunk, part):
+  """A part has at least half of the requested entries, or all entries."""
   x_ND, head_DV, targets_N, weights_N = drawn()
   inputs = x_ND, head_DV[:, :size], targets_N % size, weights_N
   text = str(jax.make_jaxpr(jax.value_and_grad(lambda *a: loss.summed_nll(*a, 12, vocab_chunk), (0, 1)))(*inputs))
-  assert f'[12,{one}]' in text and f'[{N},{size}]' not in text
-  assert (f'[12,{size}]' in text) == (one == size)
+  assert f'[12,{part}]' in text and f'[{N},{size}]' not in text
+  assert (f'[12,{size}]' in text) == (part == size)
 
 
 @pytest.mark.parametrize('size, chunk, expected', [(24, 8, 8), (24, 7, 6), (7, 4, 1), (3, 10, 3)])
-def test_chunks_divide(size, chunk, expected):
+def test_the_size_of_a_chunk_divides_the_number_of_tokens(size, chunk, expected):
   pieces = loss.into_chunks(jnp.arange(2 * size).reshape(size, 2), chunk)
   assert pieces.shape == (size // expected, expected, 2)
   np.testing.assert_array_equal(pieces.reshape(size, 2), np.arange(2 * size).reshape(size, 2))
@@ -113,7 +113,7 @@ def test_targets_count_inside_a_segment_and_after_the_prefix():
   tokens = np.arange(10, 20)[None]
   segments = np.array([[1, 1, 1, 1, 2, 2, 2, 2, 0, 0]])
   follow, counts = loss.targets(tokens, segments, 2)
-  # Targets at places 2 and 3 of either sequence: its first two are the prefix; none in padding, none across.
+  # Targets are tokens 2 and 3 of either sequence: the first two are the prefix, and padding has none.
   np.testing.assert_array_equal(np.flatnonzero(counts), [1, 2, 5, 6])
   np.testing.assert_array_equal(follow[0][counts[0] > 0], [12, 13, 16, 17])
 

@@ -1,4 +1,4 @@
-"""A run that was refused before it trained takes the corrected config, and keeps what still fits."""
+"""A run that was rejected before training accepts a corrected config, and keeps artefacts that still fit."""
 
 import dataclasses
 import logging
@@ -82,7 +82,7 @@ def test_no_document_to_validate_on_is_known_before_any_work(command, tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
-def test_only_a_refused_run_takes_another_config(given, tmp_path):
+def test_only_a_rejected_run_takes_another_config(given, tmp_path):
   old, new = given(), given(outer={'momentum': 0.5})
   publishing.write_json(tmp_path / 'config.json', settings.recorded(old))
   stage_records.check_changes(tmp_path, old, old)
@@ -92,7 +92,7 @@ def test_only_a_refused_run_takes_another_config(given, tmp_path):
   stage_records.check_changes(tmp_path, old, new)
 
 
-def test_a_run_that_trains_is_not_refused(given, tmp_path):
+def test_a_run_that_trains_is_not_rejected(given, tmp_path):
   stage_records.write_refusal(tmp_path, 'no run')
   assert not stage_records.read_refusal(tmp_path)
   publishing.write_json(tmp_path / 'config.json', settings.recorded(given()))

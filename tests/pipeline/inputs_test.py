@@ -1,4 +1,4 @@
-"""A run that goes on does so with the text, the tokenizer and the model that it began with, by their content."""
+"""A resumed run requires the same content of text, tokenizer and model."""
 
 import dataclasses
 import json
@@ -56,7 +56,7 @@ def check(run: run_lib.Run):
     ('model/model.safetensors', 'pretrain.init'),
   ],
 )
-def test_what_is_another_by_now_is_refused_and_what_is_gone_is_not(run, tmp_path, file, field):
+def test_what_is_another_by_now_is_rejected_and_what_is_gone_is_not(run, tmp_path, file, field):
   finish(run, 'tokenize', 'pretrain')
   check(run)
   before = (tmp_path / file).read_bytes()
@@ -64,7 +64,7 @@ def test_what_is_another_by_now_is_refused_and_what_is_gone_is_not(run, tmp_path
   with pytest.raises(InputError) as info:
     check(run)
   assert str(info.value).startswith(f'config.{field}: {tmp_path}/{file} has changed since stage ')
-  assert str(info.value).endswith(f'restore what was read, or use another --workdir than {run.workdir}')
+  assert str(info.value).endswith(f'restore the files that were read, or use another --workdir than {run.workdir}')
   (tmp_path / file).write_bytes(before)
   check(run)
   (tmp_path / file).unlink()

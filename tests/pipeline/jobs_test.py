@@ -1,4 +1,4 @@
-"""The dense control: the base, trained on with what it has not read, for as many steps as a path."""
+"""The dense control: trained from the base on text that the base has not read, for as many steps as a path."""
 
 import contextlib
 import dataclasses
@@ -37,7 +37,7 @@ def unattended():
 
 
 @pytest.mark.parametrize('batch_size', [4, 5, 1])
-def test_it_goes_on_with_the_text_that_the_base_has_not_read(undisturbed, unattended, batch_size):
+def test_it_continues_with_the_text_that_the_base_has_not_read(undisturbed, unattended, batch_size):
   run = unattended(undisturbed, batch_size=batch_size)
   s, job = run.settings, jobs.control_job(run)
   assert (
@@ -146,7 +146,7 @@ def test_a_control_that_diverges_is_left_out_of_the_comparison(tmp_path):
 
 
 @pytest.mark.slow
-def test_another_budget_trains_it_anew(undisturbed, unattended, tmp_path):
+def test_another_budget_trains_it_again(undisturbed, unattended, tmp_path):
   for name in ('stages', 'control', 'base', 'shards', 'sequences'):
     shutil.copytree(undisturbed / name, tmp_path / name)
   for name in ('config.json', 'tokenizer.model'):

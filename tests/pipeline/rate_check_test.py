@@ -1,4 +1,4 @@
-"""A run whose learning rate would stay far below the config's is refused; what fits itself to the run is logged."""
+"""A run with a learning rate that stays far below the config's is rejected; automatic values are logged."""
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_a_warmup_that_is_set_stays_and_nothing_is_said(caplog):
     ),
   ],
 )
-def test_a_rate_that_stays_low_is_refused(inner, message):
+def test_a_rate_that_stays_low_is_rejected(inner, message):
   with pytest.raises(ValueError) as info:
     rate_check.check_rates(given(**inner))
   assert message in str(info.value) and '\n' not in str(info.value)
@@ -72,7 +72,7 @@ def test_paths_have_a_rate_of_their_own():
 
 
 @pytest.mark.parametrize('rate, message', [('0.0', 'is 0 at all 100 steps'), ('step * 1e-3', '')])
-def test_a_schedule_of_the_users_own(rate, message, tmp_path, monkeypatch):
+def test_a_user_defined_schedule(rate, message, tmp_path, monkeypatch):
   name = f'schedule_of_{len(rate)}'
   lines = ['import jax.numpy as jnp', 'def make(config):', '  assert config.warmup_steps == 10']
   lines += [f'  return lambda step: jnp.asarray({rate}, jnp.float32)']

@@ -119,7 +119,7 @@ def test_the_chooser_that_is_kept_is_the_one_that_was_evaluated_last(rerouted, t
     assert len(list((workdir / 'evaluation').glob('chosen-*.npy'))) == 1
 
 
-def test_early_stopping_begins_anew_with_new_shards(rerouted):
+def test_early_stopping_begins_again_with_new_shards(rerouted):
   rows = [json.loads(line) for line in (rerouted / 'metrics.jsonl').read_text().splitlines()]
   phases = [row for row in rows if row['kind'] == 'phase' and row['stage'] == 'train']
   # The first phase of a round is the best so far of its own hold-outs, whatever earlier rounds had.
@@ -133,7 +133,7 @@ def score(workdir, path, scores):
   file.with_name(f'{file.name}.sha256').unlink(missing_ok=True)
 
 
-def test_a_path_that_has_diverged_gets_no_labels_but_goes_on(rerouted, tmp_path, caplog):
+def test_a_path_that_has_diverged_gets_no_labels_but_continues(rerouted, tmp_path, caplog):
   """The first round again, from scores that are NaN of one path and partly of another."""
   for name in ('sequences', 'stages', 'features', 'routing/0', 'shards/0', 'routing/1-scores'):
     shutil.copytree(rerouted / name, tmp_path / name)

@@ -67,7 +67,7 @@ def test_rows_of_an_earlier_start_are_not_there_twice(undisturbed, tmp_path):
   assert ours == theirs
 
 
-def test_a_directory_without_a_run_is_refused(undisturbed, tmp_path):
+def test_a_directory_without_a_run_is_rejected(undisturbed, tmp_path):
   said = tiny_run.finish(
     tiny_run.start(undisturbed.parent / 'config.py', tmp_path / 'run', f'--reuse={tmp_path}'), status=2
   )

@@ -129,7 +129,7 @@ def make(config):
 
 
 @pytest.mark.parametrize('changes', [{'top_n': 2}, {'capacity': 1.1}])
-def test_a_router_of_the_users_own_has_what_ours_have(undisturbed, tmp_path, monkeypatch, changes):
+def test_a_user_defined_router_has_what_built_in_ones_have(undisturbed, tmp_path, monkeypatch, changes):
   (tmp_path / 'own_by_feature.py').write_text(OWN)
   monkeypatch.syspath_prepend(tmp_path)
   user_modules.trust(['own_by_feature'])

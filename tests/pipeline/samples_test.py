@@ -117,7 +117,7 @@ def test_a_sample_that_fails_is_a_warning(run, caplog):
   assert (run.workdir / samples.FILE).read_bytes() == before
 
 
-def test_a_damaged_file_is_named_by_the_report_and_made_anew_by_training(tmp_path, run):
+def test_a_damaged_file_is_named_by_the_report_and_made_again_by_training(tmp_path, run):
   assert samples.read(tmp_path) is None
   (tmp_path / 'evaluation').mkdir()
   (tmp_path / samples.FILE).write_text(json.dumps({'prompts': []}))

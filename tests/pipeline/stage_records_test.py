@@ -26,7 +26,7 @@ def test_a_record_counts_for_its_own_settings_only(tmp_path):
     stage_records.is_done(tmp_path, changed('data', max_documents=3), 'route')  # of an earlier one
 
 
-def test_more_phases_open_training_again_and_the_evaluation_is_made_anew(tmp_path):
+def test_more_phases_open_training_again_and_the_evaluation_is_made_again(tmp_path):
   for name in ('train', 'evaluate'):
     stage_records.write_record(tmp_path, S, name, 1.0, {'phases': S.train.phases})
   longer = changed('train', phases=S.train.phases + 1)
@@ -82,7 +82,7 @@ def test_a_digest_covers_the_fields_of_the_stages_before():
   assert json.dumps([one.name for one in stage.up_to('route')]) == '["tokenize", "pretrain", "route"]'
 
 
-def test_a_run_that_met_a_bad_record_goes_on_with_what_it_has_when_such_are_left_out(tmp_path):
+def test_a_run_that_met_a_bad_record_continues_with_what_it_has_when_such_are_left_out(tmp_path):
   """Nothing that is there was made of a bad record, so that `check_changes` removes nothing."""
   old = Settings()
   new = dataclasses.replace(old, data=dataclasses.replace(old.data, skip_bad_records=True))

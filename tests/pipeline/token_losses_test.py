@@ -161,7 +161,7 @@ def test_what_is_there_is_not_made_again(made, rows, folder, tmp_path):
   assert token_losses.program(made)._cache_size() == before == 1
 
 
-def test_a_path_whose_parameters_changed_is_scored_anew(made, rows, folder, tmp_path):
+def test_a_path_whose_parameters_changed_is_scored_again(made, rows, folder, tmp_path):
   sources = [*SOURCES[:3], 'others']
   assert write_again(made, rows, folder, tmp_path, sources) == [3]
   again = Asked(made)
@@ -170,7 +170,7 @@ def test_a_path_whose_parameters_changed_is_scored_anew(made, rows, folder, tmp_
 
 
 @pytest.mark.parametrize('change', [{'indices': np.array([6, 5])}, {'length': 30}], ids=str)
-def test_other_rows_are_scored_anew(made, rows, folder, tmp_path, change):
+def test_other_rows_are_scored_again(made, rows, folder, tmp_path, change):
   rows = rows._replace(**change)
   assert write_again(made, rows, folder, tmp_path) == [0, 1, 2, 3]
   found = token_losses.read(tmp_path, 4)

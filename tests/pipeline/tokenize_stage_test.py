@@ -107,7 +107,7 @@ def test_a_tokenizer_of_bytes_is_trained_kept_and_given_to_another_run(run):
   assert again.tokenizer.files == made.tokenizer.files
 
 
-def test_a_tokenizer_that_no_export_can_have_is_told_before_any_work(undisturbed, run, tmp_path, caplog):
+def test_a_tokenizer_that_no_export_can_have_is_reported_before_any_work(undisturbed, run, tmp_path, caplog):
   words = io.BytesIO()
   sentencepiece.SentencePieceTrainer.train(
     sentence_iterator=iter(['some words to train on'] * 9), model_writer=words, vocab_size=40, model_type='word',

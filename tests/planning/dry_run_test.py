@@ -1,4 +1,4 @@
-"""The dry run: what it says of programs that are compiled for devices that are there, against hand counts."""
+"""The dry run: its figures for programs on existing devices, compared with counts by hand."""
 
 import json
 import math

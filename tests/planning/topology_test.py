@@ -1,4 +1,4 @@
-"""Topologies by name: the compiler is asked for them, and unknown names are answered with the known ones."""
+"""Topologies by name: the compiler provides them, and errors about unknown names list the known ones."""
 
 import types
 
@@ -9,13 +9,11 @@ from jax.experimental import topologies
 from dipaco_jax.planning import topology
 
 KINDS = 'kinds are v4, v5e, v5p, v6e'
-
-
 UNKNOWN = [('v5e', KINDS), ('v5e:3x5', 'a shape of 1x1, 2x2, 2x4'), ('v7:2x2', KINDS), ('v5e:2x2*', KINDS), ('', KINDS)]
 
 
 @pytest.mark.parametrize('name, known', UNKNOWN)
-def test_an_unknown_topology_is_answered_with_the_known_ones(name, known):
+def test_the_error_about_an_unknown_topology_lists_the_known_ones(name, known):
   with pytest.raises(ValueError, match=known):
     topology.find_topology(name)
 
@@ -36,5 +34,6 @@ def test_the_compiler_is_asked_for_the_topology_that_is_named(name, asked, monke
     return types.SimpleNamespace(devices=jax.devices()[:4])
 
   monkeypatch.setattr(topologies, 'get_topology_desc', describe)
-  found = topology.find_topology(name)
-  assert calls == [asked | {'platform': 'tpu'}] and found.name == name and found.slices == asked['num_slices']
+  description = topology.find_topology(name)
+  assert calls == [asked | {'platform': 'tpu'}] and description.name == name
+  assert description.slices == asked['num_slices']

@@ -39,7 +39,7 @@ def test_figures_are_the_arrays_bytes_and_a_line_for_each_time():
   assert 'line needed' not in '\n'.join(wire_needs.to_text(wire_needs.estimate(s, ())))
 
 
-def test_nothing_is_told_of_what_islands_do_not_do():
+def test_nothing_is_reported_of_what_islands_do_not_do():
   one = settings.from_dict({'model': MODEL, 'grid': {'a': 1}})
   for s in (one, made('lan', {'a': 2, 'b': 2}, lost=0.5)):
     assert wire_needs.estimate(s, (1.0,)) == {} and wire_needs.to_text({}) == []

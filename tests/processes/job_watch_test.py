@@ -1,4 +1,4 @@
-"""Processes of a job learn at once who is gone; those that end by themselves are not taken for gone."""
+"""Processes of a job notice at once when another one dies, and tell this from a normal end."""
 
 import contextlib
 import queue

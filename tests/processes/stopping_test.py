@@ -250,7 +250,7 @@ signal.signal(signal.SIGTERM, save); signal.signal(signal.SIGINT, save)
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT], ids=str)
-def test_a_signal_ends_the_other_process_first_and_is_told_by_the_status(number):
+def test_a_signal_ends_the_other_process_first_and_is_reported_by_the_status(number):
   command = [sys.executable, '-c', HEARD + PASSES, SAVES_FIRST]
   with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
     process.stdout.readline()

@@ -1,4 +1,4 @@
-"""What a thread's time is spent on, by a clock that the test moves."""
+"""The causes on which a thread spends its time, with a simulated clock."""
 
 import subprocess
 import sys
@@ -36,10 +36,10 @@ class Time:
 
 @pytest.fixture
 def time(monkeypatch):
-  time_use.end()  # the clock of a command that an earlier test ran here
-  found = Time()
-  monkeypatch.setattr(time_use, 'time', found)
-  yield found
+  time_use.end()  # an earlier test may have left a clock
+  simulated = Time()
+  monkeypatch.setattr(time_use, 'time', simulated)
+  yield simulated
   time_use.end()
 
 
@@ -47,7 +47,7 @@ def spent(clock) -> dict[str, float]:
   return {cause: seconds for cause, seconds in clock.read().items() if seconds}
 
 
-def test_the_inner_of_nested_blocks_counts_and_all_adds_up(time):
+def test_time_counts_for_the_innermost_block_and_adds_up(time):
   clock = time_use.begin()
   time.go(1)
   clock.switch(OTHER)
@@ -61,7 +61,7 @@ def test_the_inner_of_nested_blocks_counts_and_all_adds_up(time):
   assert spent(clock) == {START: 1, INNER: 10, DATABASE: 4, OTHER: 16} and sum(spent(clock).values()) == time.now
 
 
-def test_all_of_a_replay_is_the_replay_s(time):
+def test_all_time_of_a_replay_is_lost(time):
   clock = time_use.begin()
   clock.switch(OTHER)
 
@@ -75,7 +75,7 @@ def test_all_of_a_replay_is_the_replay_s(time):
   assert spent(clock) == {LOST: 6} and clock.cause == OTHER
 
 
-def test_what_is_done_for_the_first_time_is_a_start(time):
+def test_the_first_call_counts_as_start(time):
   clock = time_use.begin()
   clock.switch(OTHER)
   for seconds in (5, 1, 1):
@@ -106,24 +106,24 @@ def test_an_error_ends_a_block_and_another_thread_is_not_measured(time):
   assert time_use.begin() is not clock
 
 
-def test_a_compilation_is_taken_from_the_cause_that_it_happened_in_and_one_within_another_counts_once(time):
+def test_compilations_are_subtracted_from_their_cause_and_nested_ones_count_once(time):
   clock = time_use.begin()
   clock.switch(INNER)
   time.go(1)
   time.go(2)
-  clock.has_compiled(2)  # traced within the one below
+  clock.has_compiled(2)  # part of the next compilation
   time.go(4)
   clock.has_compiled(6)
   time.go(8)
   clock.has_compiled(3)
   assert spent(clock) == {INNER: 6, COMPILE: 9}
-  with doing(STAGES):  # all that happens in them belongs to them
+  with doing(STAGES):  # compilations count for stages, too
     time.go(16)
     clock.has_compiled(16)
   assert spent(clock) == {INNER: 6, COMPILE: 9, STAGES: 16}
 
 
-def test_waiting_for_input_counts_where_the_devices_had_nothing_to_do(time):
+def test_waiting_for_input_counts_only_while_devices_are_idle(time):
   clock, are_busy = time_use.begin(), iter([False, True, False])
   clock.switch(INNER)
 
@@ -139,9 +139,9 @@ def test_waiting_for_input_counts_where_the_devices_had_nothing_to_do(time):
   assert found == [1, 2, 4] and spent(clock) == {INPUT: 5, INNER: 26}
 
 
-def test_seconds_are_of_the_stage_that_they_were_spent_in(time):
+def test_seconds_count_for_the_stage_in_which_they_were_spent(time):
   clock = time_use.begin(age_s=3)
-  time_use.enter('pretrain', OTHER)  # not measured by place, as in islands
+  time_use.enter('pretrain', OTHER)  # ignored without places, as in islands
   assert spent(clock) == {START: 3} and clock.cause == START
   time.go(1)
   clock.has_places = True
@@ -155,7 +155,7 @@ def test_seconds_are_of_the_stage_that_they_were_spent_in(time):
   assert found == {'tokenize': {START: 4, STAGES: 2}, 'train': {OTHER: 8}, 'control': {EVALUATE: 4}}
 
 
-def test_what_earlier_processes_did_since_the_checkpoint_is_lost_and_nothing_else(time):
+def test_only_time_of_earlier_processes_since_the_checkpoint_is_lost(time):
   clock = time_use.begin()
   clock.take({'train': {INNER: 10, COMPILE: 5, LOST: 2, STAGES: 4}, 'pretrain': {INNER: 7}})
   clock.enter('train', START)
@@ -164,20 +164,20 @@ def test_what_earlier_processes_did_since_the_checkpoint_is_lost_and_nothing_els
   assert spent(clock) == {INNER: 6, COMPILE: 5, LOST: 6, STAGES: 4, START: 1}
   clock.switch(INNER)
   time.go(3)
-  clock.lose_since({})  # a new round of this process goes on from its own checkpoint
+  clock.lose_since({})  # a new round in this process continues from its own checkpoint
   assert spent(clock) == {INNER: 9, COMPILE: 5, LOST: 6, STAGES: 4, START: 1}
   assert clock.read_all()['pretrain'][INNER] == 7
 
 
-def test_what_only_the_checkpoint_knows_of_was_not_lost(time):
+def test_time_that_only_the_checkpoint_has_is_not_lost(time):
   clock = time_use.begin()
-  clock.take({'train': {INNER: 10, LOST: 50}})  # as an older note has it; LOST since then
+  clock.take({'train': {INNER: 10, LOST: 50}})  # an older note; LOST has been added since
   clock.enter('train', START)
   clock.lose_since({INNER: 40, COMPILE: 5})
   assert spent(clock) == {INNER: 40, COMPILE: 5, LOST: 15}
 
 
-def test_goodput_is_the_share_of_steps_in_the_time_of_training():
+def test_goodput_is_the_share_of_steps_in_training_time():
   found = {INNER: 6.0, OUTER: 1.0, CHECKPOINT: 2.0, LOST: 5.0, STAGES: 100.0}
   assert time_use.goodput(found) == 0.5 and time_use.goodput({}) is None and time_use.goodput({STAGES: 1.0}) is None
 
@@ -189,7 +189,7 @@ def test_the_age_of_a_process_begins_before_its_first_line():
   assert -0.02 <= float(done.stdout) < 20
 
 
-def test_busy_is_the_time_of_all_together(time):
+def test_overlapping_busy_times_count_once(time):
   busy = time_use.Busy()
   with busy:
     time.go(1)

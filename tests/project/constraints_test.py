@@ -1,4 +1,4 @@
-"""setup.cfg says from which version on, and constraints.txt with which version, for each of what is installed."""
+"""setup.cfg has the minimum version and constraints.txt the exact version of each dependency."""
 
 import configparser
 

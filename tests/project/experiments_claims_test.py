@@ -1,4 +1,4 @@
-"""What the experiments' page claims is computed from results, and only what they bear out is said."""
+"""Claims on the page of experiments are computed from results, and rejected if the results contradict them."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The experiments' scripts run what is missing, once."""
+"""The scripts of the experiments run missing rows, once."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from experiment_scripts import finish, start, wait_for
 
 
 @pytest.mark.slow
-def test_a_script_goes_on_where_it_was_killed_and_runs_nothing_twice(tmp_path):
+def test_a_script_continues_where_it_was_killed_and_runs_nothing_twice(tmp_path):
   tiny_run.write_config(tmp_path)
   options = '--rows=dense,kmeans', '--seeds=0'
   killed = start(tmp_path, *options)

@@ -1,4 +1,4 @@
-"""The experiments' rows are the runs that they say; what is measured of them and their text is right."""
+"""Experiments: rows are the runs that their titles describe, and splits and scores of text are right."""
 
 import dataclasses
 import functools
@@ -36,19 +36,19 @@ def shapes(of: settings.Model, vocab_size: int):
   return transformer.shapes(transformer.make_model(of, vocab_size))
 
 
-def made(size: str, method: str, **changes) -> settings.Settings:
+def settings_of(size: str, method: str, **changes) -> settings.Settings:
   return runs.make(size, Row('', '', method, changes), 0).settings
 
 
 def flops(s: settings.Settings) -> float:
-  """Of the base and of all paths."""
+  """Returns the training FLOPs of the base and of all paths."""
   paths = math.prod(dict(s.grid).values()) * s.train.phases * s.train.steps_per_phase * s.train.batch_size
   tokens = (paths + s.pretrain.steps * s.pretrain.batch_size) * s.model.seq_len
   return tokens * performance.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len)
 
 
 @pytest.mark.parametrize('size', slow.all_but(config.SIZES, 'test'))
-def test_every_row_is_a_valid_run_whose_levels_catch_all_parameters(size):
+def test_every_row_is_a_valid_run_with_levels_for_all_parameters(size):
   for _, table, row in (planned for planned in PLANNED if planned[0] == size):
     s = runs.make(size, row, 0).settings
     layout = modules.make_layout(s.grid, s.levels, shapes(s.model, s.tokenizer.vocab_size))
@@ -66,7 +66,7 @@ def test_rows_of_a_table_are_different_runs():
 
 
 @pytest.mark.parametrize('size', config.SIZES)
-def test_tau_is_all_that_differs_in_its_rows(size):
+def test_rows_of_tau_differ_only_in_tau(size):
   rows = [row for row in readme.tau.rows(size) if row.name.startswith('tau_')]
   found = [runs.make(size, row, 0).settings for row in rows]
   assert len({s.train.phases * s.train.steps_per_phase for s in found}) == 1 < len(found)
@@ -75,17 +75,17 @@ def test_tau_is_all_that_differs_in_its_rows(size):
 
 
 @pytest.mark.parametrize('size', config.SIZES)
-def test_all_rows_of_a_table_of_equal_steps_train_as_many(size):
+def test_all_rows_of_tables_of_equal_steps_train_the_same_number_of_steps(size):
   for table in (readme.tau, readme.sharing, readme.wire, readme.upcycle):
     found = [runs.make(size, row, 0).settings for row in table.rows(size)]
     assert len({s.pretrain.steps + s.train.phases * s.train.steps_per_phase for s in found}) == 1, table.__name__
 
 
 @pytest.mark.parametrize('size', config.SIZES)
-def test_methods_share_a_base(size):
+def test_methods_share_a_base_model(size):
   def base(method):
-    upto = [field for one in stage.up_to('pretrain') for field in one.depends]
-    return settings.digest(made(size, method), *upto)
+    depends = [field for earlier in stage.up_to('pretrain') for field in earlier.depends]
+    return settings.digest(settings_of(size, method), *depends)
 
   methods = ('dense', 'diloco', 'fragments', 'flat', 'dipaco', 'own', 'ends', 'rerouted', 'discriminative')
   assert len({base(method) for method in methods}) == 1
@@ -93,11 +93,11 @@ def test_methods_share_a_base(size):
 
 
 @pytest.mark.parametrize('size', [size for size in config.SIZES if size not in ('test', 'smoke')])
-def test_equal_flops(size):
+def test_methods_of_equal_flops_have_equal_flops(size):
   num_paths = math.prod(config.SIZES[size].grid)
-  equal = [flops(made(size, method)) for method in ('dipaco', 'diloco', 'flat', f'dense,{num_paths}')]
+  equal = [flops(settings_of(size, method)) for method in ('dipaco', 'diloco', 'flat', f'dense,{num_paths}')]
   assert len(set(equal)) == 1
-  assert flops(made(size, 'larger')) == pytest.approx(equal[0], rel=0.02)  # it has whole phases of the same tau
+  assert flops(settings_of(size, 'larger')) == pytest.approx(equal[0], rel=0.02)  # whole phases of tau
 
 
 def test_path_specific_ends_leave_a_block_of_each_level():
@@ -108,8 +108,9 @@ def test_path_specific_ends_leave_a_block_of_each_level():
   assert config.own_blocks(2) == []
 
 
-def test_a_digest_knows_the_config_and_the_bytes_of_the_text(tmp_path):
-  one, two = (tmp_path / name for name in ('one.txt', 'two.txt'))
+def test_a_digest_depends_on_the_config_and_the_bytes_of_the_text(tmp_path):
+  one = tmp_path / 'one.txt'
+  two = tmp_path / 'two.txt'
   one.write_text('text')
   two.write_text('text')
   row = Row('x', 'x', 'dipaco')
@@ -123,7 +124,7 @@ def test_a_digest_knows_the_config_and_the_bytes_of_the_text(tmp_path):
   assert runs.make('micro', row, 0, str(two)).text != base.text
 
 
-def test_a_row_starts_from_the_base_as_it_is_stated_now(monkeypatch):
+def test_a_row_starts_from_the_base_with_its_current_settings(monkeypatch):
   def start():
     row = next(row for row in readme.methods.rows('micro') if row.name == 'diloco_own')
     return row.changes['pretrain.init'], runs.make('micro', row, 0).config
@@ -148,7 +149,7 @@ def test_validation_text_is_cut_into_pieces_that_begin_with_a_word():
 
 
 @pytest.mark.slow
-def test_beginnings_are_scored_like_one_document_after_the_other(undisturbed):
+def test_beginnings_are_scored_like_single_documents(undisturbed):
   run = trained_run.TrainedRun(str(undisturbed))
   first, length = run.settings.routing.prefix_tokens, run.settings.model.seq_len
   lines = (undisturbed.parent / 'text.jsonl').read_text().splitlines()[:12]
@@ -158,7 +159,7 @@ def test_beginnings_are_scored_like_one_document_after_the_other(undisturbed):
   found, best = losses.figures(paths), losses.figures(losses.nll.argmin(1))
 
   nll, counts, chosen = [], [], []
-  for document in documents[:-1]:  # the last has no token beyond those that the router reads
+  for document in documents[:-1]:  # the last has only tokens that the router reads
     tokens = run.tokenizer.encode(document['text'])[:length]
     assert len(tokens) > first
     counts.append(len(tokens) - first)

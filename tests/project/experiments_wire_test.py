@@ -1,4 +1,4 @@
-"""The table of thin lines: its rows differ in the wire alone, and its bytes are those of what is sent."""
+"""The table of thin lines: its rows differ only in the wire, and its bytes are those of the messages."""
 
 import dataclasses
 import json

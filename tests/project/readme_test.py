@@ -1,4 +1,4 @@
-"""The pages say what is so: set-up lines, commands, options, configs, fields, files, figures."""
+"""Statements on the pages are right: set-up lines, commands, options, configs, fields, files, figures."""
 
 import configparser
 import json

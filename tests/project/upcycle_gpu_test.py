@@ -135,7 +135,7 @@ def write_inputs(folder: pathlib.Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_rows_go_on_where_they_were_killed_and_are_compared(tmp_path):
+def test_rows_continue_where_they_were_killed_and_are_compared(tmp_path):
   options = ['--rows=long,third,flat', *write_inputs(tmp_path)]
   killed = start(tmp_path, *options, script='upcycle_gpu.py')
   wait_for(killed, tmp_path, 'runs/test/third-*/stages/route.json')

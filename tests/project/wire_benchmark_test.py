@@ -1,4 +1,4 @@
-"""The benchmark that simulates lines: its models have the sizes asked for, its levels are what it says, and it runs."""
+"""The benchmark that simulates lines: its models have the requested sizes and levels, and it runs."""
 
 import importlib.util
 import json

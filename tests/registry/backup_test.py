@@ -1,11 +1,13 @@
-"""Backup workers: what they take and what they leave; a copy's end and the straggler's, in any order."""
+"""Backup workers: the tasks that they claim or leave, and copies that end before or after the straggler."""
 
 import hashlib
 import math
 import time
+import types
 
 import pytest
 
+from dipaco_jax.config import settings
 from dipaco_jax.islands import claims, island, status_table
 from dipaco_jax.islands.claims import Backup, running_s
 from dipaco_jax.islands.lease import Lease
@@ -14,30 +16,31 @@ from dipaco_jax.registry.registry import Fact, NewTask, Task
 from dipaco_jax.storage import object_store as storage_lib
 
 KINDS = ('prepare', 'train', 'reroute')
+RUN = types.SimpleNamespace(settings=settings.Settings(grid=(('a', 10),)))
 
 
 @pytest.fixture
 def connect(tmp_path, monkeypatch):
-  """name of a process -> islands of that name; lease_s is long, and looks follow each other at once."""
+  """Connects an island by the name of its process. Leases are long, and backups look for tasks without pauses."""
   monkeypatch.setattr(claims, 'LOOK_S', 0.0)
-  made = []
+  registries = []
 
   def connect(name: str, lease_s: float = 600) -> island.Island:
     registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db', lease_s)
-    made.append(registry)
-    return island.Island(None, registry, storage_lib.open_storage(str(tmp_path)), name)
+    registries.append(registry)
+    return island.Island(RUN, registry, storage_lib.open_storage(str(tmp_path)), name)
 
   yield connect
-  for registry in made:
+  for registry in registries:
     registry.close()
 
 
-def fact(task: Task, words: str = 'x') -> Fact:
-  return Fact('checkpoint', task.key, task.number, '', hashlib.sha256(words.encode()).hexdigest(), {})
+def fact(task: Task, content: str = 'x') -> Fact:
+  return Fact('checkpoint', task.key, task.number, '', hashlib.sha256(content.encode()).hexdigest(), {})
 
 
 def straggling(worker: island.Island) -> Task:
-  """Three tasks are done in no time, and one runs for longer."""
+  """Completes three tasks at once, and returns a fourth that runs for more than twice as long."""
   worker.registry.add_tasks([NewTask('train', str(path), 0) for path in range(4)])
   for _ in range(3):
     task = worker.registry.claim(worker.name, ['train'])
@@ -50,8 +53,8 @@ def straggling(worker: island.Island) -> Task:
       return slow
 
 
-def test_a_task_whose_state_it_holds_is_not_left_to_others(connect):
-  """It has completed a copy before; others may claim the path's next task only after a lease."""
+def test_a_backup_claims_tasks_of_the_states_that_it_holds(connect):
+  """A backup that has completed a copy holds the state; others may claim the path's next task only after a lease."""
   spare = connect('backup-0')
   pool = Backup(spare, KINDS, 'holder of backup-0')
   spare.registry.add_tasks([NewTask('train', '0', 1, holder='another'), NewTask('train', '1', 1, holder=pool.holder)])
@@ -77,13 +80,13 @@ def test_an_abandoned_task_is_found_among_many_of_other_kinds(connect):
   assert pool.next() is None and pool.next()[1:4] == ('train', '0', 1)
 
 
-def test_what_others_take_in_time_is_left_to_them(connect):
+def test_tasks_that_others_claim_in_time_are_left_to_them(connect):
   spare = connect('backup-0')
   pool = Backup(spare, KINDS)
   spare.registry.add_tasks([NewTask('train', '0', 0)])
   for _ in range(3):
     assert pool.next() is None
-    spare.registry.release(spare.registry.claim('worker-0', ['train']))  # another's, and ready anew
+    spare.registry.release(spare.registry.claim('worker-0', ['train']))  # claimed by another process, and ready again
 
 
 def test_a_task_whose_lease_has_run_out_is_abandoned(connect):
@@ -126,14 +129,14 @@ def test_a_task_that_is_in_time_is_not_copied(connect, monkeypatch):
   spare = connect('backup-0')
   spare.registry.add_tasks([NewTask('train', '9', 0)])
   spare.registry.claim('worker-0', ['train'])
-  assert Backup(spare, KINDS).next() is None  # none is done that it could be compared to
+  assert Backup(spare, KINDS).next() is None  # no task is done to compare it with
   straggling(spare)
   monkeypatch.setattr(claims, 'STRAGGLES', math.inf)
   assert Backup(spare, KINDS).next() is None
 
 
-@pytest.mark.parametrize('words', ['x', 'of other hardware'])
-def test_the_first_to_complete_a_task_counts(words, connect):
+@pytest.mark.parametrize('content', ['x', 'of other hardware'])
+def test_the_first_to_complete_a_task_counts(content, connect):
   spare = connect('backup-0')
   slow = straggling(spare)
   copy = Backup(spare, KINDS).next()
@@ -141,16 +144,16 @@ def test_the_first_to_complete_a_task_counts(words, connect):
   with pytest.raises(registry_lib.Lost):
     spare.registry.heartbeat(slow)
   spare.registry.release(slow)
-  if words == 'x':
-    spare.registry.complete(slow, [fact(slow, words)])
+  if content == 'x':
+    spare.registry.complete(slow, [fact(slow, content)])
   else:
     with pytest.raises(registry_lib.Lost):
-      spare.registry.complete(slow, [fact(slow, words)])
+      spare.registry.complete(slow, [fact(slow, content)])
   assert spare.registry.counts() == {'train': {'done': 4}}
   assert spare.registry.facts('checkpoint', ['3']) == [fact(slow)]
 
 
-def test_a_copy_holds_nothing(connect):
+def test_a_copy_does_not_hold_the_lease(connect):
   spare = connect('backup-0')
   slow = straggling(spare)
   lease = Lease(spare, 'worker', Backup(spare, KINDS).next())

@@ -47,7 +47,7 @@ def test_a_conversation_hangs_up_at_its_end_and_not_before(made):
   assert len(made.hung_up) == 1 and made.longest_wait_s() == retry.LONGEST_WAIT_S
 
 
-def test_what_is_likely_to_go_on_lingers_after_a_conversation(made):
+def test_what_is_likely_to_continue_lingers_after_a_conversation(made):
   with made.conversation(1.0):
     made.linger()
   assert not made.hung_up

@@ -1,4 +1,4 @@
-"""Backups of the registry beside the objects: what is lost or damaged is made again from them, and nothing else is."""
+"""Backups of the registry: lost or damaged tables are restored from them, and nothing else is changed."""
 
 import os
 import pathlib
@@ -11,9 +11,8 @@ import sqlalchemy as sa
 from registries import train
 from repository import ROOT
 
-from dipaco_jax import registry as command
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.registry import database, registry_backup, registry_schema
+from dipaco_jax.registry import __main__ as command, database, registry_backup, registry_schema
 from dipaco_jax.registry.registry import Fact, Lost, NewTask, Registry
 from dipaco_jax.storage import object_store
 from dipaco_jax.storage.remedies import ISLANDS_MARK

@@ -31,7 +31,7 @@ def test_missing_tables_are_told_with_the_fix(what, url, db):
     Registry(url, reads_only=True).tasks()
 
 
-def test_a_database_without_tables_is_told_and_not_given_any_by_who_only_reads(url):
+def test_a_database_without_tables_is_reported_and_not_given_any_by_who_only_reads(url):
   engine = database.connect(url)  # which makes the file
   engine.connect().close()
   for _ in range(2):
@@ -54,7 +54,7 @@ def test_damaged_pages_are_told_with_the_fix(reads_only, first, tmp_path):
     Registry(f'sqlite:///{file}', reads_only=reads_only).tasks()
 
 
-def test_a_registry_that_cannot_be_written_is_told_and_can_be_read(tmp_path):
+def test_a_registry_that_cannot_be_written_is_reported_and_can_be_read(tmp_path):
   with backends.small_disk(tmp_path / 'disk', 1 << 20) as disk:
     made = Registry(url := f'sqlite:///{disk}/registry.db')
     made.add_tasks(train(('0', 0)))
@@ -79,7 +79,7 @@ def test_sqlites_error_of_a_file_that_is_read_only_is_told_with_the_fix(tmp_path
   assert not database_errors.is_transient(error.value)
 
 
-def test_a_file_that_was_removed_is_waited_for_and_another_one_in_its_place_is_told(tmp_path):
+def test_a_file_that_was_removed_is_waited_for_and_another_one_in_its_place_is_reported(tmp_path):
   made = Registry(f'sqlite:///{(file := tmp_path / "registry.db")}', patience_s=0)
   made.add_tasks(train(('0', 0)))
   file.rename(tmp_path / 'moved')

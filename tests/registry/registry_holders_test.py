@@ -66,7 +66,7 @@ def test_a_lease_that_ran_out_is_anybodys_and_the_holder_comes_first(connect):
     db.heartbeat(dead[0])
 
 
-def test_what_comes_back_is_ready_anew(connect):
+def test_what_comes_back_is_ready_again(connect):
   """Released, woken, reopened and disowned tasks wait for their holder again, and behind what was ready before."""
   db = connect(lease_s=LEASE_S)
   db.add_tasks([*held('mine', '0'), NewTask('outer', 'x', 1, 'waiting', 'mine')])

@@ -94,7 +94,7 @@ def test_a_heartbeat_keeps_the_lease(connect):
     assert db.claim('b', ['train']) is None
 
 
-def test_a_late_owner_whom_nobody_replaced_goes_on(connect):
+def test_a_late_owner_whom_nobody_replaced_continues(connect):
   db = connect(lease_s=0.01)
   db.add_tasks(train(('0', 0)))
   task = db.claim('a', ['train'])
@@ -286,7 +286,7 @@ def test_the_time_left_is_that_of_recent_tasks_and_workers(db, monkeypatch):
   assert status_table.time_left(db, s) == ['about 5 min 30 s of training to go (11 phases of paths, 2 at a time)']
 
 
-def test_tables_of_another_version_are_refused(url, connect):
+def test_tables_of_another_version_are_rejected(url, connect):
   connect()
   engine = database.connect(url)
   with engine.begin() as connection:
@@ -297,7 +297,7 @@ def test_tables_of_another_version_are_refused(url, connect):
 
 
 @pytest.mark.parametrize('wrong', ['sqlite://', 'mysql://a/b', 'nonsense', 'postgresql+psycopg2://a/b'])
-def test_other_databases_are_refused(wrong):
+def test_other_databases_are_rejected(wrong):
   with pytest.raises(ValueError, match='sqlite:////'):
     Registry(wrong)
 

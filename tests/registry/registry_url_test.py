@@ -49,7 +49,7 @@ def test_an_option_goes_before_the_environment_and_either_may_be_a_file(monkeypa
 @pytest.mark.parametrize(
   'content, words', [(None, 'No such file'), (b'', 'one line'), (b'a\nb', 'one line'), (b'\xff', 'UTF-8')]
 )
-def test_a_file_without_a_url_is_refused(tmp_path, content, words):
+def test_a_file_without_a_url_is_rejected(tmp_path, content, words):
   if content is not None:
     (tmp_path / 'url').write_bytes(content)
   with pytest.raises(ValueError, match=words):

@@ -29,7 +29,7 @@ def test_failures_are_read_from_the_rows_of_phases(tmp_path):
   ]
 
 
-def test_of_many_failures_the_last_are_told(tmp_path):
+def test_of_many_failures_the_last_are_reported(tmp_path):
   write(tmp_path, *({'phase': n, 'step': n, 'excluded': {'1': 'why'}} for n in range(1, 9)))
   lines = failures.in_words(failures.read_failures(tmp_path), most=2)
   assert lines[0].startswith('8 times') and [line.split('phase ')[1][0] for line in lines[1:]] == ['7', '8']

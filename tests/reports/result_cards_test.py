@@ -12,24 +12,24 @@ def report(runs):
   return run_report.make_report(runs('grid'))
 
 
-def words(card):
-  return ' '.join([card.figure, card.words, *card.details])
+def text_of(card):
+  return ' '.join([card.figure, card.title, *card.details])
 
 
 def test_the_first_card_names_the_kinds_on_which_the_dense_model_is_ahead(report):
   first = result_cards.of_result(report)[0]
   assert first.figure == 'Better than the dense control: perplexity 10.1% lower, with 16 times the training FLOPs'
-  assert 'The dense control is better on 2 of 8 kinds of text: law +4.0%' in words(first)
-  assert 'To compare at equal training FLOPs, set --config.evaluate.control_budget=flops.' in words(first)
+  assert 'The dense control is better on 2 of 8 kinds of text: law +4.0%' in text_of(first)
+  assert 'To compare at equal training FLOPs, set --config.evaluate.control_budget=flops.' in text_of(first)
 
 
 def test_the_first_card_says_what_its_interval_does_not_cover(report):
-  told = words(result_cards.of_result(report)[0])
+  text = text_of(result_cards.of_result(report)[0])
   assert (
-    'only the choice of validation documents of 8 kinds of text: it is that of one training run with one seed' in told
+    'only the choice of validation documents of 8 kinds of text: it is that of one training run with one seed' in text
   )
   without = report | {'ratio_to_control_interval': None}
-  assert 'This is one training run with one seed.' in words(result_cards.of_result(without)[0])
+  assert 'This is one training run with one seed.' in text_of(result_cards.of_result(without)[0])
 
 
 @pytest.mark.parametrize(
@@ -44,26 +44,26 @@ def test_the_first_card_says_what_its_interval_does_not_cover(report):
 def test_a_difference_that_may_be_chance_is_not_called_none(report, ratio, interval, figure, more):
   changed = report | {'control_tokens': None, 'ratio_to_control': ratio, 'ratio_to_control_interval': interval}
   first = result_cards.of_result(changed)[0]
-  assert first.figure == figure and more in words(first) and 'no difference' not in words(first)
+  assert first.figure == figure and more in text_of(first) and 'no difference' not in text_of(first)
   assert first.kind == {'B': 'gain', 'W': 'loss', 'N': 'open'}[figure[0]]
 
 
 def test_each_card_says_what_its_model_read_and_cost(report):
   _, paths, control, base = result_cards.of_result(report)
-  assert 'Trained on 39.3 M tokens with 244 T FLOPs, after the base, all paths together.' in words(paths)
-  assert 'Trained on 2.46 M tokens with 15.2 T FLOPs, 600 steps after the base.' in words(control)
-  assert 'Trained on 1.23 M tokens with 7.62 T FLOPs, 300 steps.' in words(base)
-  assert 'Serving takes 2.07 M FLOPs a token;' in words(paths)
-  assert 'Serving takes 2.07 M FLOPs a token.' in words(control)
+  assert 'Trained on 39.3 M tokens with 244 T FLOPs, after the base, all paths together.' in text_of(paths)
+  assert 'Trained on 2.46 M tokens with 15.2 T FLOPs, 600 steps after the base.' in text_of(control)
+  assert 'Trained on 1.23 M tokens with 7.62 T FLOPs, 300 steps.' in text_of(base)
+  assert 'Serving takes 2.07 M FLOPs a token;' in text_of(paths)
+  assert 'Serving takes 2.07 M FLOPs a token.' in text_of(control)
 
 
 def test_each_verdict_says_how_to_get_the_other_one(report):
-  assert 'To compare at equal training FLOPs, set --config.evaluate.control_budget=flops.' in words(
+  assert 'To compare at equal training FLOPs, set --config.evaluate.control_budget=flops.' in text_of(
     result_cards.of_result(report)[0]
   )
   found = result_cards.of_result(report | {'control_budget': 'flops', 'control_tokens': report['paths_tokens']})[0]
-  assert 'To compare at equal steps, set --config.evaluate.control_budget=steps.' in words(found)
-  assert 'at equal training FLOPs' in found.figure and 'as many FLOPs as all paths' in words(found)
+  assert 'To compare at equal steps, set --config.evaluate.control_budget=steps.' in text_of(found)
+  assert 'at equal training FLOPs' in found.figure and 'as many FLOPs as all paths' in text_of(found)
 
 
 def test_a_run_of_an_earlier_version_has_its_cards_and_no_table(report):

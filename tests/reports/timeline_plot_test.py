@@ -2,10 +2,12 @@
 
 import json
 import time
+import types
 
 import pytest
 import synthetic
 
+from dipaco_jax.config import settings
 from dipaco_jax.islands import run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry import registry as registry_lib
@@ -14,11 +16,13 @@ from dipaco_jax.reports import island_figures, run_data, run_report, timeline_pl
 from dipaco_jax.reports.timeline_plot import Task
 from dipaco_jax.storage import object_store as storage_lib
 
+RUN = types.SimpleNamespace(settings=settings.Settings(grid=(('a', 4),)))
+
 
 @pytest.fixture
 def island(tmp_path):
   registry = registry_lib.Registry(f'sqlite:///{tmp_path}/registry.db')
-  yield Island(None, registry, storage_lib.open_storage(str(tmp_path / 'objects')), 'worker-1')
+  yield Island(RUN, registry, storage_lib.open_storage(str(tmp_path / 'objects')), 'worker-1')
   registry.close()
 
 

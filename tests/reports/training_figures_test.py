@@ -47,7 +47,7 @@ def test_one_path_sends_nothing_and_has_no_picture(run):
   assert training_figures.bytes_sent(run._replace(results=run.results | {'train': train})) is None
 
 
-def test_the_time_of_training_is_told_by_cause_without_text_and_shards(run):
+def test_the_time_of_training_is_reported_by_cause_without_text_and_shards(run):
   found = {
     'inner': 300.0,
     'wait': 60.0,

@@ -66,12 +66,12 @@ def test_the_total_score_is_near_the_optimum_and_nearer_with_calibration():
     assert best - total(scores_NP + bias_P) < 1e-3 * (best - scores_NP.mean())
 
 
-def test_too_few_places_are_refused():
+def test_too_few_places_are_rejected():
   with pytest.raises(ValueError, match='5 sequences exceed the capacities, 4 in all'):
     balanced_assignment.assign(np.zeros((5, 2)), np.array([2, 2]))
 
 
-def test_a_score_that_is_nan_is_refused():
+def test_a_score_that_is_nan_is_rejected():
   with pytest.raises(ValueError, match='NaN'):
     balanced_assignment.assign(np.array([[0, 1], [np.nan, 0]]), np.array([2, 2]))
 

@@ -140,7 +140,7 @@ def test_a_text_that_ends_within_a_character(run):
     ('x', None, 9, 'there is no version 9'),
   ],
 )
-def test_wrong_input_is_refused(run, words, path, version, said):
+def test_wrong_input_is_rejected(run, words, path, version, said):
   with pytest.raises(ValueError, match=said):
     excerpts.of_text(run, words, 32, path, version)
 

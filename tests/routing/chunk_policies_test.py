@@ -118,7 +118,7 @@ def test_blocks_are_files_read_a_part_at_a_time(tmp_path):
   assert np.concatenate([np.arange(len(LENGTHS))[rows] for rows, _ in found]).tolist() == list(range(len(LENGTHS)))
 
 
-def test_chunks_of_one_token_are_refused():
+def test_chunks_of_one_token_are_rejected():
   drawn = Drawn()
   with pytest.raises(ValueError, match='use 2 or more'):
     chunk_policies.oracle(drawn.nll, drawn.counts, 1, drawn.first)

@@ -106,7 +106,7 @@ def test_equal_keys_give_equal_bits():
   assert (np.asarray(one.hidden) != np.asarray(other.hidden)).any()
 
 
-def test_labels_that_are_no_paths_are_refused():
+def test_labels_that_are_no_paths_are_rejected():
   with pytest.raises(ValueError, match='labels go from 0 to 3; paths from 0 to 2'):
     fit(np.zeros((4, 2), 'f'), np.arange(4), 3)
 
@@ -167,7 +167,7 @@ def test_one_path_needs_no_bias():
   np.testing.assert_array_equal(classifier.calibration(np.ones((5, 1)), np.ones(1)), [0])
 
 
-def test_a_share_of_0_is_refused():
+def test_a_share_of_0_is_rejected():
   with pytest.raises(ValueError, match=r'shares of paths \[1\] are not above 0'):
     classifier.calibration(np.ones((5, 3)), np.array([1, 0, 2]))
 
@@ -179,7 +179,7 @@ def test_shares_are_summed_in_float64():
   np.testing.assert_array_equal(*found)
 
 
-def test_features_that_are_not_finite_are_refused():
+def test_features_that_are_not_finite_are_rejected():
   z_ND = np.ones((4, 2), 'f')
   z_ND[1, 1] = np.nan
   with pytest.raises(ValueError, match='features of the base model are not finite'):
@@ -236,7 +236,7 @@ def test_a_few_nats_weigh_more_than_many_labels():
   assert (np.asarray(router.route(by_loss, z_ND)) == 1).mean() > 0.9
 
 
-def test_the_decay_is_chosen_on_held_sequences_and_their_loss_is_told():
+def test_the_decay_is_chosen_on_held_sequences_and_their_loss_is_reported():
   z_ND, nll_NP, weight_N, held_N = losses(400, 3)
 
   def alone(l2):

@@ -1,4 +1,4 @@
-"""Routers of the user's own: what they see, what their scores decide, and what is said where one goes wrong."""
+"""User-defined routers: their inputs, the use of their scores, and errors about faulty ones."""
 
 import dataclasses
 import itertools

@@ -133,12 +133,12 @@ def test_product_kmeans_has_its_own_randomness_in_each_group():
   assert (np.sort(centroids[::4, :4], 0) != np.sort(centroids[::4, 4:], 0)).any()
 
 
-def test_fewer_sequences_than_paths_are_refused():
+def test_fewer_sequences_than_paths_are_rejected():
   with pytest.raises(ValueError, match=r'5 sequences .* fewer than the 6 paths of config\.grid'):
     fit(hidden_like(5, 4))
 
 
-def test_features_that_are_not_finite_are_refused():
+def test_features_that_are_not_finite_are_rejected():
   z_ND = hidden_like(50, 4)
   z_ND[7, 2] = np.nan
   with pytest.raises(ValueError, match='not finite'):

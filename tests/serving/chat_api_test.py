@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's chat completions, as requests; what they may not have is an error that names it."""
+"""Bodies of OpenAI's chat completions become requests; errors name unsupported fields."""
 
 import functools
 import json

@@ -1,4 +1,4 @@
-"""Clients who never finish, on real sockets: they are cut off, and make room for others."""
+"""Clients that never finish, on real sockets, are disconnected and make room for others."""
 
 import asyncio
 import concurrent.futures

@@ -131,7 +131,7 @@ def test_tokens_and_prompts_are_counted():
 
 
 @pytest.mark.parametrize('when', ['loading', 'at work'])
-def test_a_failure_of_the_engine_itself_ends_the_thread_and_is_told(when):
+def test_a_failure_of_the_engine_itself_ends_the_thread_and_is_reported(when):
   class Broken(Alphabet):
     def advance(self):
       raise RuntimeError('it is broken')

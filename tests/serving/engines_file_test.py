@@ -1,4 +1,4 @@
-"""engines.json: what is right becomes engines, what is wrong an error that names the place and the fix."""
+"""engines.json: valid entries become engines; errors name the place of an invalid one and the fix."""
 
 import json
 
@@ -35,7 +35,7 @@ def one(engine) -> dict:
   [
     (b'{"paths"', 'e.json is not JSON'),
     (b'\xff', 'e.json is not JSON'),
-    (b'{"paths": {"0": ["http://a/v1"], "0": []}}', "'0' is there twice"),
+    (b'{"paths": {"0": ["http://a/v1"], "0": []}}', "'0' occurs twice"),
     ([], 'should be {"paths"'),
     ({}, 'should be {"paths"'),
     ({'paths': {}}, 'should be {"paths"'),

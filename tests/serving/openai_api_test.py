@@ -1,4 +1,4 @@
-"""Bodies of OpenAI's completions API, as requests; what they may not have is tried over HTTP in http_server_test."""
+"""Bodies of OpenAI's completions become requests. http_server_test tests unsupported fields over HTTP."""
 
 import dataclasses
 import functools
@@ -62,7 +62,7 @@ def test_one_stop_string_is_a_list_of_one():
   assert parse(stop='.').requests[0].stop == parse(stop=['.']).requests[0].stop == ('.',)
 
 
-def test_more_texts_than_may_wait_are_refused():
+def test_more_texts_than_may_wait_are_rejected():
   assert len(parse(prompt=['a', 'b'], n=3).requests) == 6
   with pytest.raises(ApiError, match='ask for 1 to 6 texts') as refused:
     parse(prompt=['a', 'b'], n=4)
@@ -116,7 +116,7 @@ def test_as_many_stop_strings_are_taken_as_an_evaluation_asks_for():
 
 
 @pytest.mark.parametrize('opened, closed', ['[]', ('{"a": ', '}')])
-def test_a_body_whose_brackets_nest_too_deeply_is_refused(opened, closed):
+def test_a_body_whose_brackets_nest_too_deeply_is_rejected(opened, closed):
   most = openai_api.MAX_DEPTH - 1  # beside those of the body
   body = '{"messages": ' + opened * most + '1' + closed * most + '}'
   assert list(openai_api.parse_object(body.encode())) == ['messages']

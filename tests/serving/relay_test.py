@@ -311,7 +311,7 @@ def test_a_client_that_hangs_up_ends_the_engines_work():
   asyncio.run(main())
 
 
-def test_what_is_open_when_the_server_stops_is_told_so():
+def test_requests_that_are_open_when_the_server_stops_get_an_error():
   async def main():
     async def slow(engine, body, writer):
       if body.get('stream'):

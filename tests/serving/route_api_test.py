@@ -1,4 +1,4 @@
-"""Requests to the router: what it reads of them, how prompts are dealt to paths, and answers put together again."""
+"""Requests to the router: parsing, distribution of prompts to paths, and joining of answers."""
 
 import json
 
@@ -40,7 +40,7 @@ def test_fields_of_the_engine_stay_and_ours_go():
     (body(stream='yes'), 400, 'true or false'),
   ],
 )
-def test_what_a_path_cannot_be_chosen_by_is_refused(given, status, words):
+def test_what_a_path_cannot_be_chosen_by_is_rejected(given, status, words):
   with pytest.raises(ApiError, match=words) as found:
     PARSER.completion(given)
   assert found.value.status == status

@@ -1,4 +1,4 @@
-"""Runs: every file of a finished one is sealed, and what is damaged is neither read nor reused."""
+"""Every file of a finished run is sealed, and damaged files are neither read nor reused."""
 
 import json
 import os

@@ -20,7 +20,7 @@ def holding(workdir, held):
     signal.pause()
 
 
-def test_a_second_run_is_told_who_holds_the_workdir(tmp_path, monkeypatch):
+def test_the_error_of_a_second_run_names_the_holder_of_the_workdir(tmp_path, monkeypatch):
   monkeypatch.setattr(lock, 'HOLD_ATTEMPTS', 1)
   with lock.hold(tmp_path):
     assert lock.owner(tmp_path)['pid'] == os.getpid()

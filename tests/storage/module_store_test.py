@@ -80,7 +80,7 @@ def test_collect_keeps_what_is_pointed_at_and_the_newest(workdir):
     module_store.load_path(workdir, LAYOUT, path)
 
 
-def test_collect_goes_on_where_it_was_killed(workdir):
+def test_collect_continues_where_it_was_killed(workdir):
   (workdir / '.collected-2' / 'low').mkdir(parents=True)
   module_store.collect(workdir, {1})
   assert module_store.versions(workdir) == [1, 3] and not list(workdir.glob('.collected-*'))

@@ -1,4 +1,4 @@
-"""Storage: the same tests on a folder, on S3 and on Google's interface; and what breaks."""
+"""Object stores: the same tests on a folder, on S3 and on Google's interface, and failures."""
 
 import concurrent.futures
 import errno
@@ -118,7 +118,7 @@ def test_an_object_that_is_missing_is_named(place):
 
 
 @pytest.mark.parametrize('name', ['', '/a', 'a/', 'a//b', '../a', 'a/../b', './a', 'a/.b.17'])
-def test_names_that_mean_something_else_are_refused(tmp_path, name):
+def test_names_that_mean_something_else_are_rejected(tmp_path, name):
   place = object_store.open_storage(str(tmp_path / 'place'))
   actions = [
     lambda: place.write(name, b''),
@@ -134,7 +134,7 @@ def test_names_that_mean_something_else_are_refused(tmp_path, name):
 
 
 @pytest.mark.parametrize('url', ['ftp://host/x', 's3://', 'gs:///', 'postgresql://host'])
-def test_a_url_of_another_kind_is_refused(url):
+def test_a_url_of_another_kind_is_rejected(url):
   with pytest.raises(ValueError, match=r'cannot store objects: give a folder, file:///FOLDER, s3://BUCKET'):
     object_store.open_storage(url)
 

@@ -80,7 +80,7 @@ def test_documents_and_tokenizers_are_those_on_disk(tmp_path, bucket):
   assert ids[0] == ids[1]
 
 
-def test_the_content_of_objects_is_told_by_the_bucket(bucket):
+def test_the_content_of_objects_is_reported_by_the_bucket(bucket):
   root = f's3://{object_server.BUCKET}'
   for name, content in (('same/a.txt', b'words'), ('same/sub/b.txt', b'words'), ('same/c.txt', b'other')):
     bucket.write(name, content)
@@ -114,7 +114,7 @@ def test_records_in_a_bucket_or_on_the_hub_are_those_on_disk(tmp_path, bucket, m
 
 
 @pytest.mark.parametrize('fault', ['reset', 'unavailable', 'forbidden'])
-def test_a_line_that_breaks_while_text_is_read_is_waited_out_unless_we_are_refused(fault, bucket, monkeypatch, caplog):
+def test_a_line_that_breaks_while_text_is_read_is_waited_out_unless_we_are_rejected(fault, bucket, monkeypatch, caplog):
   data = random.Random(0).randbytes(3 * PART_BYTES)
   bucket.write('long.txt', data)
   with line.Line(int(os.environ['AWS_ENDPOINT_URL'].rpartition(':')[2])) as wire:

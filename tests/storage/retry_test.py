@@ -78,7 +78,7 @@ def test_an_action_is_called_again_and_again_until_the_block_ends():
   assert len(calls) == count >= 2
 
 
-def test_an_action_that_fails_is_told_and_called_again(caplog):
+def test_an_action_that_fails_is_reported_and_called_again(caplog):
   calls, again = [], threading.Event()
 
   def action():

@@ -1,4 +1,4 @@
-"""What has a seal is read as it was written, or refused; whatever byte of it was changed."""
+"""Sealed files are read as they were written, or rejected if any byte has changed."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ OTHERS = b'', b'[]', b'null', b'{}', b'{"a": ', b'\xff\xfe', b'[' * 100_000, b'{
 
 
 @pytest.mark.parametrize('data', OTHERS, ids=range(len(OTHERS)))
-def test_json_that_is_no_sealed_object_is_refused(data, tmp_path):
+def test_json_that_is_no_sealed_object_is_rejected(data, tmp_path):
   (tmp_path / 'stages').mkdir()
   (tmp_path / 'stages' / 'train.json').write_bytes(data)
   with pytest.raises(seals.Damaged, match=r'made by the stage train, is damaged: remove .*train\.json,'):

@@ -50,7 +50,7 @@ def test_a_torn_line_is_dropped(tmp_path, opened, torn, whole):
   assert [row['updates'] for row in rows(tmp_path)] == [*range(whole), 9]
 
 
-def test_damaged_lines_are_told_once_though_rows_with_marks_are_read_too(tmp_path, caplog):
+def test_damaged_lines_are_reported_once_though_rows_with_marks_are_read_too(tmp_path, caplog):
   row = {'kind': 'phase', 'stage': 'train', 'updates': 1, 'time': 0.0, 'excluded': {'0': 'far'}}
   (tmp_path / 'metrics.jsonl').write_bytes(metrics_log.to_line(row).replace(b'far', b'fat') + metrics_log.to_line(row))
   assert list(metrics_log.read_rows(tmp_path, b'"excluded": {')) == [row] == list(metrics_log.read_rows(tmp_path))

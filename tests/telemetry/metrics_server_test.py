@@ -1,4 +1,4 @@
-"""What Prometheus is told, by asking as it does; errors and missing libraries."""
+"""Metrics for Prometheus, requested over HTTP; errors and missing libraries."""
 
 import sys
 import urllib.error

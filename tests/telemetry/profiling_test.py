@@ -1,4 +1,4 @@
-"""Which steps are profiled, and that training goes on whatever becomes of that."""
+"""The steps that are profiled; training continues if profiling fails."""
 
 import logging
 
@@ -13,7 +13,7 @@ from dipaco_jax.telemetry.profiling import Steps
 
 
 @pytest.mark.parametrize('words', ['', '5', ':', '3:0', '-1:2', 'a:b', '1:2:3', '1.5:2'])
-def test_what_is_no_range_of_steps_is_refused(words):
+def test_what_is_no_range_of_steps_is_rejected(words):
   with pytest.raises(InputError, match='write START:STEPS'):
     profiling.parse(words)
 
@@ -52,7 +52,7 @@ def test_it_ends_with_the_turn(tmp_path):
   assert (tmp_path / 'profile' / '4-7.txt').exists()
 
 
-def test_no_profile_waits_for_nothing_and_one_that_was_not_reached_is_told(tmp_path, caplog):
+def test_no_profile_waits_for_nothing_and_one_that_was_not_reached_is_reported(tmp_path, caplog):
   assert train(profiling.Profiler(tmp_path, None), [(0, 4, True)]) == [] and not caplog.records
   assert train(profiling.Profiler(tmp_path, Steps(4, 2)), [(0, 4, True)]) == []
   assert '--profile=4:2: the run has not made these steps' in caplog.text and not (tmp_path / 'profile').exists()

@@ -1,4 +1,4 @@
-"""TensorBoard shows the global step, means without sawtooth, and after a resume what it would have shown without."""
+"""TensorBoard shows the global step and smooth means, and the same curves after a resume as without one."""
 
 import contextlib
 import struct

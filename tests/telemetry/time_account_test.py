@@ -1,4 +1,4 @@
-"""The account of a run's time: it goes on from what was noted, and a kill costs what nobody asked for."""
+"""The account of a run's time: it continues from the recorded one, and counts the time lost by a kill."""
 
 import json
 import signal
@@ -36,7 +36,7 @@ def change(workdir, **fields):
   file.write_text(json.dumps(found))
 
 
-def test_a_run_goes_on_with_the_account_and_the_time_after_a_kill_is_lost(tmp_path):
+def test_a_run_continues_with_the_account_and_the_time_after_a_kill_is_lost(tmp_path):
   with time_account.kept(tmp_path, signals()) as account:
     time_use.enter('train', time_use.INNER)
     time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Placement by brute force over paths: who is where, when, and who asks for what."""
+"""Placement, compared with brute force over paths: positions, turns and data of each path."""
 
 import dataclasses
 import itertools

@@ -1,4 +1,4 @@
-"""The programs of a phase against plain numpy: what a path takes, what is summed, what the outer step makes of it."""
+"""The programs of a phase, compared with plain NumPy: parameters of a path, sums, and the outer step."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""What paths keep goes with them to a mesh with other positions, to the bit; and the run goes on from there."""
+"""States of paths move to a mesh with other positions without changing a bit, and the run continues."""
 
 import contextlib
 import functools
@@ -93,7 +93,7 @@ def tolerance(job):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_other_devices(tmp_path):
+def test_a_run_continues_with_other_devices(tmp_path):
   # As in invariant 4, so that the two compile each program once.
   two, eight = (small.make_job(small.make_programs(small.settings(GRID, small.MIXED_LEVELS), n)) for n in (2, 8))
   undisturbed = small.train(eight, tmp_path / 'undisturbed')

@@ -50,7 +50,7 @@ def test_parameters_of_paths_whose_outer_gradient_was_lost_are_kept(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, small.fetched(resumed.modules), small.fetched(undisturbed.modules))
 
 
-def test_checkpoints_of_another_version_are_refused(tmp_path):
+def test_checkpoints_of_another_version_are_rejected(tmp_path):
   made = small.make_programs(small.settings(), 1)
   checkpoints = run_checkpoints.RunCheckpoints(tmp_path / 'state', 2)
   meta = {'record': {}, 'turns': [], 'own': [], 'in_turn': False, 'shapes': ''}  # no word of positions

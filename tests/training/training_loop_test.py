@@ -1,4 +1,4 @@
-"""The training loop: early stopping, what it publishes, and what it measures before an outer step."""
+"""The training loop: early stopping, publication, and evaluation before an outer step."""
 
 import contextlib
 import functools

@@ -188,7 +188,7 @@ def test_a_signal_to_one_stops_both_and_both_pass_over_a_corrupt_checkpoint(join
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
 
 
-def test_killed_on_one_host_the_run_ends_and_goes_on(joined, undisturbed, tmp_path):
+def test_killed_on_one_host_the_run_ends_and_continues(joined, undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
   for victim, at in ((1, 20), (0, 60)):
     with ended(start(config, workdir)) as processes:
@@ -200,7 +200,7 @@ def test_killed_on_one_host_the_run_ends_and_goes_on(joined, undisturbed, tmp_pa
   assert tiny_run.modules_sha256(workdir) == tiny_run.modules_sha256(joined[0])
 
 
-def test_other_numbers_of_processes_go_on(joined, undisturbed, tmp_path):
+def test_other_numbers_of_processes_continue(joined, undisturbed, tmp_path):
   """From the end of a phase, in which a mesh with other positions has the same state."""
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
   for count, at in ((2, 40), (4, 60), (1, 80)):
@@ -213,7 +213,7 @@ def test_other_numbers_of_processes_go_on(joined, undisturbed, tmp_path):
   assert_rows_are_there_once(workdir)
 
 
-def test_one_process_with_as_many_devices_goes_on_with_the_same_bits(joined, undisturbed, tmp_path):
+def test_one_process_with_as_many_devices_continues_with_the_same_bits(joined, undisturbed, tmp_path):
   config, workdir = undisturbed.parent / 'config.py', tmp_path / 'run'
   with ended(start(config, workdir)) as processes:
     tiny_run.stop_when(processes[0], lambda: tiny_run.updates(workdir, 'train') >= 40, signal.SIGTERM)

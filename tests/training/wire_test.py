@@ -128,7 +128,7 @@ def test_a_path_that_turns_bad_keeps_nothing_of_a_level_that_had_left_before():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('outer', [THIN, pytest.param(dict(compress='int8'), marks=pytest.mark.slow)])
-def test_a_bad_path_is_left_out_and_begins_anew(outer, tmp_path):
+def test_a_bad_path_is_left_out_and_begins_again(outer, tmp_path):
   """Path 2 turns bad in phases 1 and 3: it is named, takes no part until the next phase, and is well again then."""
   rarely = dict(every_steps=64)
   job = make_job(outer=outer, train=dict(phases=4, steps_per_phase=8), checkpoint=rarely)
