@@ -13,7 +13,7 @@ def report(runs):
 
 
 def words(card):
-  return ' '.join([card.figure, card.words, *card.details])
+  return ' '.join([card.figure, card.title, *card.details])
 
 
 def test_the_first_card_names_the_kinds_on_which_the_dense_model_is_ahead(report):
