@@ -28,7 +28,16 @@ AFTER_DIVERGENCE = (
   'otherwise use another --workdir and a lower learning rate'
 )
 # Errors of a file that the user can mend.
-USER_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
+USER_ERRNOS = (
+  errno.ENOENT,
+  errno.ENOTDIR,
+  errno.EISDIR,
+  errno.EACCES,
+  errno.EPERM,
+  errno.EROFS,
+  errno.ENAMETOOLONG,
+  errno.ELOOP,
+)
 
 
 def run(main: Callable[[], int | None]):
@@ -85,6 +94,8 @@ def ending(e: Exception) -> tuple[str, int] | None:
     return ' '.join(str(e).split()), 2
   if isinstance(e, errors.Unavailable):
     return errors.parting(e), TRY_AGAIN
+  if isinstance(e, RuntimeError) and str(e).startswith('Symlink loop'):  # Path.resolve before Python 3.13
+    return f'{e}: remove the link, or name another folder', 2
   if not isinstance(e, OSError):
     return None
   if e.errno is None:

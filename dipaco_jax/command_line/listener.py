@@ -30,7 +30,7 @@ def check(least: Mapping[str, float]):
     raise InputError(f'--port={f.port} should be from 0 to {2**16 - 1}; 0 means any free port')
   api_key()
   for name, bound in {**least, 'grace_s': 0}.items():
-    if (f[name].value or 0) < bound:
+    if not (f[name].value or 0) >= bound:  # neither is nan
       raise InputError(f'--{name}={f[name].value} should be {bound} or more')
 
 

@@ -74,7 +74,7 @@ def _train(
     preflight.check_text(workdir, settings)
     with display.doing('looking at the model'):
       preflight.check_model(settings)
-    place = call.workdir.rstrip('/') if disk.mirror else workdir.resolve()
+    place = call.workdir.rstrip('/') if disk.mirror else os.path.realpath(workdir)
     metric_sinks = sinks.make(settings, pathlib.Path(place).name) if first else []
     stack.enter_context(preflight.kept(workdir))
     if first:

@@ -1,9 +1,10 @@
 """Tokenizers as tokenizer.json, by Hugging Face's `tokenizers`: existing ones, or trained byte-level BPE."""
 
+import contextlib
 import functools
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,21 @@ def _without(names: Collection[str], value: Any) -> Any:
   return [token for token in value if _content(token) not in names] if isinstance(value, list) else value
 
 
+@contextlib.contextmanager
+def _naming_errors() -> Iterator[None]:
+  """Raises InputError where the library fails: it raises plain Exception, and a panic of its Rust is not even one."""
+  try:
+    yield
+  except InputError:
+    raise
+  except BaseException as e:
+    if not isinstance(e, Exception) and type(e).__name__ != 'PanicException':
+      raise
+    raise InputError(f'tokenizer.json cannot be used ({" ".join(str(e).split())[:100]})') from e
+
+
 class JsonTokenizer(Tokenizer):
+  @_naming_errors()
   def __init__(self, files: Mapping[str, bytes]):
     """Loads tokenizer.json and what is next to it; raises InputError if it cannot be read or has no end of text.
 
@@ -188,6 +203,7 @@ class JsonTokenizer(Tokenizer):
   def _encode_spelled(self, text: str) -> list[int]:
     return self._spelling_tokenizer.encode(text, add_special_tokens=False).ids
 
+  @_naming_errors()
   def _encode(self, texts: list[str]) -> list[list[int]]:
     return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 

@@ -102,7 +102,8 @@ class SentencePieceTokenizer(Tokenizer):
     try:
       parsed = parse(model, config or {})
       self._model = sentencepiece.SentencePieceProcessor(model_proto=parsed.SerializeToString())
-    except (OSError, RuntimeError, DecodeError) as e:
+      self._model.id_to_piece([*range(self._model.vocab_size())])  # all of them are UTF-8
+    except (OSError, RuntimeError, DecodeError, UnicodeDecodeError) as e:
       raise InputError('not a SentencePiece model') from e
     self.files = {MODEL: model, **(beside or {})}
     self.vocab_size = self._model.vocab_size()

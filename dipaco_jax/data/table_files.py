@@ -22,7 +22,7 @@ SAVED = 'state.json'  # file in every folder that `datasets.save_to_disk` writes
 def parquet(path: str, data: settings.Data, name: str) -> source.Documents:
   """Yields the rows of a Parquet file, numbered from 1; `name` is the domain of rows without one."""
   pyarrow = _library(path)
-  with compressed_files.reading(path, pyarrow.ArrowException), remote_files.open_file(path) as f:
+  with compressed_files.reading(path, pyarrow.ArrowException, UnicodeDecodeError), remote_files.open_file(path) as f:
     table = pyarrow.parquet.ParquetFile(f)
     columns = _columns(pyarrow, table.schema_arrow, data, path)
     groups = range(table.num_row_groups)
@@ -33,7 +33,7 @@ def parquet(path: str, data: settings.Data, name: str) -> source.Documents:
 def arrow(path: str, data: settings.Data, name: str) -> source.Documents:
   """Yields the rows of an Arrow file or stream, numbered from 1; `name` is the domain of rows without one."""
   pyarrow = _library(path)
-  with compressed_files.reading(path, pyarrow.ArrowException), remote_files.open_file(path) as f:
+  with compressed_files.reading(path, pyarrow.ArrowException, UnicodeDecodeError), remote_files.open_file(path) as f:
     is_file = f.read(len(ARROW_FILE)) == ARROW_FILE
     f.seek(0)
     if is_file:
@@ -42,8 +42,22 @@ def arrow(path: str, data: settings.Data, name: str) -> source.Documents:
     else:
       batches = table = pyarrow.ipc.open_stream(f)
     columns = _columns(pyarrow, table.schema, data, path)
-    parts = (batch.slice(start, ROWS) for batch in batches for start in range(0, batch.num_rows, ROWS))
+    checked = (_check_batch(pyarrow, batch, columns) for batch in batches)
+    parts = (batch.slice(start, ROWS) for batch in checked for start in range(0, batch.num_rows, ROWS))
     yield from _rows(parts, columns, path, data, name)
+
+
+def _check_batch(pyarrow: Any, batch: Any, columns: dict[str, Any]) -> Any:
+  """Returns a batch; raises ArrowInvalid where its offsets lead out of it, which pyarrow follows unchecked."""
+  for key in columns:
+    column = batch.column(key if key in batch.schema.names else key.partition('.')[0])
+    try:
+      column.validate(full=True)
+    except pyarrow.ArrowInvalid as e:
+      # Texts that are not UTF-8 are named by row. Offsets are checked before texts, but not those of other parts.
+      if 'UTF8' not in str(e) or not isinstance(column, pyarrow.StringArray | pyarrow.LargeStringArray):
+        raise
+  return batch
 
 
 def saved_files(folder: str) -> list[str] | None:

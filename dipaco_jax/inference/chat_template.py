@@ -10,8 +10,6 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-import jinja2
-
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import special_tokens, tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
@@ -31,7 +29,7 @@ class ChatTemplate:
     self._environment = template_sandbox.Environment()
     try:
       self._template = self._environment.from_string(source)
-    except (jinja2.TemplateError, RecursionError) as e:
+    except Exception as e:  # of Jinja, or of Python, which compiles what Jinja writes
       raise InputError(f'the chat template: {e}; correct it, or remove it from the files of the tokenizer') from e
     self._special = [*tokenizer.special]
     # Tokens like <think> are none of a message's either, but an answer that is given back had them as tokens.

@@ -41,11 +41,15 @@ class Spent(threading.local):
     self.steps += 1
     if self.steps > MAX_STEPS:
       raise jinja2.TemplateError(f'it takes more than {MAX_STEPS:,} steps')
+    self._check_time()
+
+  def _check_time(self):
     if time.thread_time() > self.deadline:
       raise jinja2.TemplateError(f'it takes more than {MAX_CPU_S} s')
 
   def check(self, value: Any) -> Any:
     """Returns a value that a template has made or is about to write; raises TemplateError if it is too large."""
+    self._check_time()
     if isinstance(value, str):
       self.num_chars += len(value)
       check_length(len(value))

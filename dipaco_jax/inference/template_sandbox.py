@@ -46,7 +46,8 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
       for name, function in self.filters.items()
       if name not in template_limits.FILTERS
     }
-    self.filters |= {'count_turns': self._count_turns, 'check_size': self.spent.check}
+    self.filters |= {'count_turns': self._count_turns, 'check_size': self.spent.check, 'count_step': self._count_step}
+    self.tests = {name: self._counted(function) for name, function in self.tests.items()}
     self.globals |= {'raise_exception': _raise_exception, 'strftime_now': _strftime_now}
     del self.globals['lipsum']
 
@@ -62,8 +63,13 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     return ''.join(parts)
 
   def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
-    """Parses a template; loops count their turns, and the size of new texts is checked."""
+    """Parses a template; loops, comparisons and slices count as steps, and the size of new texts is checked."""
     parsed = super()._parse(source, name, filename)
+    for comparison in [*parsed.find_all(jinja2.nodes.Compare)]:
+      comparison.expr = _filtered(comparison.expr, 'count_step')
+    for item in [*parsed.find_all(jinja2.nodes.Getitem)]:
+      if isinstance(item.arg, jinja2.nodes.Slice):
+        item.node = _filtered(item.node, 'count_step')
     for loop in [*parsed.find_all(jinja2.nodes.For)]:
       loop.iter = _filtered(loop.iter, 'count_turns')
     for concatenation in [*parsed.find_all(jinja2.nodes.Concat)]:
@@ -121,6 +127,20 @@ class Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
       return self.spent.check(function(*args, **kwargs))
 
     return filtered
+
+  def _counted(self, function: Any) -> Callable:
+    """Returns a test, such as `in`, that counts as a step."""
+
+    @functools.wraps(function)
+    def counted(*args, **kwargs) -> Any:
+      self.spent.step()
+      return function(*args, **kwargs)
+
+    return counted
+
+  def _count_step(self, value: Any) -> Any:
+    self.spent.step()
+    return value
 
   def _count_turns(self, values: Iterable[Any]) -> Iterator[Any]:
     for value in values:

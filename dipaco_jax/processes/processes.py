@@ -114,6 +114,7 @@ def together() -> Iterator[None]:
 def ending() -> Iterator[None]:
   """Ends the process after the block, with its status, without waiting for threads."""
   code = 0
+  _open_closed_streams()
   try:
     yield
     if joined():
@@ -126,6 +127,13 @@ def ending() -> Iterator[None]:
     code = status(e)
     tell(e)
   stopping.leave(code)
+
+
+def _open_closed_streams():
+  """Opens the null device for standard streams that are closed, so that no file gets their numbers and their text."""
+  for name, mode in (('stdin', 'r'), ('stdout', 'w'), ('stderr', 'w')):
+    if getattr(sys, name) is None:
+      setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))  # of the closed numbers, the lowest first
 
 
 def status(error: BaseException) -> int:

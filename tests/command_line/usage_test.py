@@ -14,7 +14,7 @@ from clone import copy_tracked_files, tracked_files
 from repository import ROOT
 
 from dipaco_jax import main
-from dipaco_jax.command_line import config_file, usage
+from dipaco_jax.command_line import command, config_file, usage
 
 
 def run(*words: str, status: int = 0) -> str:
@@ -153,3 +153,9 @@ def test_a_wheel_works_in_an_empty_environment(distributions, tmp_path):
   large = '--config.train.batch_size=100000'
   assert 'more text' in installed('-m', 'dipaco_jax.main', '--config=tiny', '--workdir=x', large, status=2)
   assert not any(empty.iterdir())
+
+
+def test_a_link_that_leads_to_itself_ends_a_command_in_one_line():
+  words = "Symlink loop from '/a'"  # of Path.resolve
+  assert command.ending(RuntimeError(words)) == (f'{words}: remove the link, or name another folder', 2)
+  assert command.ending(RuntimeError('another')) is None

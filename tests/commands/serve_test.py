@@ -15,6 +15,7 @@ WRONG = [
   (['--workdir=x', '--max_batch=0'], '--max_batch=0 should be 1 or more'),
   (['--workdir=x', '--port=65536'], '--port=65536 should be from 0 to 65535'),
   (['--workdir=x', '--grace_s=-1'], '--grace_s=-1.0 should be 0 or more'),
+  (['--workdir=x', '--grace_s=nan'], '--grace_s=nan should be 0 or more'),
   (['--workdir=/nowhere', '--port=0'], 'there is no run here'),
 ]
 

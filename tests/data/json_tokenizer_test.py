@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import made_run
 import numpy as np
 import pytest
 import tokenizers
@@ -175,6 +176,14 @@ def test_gpt_2_ends_texts_though_its_config_does_not_say_so():
   assert json_tokenizer.JsonTokenizer(files).special_ids == {'eos': 0}
 
 
+WITHOUT_UNKNOWN = tokenizers.Tokenizer(models.WordLevel({'</s>': 0}, unk_token='[UNK]')).to_str().encode()
+PROCESSOR = {'single': [{'SpecialToken': {'id': 'none', 'type_id': 0}}], 'pair': [], 'special_tokens': {}}
+WITH_PANIC = json.dumps(
+  json.loads(MADE['llama3'].to_str()) | {'post_processor': {'type': 'TemplateProcessing', **PROCESSOR}}
+).encode()
+EOS = b'{"eos_token": "</s>"}'
+
+
 @pytest.mark.parametrize(
   ('files', 'words'),
   [
@@ -184,6 +193,13 @@ def test_gpt_2_ends_texts_though_its_config_does_not_say_so():
     ),
     ({'tokenizer.json': MADE['llama3'].to_str().encode()}, 'it has no end-of-text token: add the tokenizer_config'),
     ({'tokenizer.json': b'plain'}, 'not a SentencePiece model'),
+    ({'tokenizer.json': made_run.tokenizer_bytes().replace('\u2581'.encode(), b'\xff__')}, 'not a SentencePiece model'),
+    ({'tokenizer.json': WITHOUT_UNKNOWN, 'tokenizer_config.json': EOS}, 'cannot be used .*Missing .UNK. token'),
+    ({'tokenizer.json': WITH_PANIC, 'tokenizer_config.json': EOS}, 'cannot be used .no entry found for key'),
+    (
+      {'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "\\ud800"}'},
+      'tokenizer.json cannot be used .*surrogates not allowed',
+    ),
     (
       {'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "no"}'},
       'no end-of-text token',

@@ -6,6 +6,7 @@ import sys
 
 import corpora
 import datasets
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
@@ -58,6 +59,25 @@ def test_what_is_no_text_is_named(columns, words, ending, tmp_path):
   with pytest.raises(ValueError, match=words) as error:
     corpus.check_readable(of(tmp_path / '*'))
   assert f'a.{ending}' in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('right', 'wrong', 'words'),
+  [
+    (np.int32([0, 300, 1000, 1000]), np.int32([0, 300, 1016, 1016]), 'out of bounds: 1016 > 1000'),
+    (np.bytes_(b'words'), np.bytes_(b'w\xffrds'), "can't decode byte 0xff"),
+  ],
+)
+def test_a_damaged_arrow_file_is_named_and_nothing_outside_its_buffers_is_read(right, wrong, words, tmp_path):
+  table = pa.table({'text': ['a' * 300, 'b' * 700, ''], 'words': ['a', 'b', 'c']})
+  stream = pa.BufferOutputStream()
+  with pa.ipc.new_stream(stream, table.schema) as writer:
+    writer.write_table(table)
+  content = stream.getvalue().to_pybytes()
+  assert right.tobytes() in content
+  (tmp_path / 'a.arrow').write_bytes(content.replace(right.tobytes(), wrong.tobytes()))
+  with pytest.raises(ValueError, match=f'a.arrow: damaged or cut short .*{words}'):
+    corpus.check_readable(of(tmp_path / '*'))
 
 
 class Counted(io.FileIO):

@@ -6,7 +6,7 @@ import pytest
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import json_tokenizer
-from dipaco_jax.inference import chat_template
+from dipaco_jax.inference import chat_template, template_limits
 
 TEXT = ['def f(x):\n    return {x: [1, 2, 3]}\n']
 START, END = '<|im_start|>', '<|im_end|>'
@@ -152,10 +152,28 @@ def test_what_a_template_may_not_do_ends_with_an_error(template, words):
 
 
 @pytest.mark.parametrize(
+  'part', ["{% if 'b' in 'a' %}{% endif %}", "{% if 'b' is in 'a' %}{% endif %}", '{% set x = messages[1:] %}']
+)
+def test_each_comparison_and_slice_of_a_template_is_a_step(part, monkeypatch):
+  monkeypatch.setattr(template_limits, 'MAX_STEPS', 20)
+  load(part * 20).encode(chat('hi'))
+  with pytest.raises(InputError, match='more than 20 steps'):
+    load(part * 21).encode(chat('hi'))
+
+
+def test_lists_are_made_within_the_time_of_a_template(monkeypatch):
+  monkeypatch.setattr(template_limits, 'MAX_CPU_S', -1)
+  with pytest.raises(InputError, match='it takes more than -1 s'):
+    load('{% set x = [messages] %}').encode(chat('hi'))
+
+
+@pytest.mark.parametrize(
   'source, words',
   [
     ('{% for %}', 'the chat template: .*correct it, or remove it'),
     ("{{ 'x' | center(10 ** 11) }}", "No filter named 'center'"),
+    ('{% for a in [1] %}' * 30 + '{% endfor %}' * 30, 'the chat template: too many statically nested blocks'),
+    ('{{ ' + '9' * 5000 + ' }}', 'the chat template: Exceeds the limit'),
     ('x' * 300_000, 'has 300,000 characters, more than 262,144'),
     ('{{ ' + '(' * 5000, 'the chat template: '),
   ],

@@ -53,3 +53,13 @@ def test_a_process_has_all_devices_of_its_host_under_slurm():
     [sys.executable, '-c', made], capture_output=True, text=True, timeout=120, env=os.environ | step
   )
   assert done.returncode == 0, done.stderr
+
+
+def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path):
+  code = (
+    'import sys\nfrom dipaco_jax.training import processes\nwith processes.ending():\n'
+    f"  with open({str(tmp_path / 'data')!r}, 'w') as file:\n    print(sys.stdout.isatty(), file.fileno(), file=file)"
+  )
+  closed = f'exec {sys.executable} -c "$0" <&- >&- 2>&-'
+  assert subprocess.run(['sh', '-c', closed, code], timeout=60).returncode == 0
+  assert (tmp_path / 'data').read_text() == 'False 3\n'
