@@ -26,6 +26,7 @@ from dipaco_jax.command_line import command, config_file, worker_devices
 from dipaco_jax.core import errors, printable, settings
 from dipaco_jax.islands import registry_url
 from dipaco_jax.storage import object_store, remedies, user_modules
+from dipaco_jax.training import stopping
 
 if TYPE_CHECKING:
   from dipaco_jax.islands import registry
@@ -59,14 +60,13 @@ class Screen:
       wanted = [found[0], *(line for line in found if line.startswith(status_table.EXCLUDED))]
       for line in wanted:
         if line not in self.last:
-          print(line, file=self.stream, flush=True)
+          say(line, self.stream)
       self.last = {*wanted}
       return
     size = shutil.get_terminal_size()
     shown = [line[: size.columns - 1] for line in found[: size.lines - 1]]
     up = f'\x1b[{self.height}F' if self.height else ''
-    self.stream.write(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J')
-    self.stream.flush()
+    say(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J', self.stream, end='')
     self.height = len(shown)
 
   def close(self):
@@ -130,6 +130,12 @@ class Silence:
       self.since = now
     self.asked = now
     return {role['name']: min(role['silent_s'], now - self.since) for role in roles}
+
+
+def say(words: str, stream: TextIO | None = None, end: str = '\n'):
+  """Prints words at once, by default on stderr; if nobody reads them any more, the run goes on."""
+  with contextlib.suppress(OSError, ValueError):
+    print(words, file=stream or sys.stderr, end=end, flush=True)
 
 
 def last_line(file: pathlib.Path) -> str:
@@ -213,7 +219,7 @@ def main() -> int:
     if not (found := command.ending(e)):
       raise
     words, status = found
-    print(f'local.py: {words}', file=sys.stderr)
+    say(f'local.py: {words}')
     return status
 
 
@@ -244,7 +250,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
           running.append(Role(role, i, count, words, logs, env))
       status = supervise(running, registry.Registry(url, options.lease_s), resumed)
   except Stopped as e:
-    print('local.py: stopped; run the same command to resume', file=sys.stderr)
+    say('local.py: stopped; run the same command to resume')
     status = 128 + e.number
   finally:
     stop(running)
@@ -284,9 +290,9 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
     for role in running:
       if words := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
         screen.close()
-        print(f'local.py: {words}', file=sys.stderr, flush=True)
+        say(f'local.py: {words}')
     if trouble := next(filter(None, (role.restart() for role in running)), ''):
-      print(f'local.py: {trouble}', file=sys.stderr)
+      say(f'local.py: {trouble}')
       return 2 if 'ended with status 2:' in trouble else 1
     screen.show(status_table.lines(facts))
     if found := facts.facts('finished'):
@@ -294,7 +300,7 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
       if found[0].meta['perplexity'] is None:
         status = diverged(errors.NO_PERPLEXITY)
       else:
-        print('\n'.join(headline.outcome(found[0].meta)), flush=True)
+        say('\n'.join(headline.outcome(found[0].meta)), sys.stdout)
         status = 0
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)
       return status
@@ -307,7 +313,7 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
 
 def diverged(why: str) -> int:
   """Prints why, as `main` does; returns the exit status."""
-  print(f'local.py: {why}; {command.AFTER_DIVERGENCE}', file=sys.stderr)
+  say(f'local.py: {why}; {command.AFTER_DIVERGENCE}')
   return command.DIVERGED
 
 
@@ -332,4 +338,4 @@ def wait(running: list[Role], seconds: float) -> list[Role]:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  stopping.leave(main())

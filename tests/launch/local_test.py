@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import io
 import os
 import re
 import signal
@@ -176,6 +177,18 @@ def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
       for pid in pids:
         with contextlib.suppress(ProcessLookupError):
           os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize('terminal', [False, True])
+def test_an_output_that_nobody_reads_ends_nothing(terminal):
+  class Closed(io.StringIO):
+    def flush(self):
+      raise BrokenPipeError
+
+  screen = local.Screen(Closed())
+  screen.terminal = terminal
+  screen.show(['tasks so far: none'])
+  local.say('it goes on', screen.stream)
 
 
 def test_each_worker_has_a_gpu_of_its_own_and_other_roles_have_the_cpu(tmp_path, monkeypatch):
