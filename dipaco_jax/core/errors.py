@@ -2,9 +2,11 @@
 
 import errno
 import os
+import pathlib
 
 from dipaco_jax.algorithm.errors import Diverged as Diverged, InputError as InputError
 
+NOT_WRITABLE = errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO
 NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
 
 
@@ -28,6 +30,13 @@ def causes(error: BaseException) -> list[BaseException]:
   while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
     found.append(cause)
   return found
+
+
+def find_unwritable(error: BaseException, folder: pathlib.Path) -> OSError | None:
+  """Returns the cause of an error that is a file in a folder that cannot be read or written."""
+  named = [e for e in causes(error) if isinstance(e, OSError) and e.errno in NOT_WRITABLE and e.filename]
+  files = [pathlib.Path(os.fsdecode(e.filename)).absolute() for e in named]
+  return next((e for e, file in zip(named, files, strict=True) if file.is_relative_to(folder.absolute())), None)
 
 
 def disk_is_full(error: BaseException) -> bool:

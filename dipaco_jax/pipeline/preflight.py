@@ -31,7 +31,7 @@ OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 def kept(workdir: pathlib.Path):
   """Makes the workdir; removes it again if the input proves wrong before the first text is tokenized.
 
-  Raises InputError if it cannot be made or contains other files, Unavailable if it is gone later.
+  Raises InputError if it cannot be made or contains other files, Unavailable if it is gone or cannot be written later.
   """
   try:
     new = not (workdir.exists() and any(workdir.iterdir()))
@@ -47,6 +47,9 @@ def kept(workdir: pathlib.Path):
   except Exception as e:
     if not os.path.exists(workdir / 'lock'):  # also where its disk or file server does not answer
       raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is back') from e
+    if not isinstance(e, InputError) and (cause := errors.find_unwritable(e, workdir)):
+      words = f'{cause.filename}: {cause.strerror}; run the same command again when --workdir={workdir}'
+      raise Unavailable(f'{words} can be read and written') from e
     has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
     if isinstance(e, InputError) and new and not has_text:
       shutil.rmtree(workdir, ignore_errors=True)
