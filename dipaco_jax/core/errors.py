@@ -6,7 +6,8 @@ import pathlib
 
 from dipaco_jax.algorithm.errors import Diverged as Diverged, InputError as InputError
 
-NOT_WRITABLE = errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO
+# Of a file that cannot be read or written, or where a folder should be a file, or a file a folder.
+OF_FILES = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
 
 
@@ -32,9 +33,9 @@ def causes(error: BaseException) -> list[BaseException]:
   return found
 
 
-def find_unwritable(error: BaseException, folder: pathlib.Path) -> OSError | None:
-  """Returns the cause of an error that is a file in a folder that cannot be read or written."""
-  named = [e for e in causes(error) if isinstance(e, OSError) and e.errno in NOT_WRITABLE and e.filename]
+def find_unusable_file(error: BaseException, folder: pathlib.Path) -> OSError | None:
+  """Returns the cause of an error that is a file or folder in `folder` that cannot be used."""
+  named = [e for e in causes(error) if isinstance(e, OSError) and e.errno in OF_FILES and e.filename]
   files = [pathlib.Path(os.fsdecode(e.filename)).absolute() for e in named]
   return next((e for e, file in zip(named, files, strict=True) if file.is_relative_to(folder.absolute())), None)
 

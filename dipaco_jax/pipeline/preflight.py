@@ -47,9 +47,9 @@ def kept(workdir: pathlib.Path):
   except Exception as e:
     if not os.path.exists(workdir / 'lock'):  # also where its disk or file server does not answer
       raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is back') from e
-    if not isinstance(e, InputError) and (cause := errors.find_unwritable(e, workdir)):
-      words = f'{cause.filename}: {cause.strerror}; run the same command again when --workdir={workdir}'
-      raise Unavailable(f'{words} can be read and written') from e
+    if not isinstance(e, InputError) and (cause := errors.find_unusable_file(e, workdir)):
+      fix = 'check its disk, permissions and kind, and run the same command again'
+      raise Unavailable(f'{cause.filename}: {cause.strerror}; {fix}') from e
     has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
     if isinstance(e, InputError) and new and not has_text:
       shutil.rmtree(workdir, ignore_errors=True)

@@ -71,9 +71,12 @@ def test_what_was_there_before_stays(tmp_path):
 def test_files_that_cannot_be_written_any_more_are_told(tmp_path):
   workdir = tmp_path / 'run'
   of_disk = OSError(errno.EROFS, 'Read-only file system', str(workdir / 'a'))
-  words = f'{workdir}/a: Read-only file system; run the same command again when'
+  words = f'{workdir}/a: Read-only file system; check its disk, permissions and kind, and run'
   with pytest.raises(Unavailable, match=words), preflight.kept(workdir):
     raise RuntimeError('as of a library') from of_disk
+  with pytest.raises(Unavailable, match=f'{workdir}/events: File exists'), preflight.kept(workdir):
+    (workdir / 'events').touch()
+    (workdir / 'events').mkdir(exist_ok=True)
   with pytest.raises(PermissionError), preflight.kept(workdir):
     raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'elsewhere'))
 
