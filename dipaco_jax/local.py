@@ -90,6 +90,7 @@ class Role:
 
   def start(self) -> subprocess.Popen:
     self.starts = [t for t in self.starts if time.monotonic() - t < 60] + [time.monotonic()]
+    self.log.parent.mkdir(exist_ok=True)  # somebody may have removed it
     with open(self.log, 'ab') as log:
       return subprocess.Popen(
         self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
@@ -139,7 +140,7 @@ def say(words: str, stream: TextIO | None = None, end: str = '\n'):
 
 
 def last_line(file: pathlib.Path) -> str:
-  lines = file.read_text(errors='replace').strip().splitlines()
+  lines = file.read_text(errors='replace').strip().splitlines() if file.exists() else []
   return lines[-1] if lines else ''
 
 

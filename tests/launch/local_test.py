@@ -5,6 +5,7 @@ import functools
 import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +178,18 @@ def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
       for pid in pids:
         with contextlib.suppress(ProcessLookupError):
           os.kill(pid, signal.SIGKILL)
+
+
+def test_a_role_is_restarted_where_the_folder_of_logs_was_removed(tmp_path):
+  (logs := tmp_path / 'logs').mkdir()
+  role = local.Role('worker', 0, 1, ['false'], logs)
+  shutil.rmtree(logs)
+  for count in range(2, local.FAILURES + 2):
+    role.process.wait()
+    assert role.restart() == '' and len(role.starts) == count
+  role.process.wait()
+  shutil.rmtree(logs)
+  assert role.restart().startswith('worker-0 ended with status 1: ')
 
 
 @pytest.mark.parametrize('terminal', [False, True])
