@@ -2,12 +2,9 @@
 
 import errno
 import os
-import pathlib
 
 from dipaco_jax.algorithm.errors import Diverged as Diverged, InputError as InputError
 
-# Of a file that cannot be read or written, or where a folder should be a file, or a file a folder.
-OF_FILES = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
 NO_PERPLEXITY = 'training diverged: the perplexity is not finite'
 
 
@@ -31,13 +28,6 @@ def causes(error: BaseException) -> list[BaseException]:
   while (cause := found[-1].__cause__ or found[-1].__context__) and cause not in found:
     found.append(cause)
   return found
-
-
-def find_unusable_file(error: BaseException, folder: pathlib.Path) -> OSError | None:
-  """Returns the cause of an error that is a file or folder in `folder` that cannot be used."""
-  named = [e for e in causes(error) if isinstance(e, OSError) and e.errno in OF_FILES and e.filename]
-  files = [pathlib.Path(os.fsdecode(e.filename)).absolute() for e in named]
-  return next((e for e, file in zip(named, files, strict=True) if file.is_relative_to(folder.absolute())), None)
 
 
 def disk_is_full(error: BaseException) -> bool:
