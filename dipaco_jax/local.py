@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, TextIO
 from dipaco_jax.command_line import command, config_file, worker_devices
 from dipaco_jax.config import settings
 from dipaco_jax.core import errors, printable
+from dipaco_jax.processes import stopping
 from dipaco_jax.registry import registry_url
 from dipaco_jax.storage import object_store, remedies, user_modules
 
@@ -62,14 +63,13 @@ class Screen:
       important = [lines[0], *(line for line in lines if line.startswith(status_table.EXCLUDED))]
       for line in important:
         if line not in self.last:
-          print(line, file=self.stream, flush=True)
+          say(line, self.stream)
       self.last = {*important}
       return
     size = shutil.get_terminal_size()
     shown = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
     up = f'\x1b[{self.height}F' if self.height else ''
-    self.stream.write(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J')
-    self.stream.flush()
+    say(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J', self.stream, end='')
     self.height = len(shown)
 
   def close(self):
@@ -93,6 +93,7 @@ class Role:
 
   def start(self) -> subprocess.Popen:
     self.starts = [t for t in self.starts if time.monotonic() - t < 60] + [time.monotonic()]
+    self.log.parent.mkdir(exist_ok=True)  # somebody may have removed it
     with open(self.log, 'ab') as log:
       return subprocess.Popen(
         self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
@@ -135,8 +136,14 @@ class Silence:
     return {role['name']: min(role['silent_s'], now - self.since) for role in roles}
 
 
+def say(words: str, stream: TextIO | None = None, end: str = '\n'):
+  """Prints words at once, by default on stderr; if nobody reads them any more, the run goes on."""
+  with contextlib.suppress(OSError, ValueError):
+    print(words, file=stream or sys.stderr, end=end, flush=True)
+
+
 def last_line(file: pathlib.Path) -> str:
-  lines = file.read_text(errors='replace').strip().splitlines()
+  lines = file.read_text(errors='replace').strip().splitlines() if file.exists() else []
   return lines[-1] if lines else ''
 
 
@@ -221,7 +228,7 @@ def main() -> int:
     if not (message_and_status := command.ending(e)):
       raise
     message, status = message_and_status
-    print(f'local.py: {message}', file=sys.stderr)
+    say(f'local.py: {message}')
     return status
 
 
@@ -253,7 +260,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
           running.append(Role(role, i, count, argv, logs, env))
       status = supervise(running, registry.Registry(url, options.lease_s), resumed)
   except Stopped as e:
-    print('local.py: stopped; run the same command to resume', file=sys.stderr)
+    say('local.py: stopped; run the same command to resume')
     status = 128 + e.number
   finally:
     stop(running)
@@ -293,9 +300,9 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
     for role in running:
       if message := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
         screen.close()
-        print(f'local.py: {message}', file=sys.stderr, flush=True)
+        say(f'local.py: {message}')
     if trouble := next(filter(None, (role.restart() for role in running)), ''):
-      print(f'local.py: {trouble}', file=sys.stderr)
+      say(f'local.py: {trouble}')
       return 2 if 'ended with status 2:' in trouble else 1
     screen.show(status_table.lines(facts))
     if finished := facts.facts('finished'):
@@ -303,7 +310,7 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
       if finished[0].meta['perplexity'] is None:
         status = diverged(errors.NO_PERPLEXITY)
       else:
-        print('\n'.join(headline.outcome(finished[0].meta)), flush=True)
+        say('\n'.join(headline.outcome(finished[0].meta)), sys.stdout)
         status = 0
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)
       return status
@@ -316,7 +323,7 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
 
 def diverged(why: str) -> int:
   """Prints why, as `main` does; returns the exit status."""
-  print(f'local.py: {why}; {command.AFTER_DIVERGENCE}', file=sys.stderr)
+  say(f'local.py: {why}; {command.AFTER_DIVERGENCE}')
   return command.DIVERGED
 
 
@@ -341,4 +348,4 @@ def wait(running: list[Role], seconds: float) -> list[Role]:
 
 
 if __name__ == '__main__':
-  sys.exit(main())
+  stopping.leave(main())

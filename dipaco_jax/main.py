@@ -2,9 +2,9 @@
 
 Trains a DiPaCo from text to report. The same command again continues from where it stopped, for any reason.
 Exit status: 0 done; 2 wrong config or input, before any work; 65 training diverged; 69 another of several processes is
-gone (start all of them again); 75 the disk is full or gone, or the text, the bucket or the registry is away (run it
-again when it is back); 130 stopped by Ctrl-C, 143 by SIGTERM and 129 by its terminal's end, with everything saved. If
-its output is closed, it continues silently.
+gone (start all of them again); 75 the disk is full, gone or read-only, or the text, the bucket or the
+registry is away (run it again when it is back); 130 stopped by Ctrl-C, 143 by SIGTERM and 129 by its terminal's end,
+with everything saved. If its output is closed, it continues silently.
 """
 
 import contextlib

@@ -57,7 +57,7 @@ def train(
   Raises:
     InputError: the config or the text is wrong; raised before any work if possible. The message names the fix.
     Diverged: training cannot continue; earlier checkpoints remain.
-    Unavailable: the disk is full or gone, text cannot be read for now, or the bucket cannot be written.
+    Unavailable: the disk is full, gone or read-only, text cannot be read for now, or the bucket cannot be written.
     KeyboardInterrupt: Ctrl-C, in the main thread; training is saved. A second one does not wait for that.
     SystemExit: SIGTERM or SIGHUP, in the main thread; the same.
   """

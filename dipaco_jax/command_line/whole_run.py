@@ -38,8 +38,8 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
 
   Other processes of a job than the first get {}.
 
-  Raises InputError; Unavailable if the disk is full or gone, or the bucket; Diverged; KeyboardInterrupt when it was
-  stopped.
+  Raises InputError; Unavailable if the disk is full, gone or read-only, or the bucket is away; Diverged;
+  KeyboardInterrupt when it was stopped.
   """
   check_no_islands(call.workdir)
   with display.doing('looking for devices'):

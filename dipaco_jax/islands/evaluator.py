@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.islands import inner_phase, own_levels, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
@@ -42,6 +43,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
   island.fetch_trees('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
   island.fetch_tokenizer()
   with island.hold_workdir():
+    restore_config(island)
     history = run_history.read(island)
     for version in sorted({own.settings.train.phases, *history.best_version}):
       island.publish_version(version, history.best_version)
@@ -69,6 +71,13 @@ def finish(island: Island, task: Task) -> list[Fact]:
     files.tidy(own.workdir)
   about = {name: report[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.results(report)}
   return [Fact('finished', '', 0, '', report['modules_sha256'], about)]
+
+
+def restore_config(island: Island):
+  """Writes config.json into the workdir, unless it is there: a cleaner of /tmp may have removed it."""
+  file = island.run.workdir / 'config.json'
+  for fact in island.registry.facts('config') if not file.exists() else ():
+    publishing.write_json(file, settings_lib.recorded(settings_lib.of_run(fact.meta['config'])))
 
 
 def _upload(island: Island, name: str):

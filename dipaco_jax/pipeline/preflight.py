@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import os
@@ -29,12 +30,15 @@ from dipaco_jax.training import mesh
 # Files that may be missing: they are not needed any more, or made again; of a tokenizer's files, some exist.
 OPTIONAL = ('features', 'shards/base', *tokenizer_files.FILES)
 
+# Of a file that cannot be read or written, or where a folder should be a file, or a file a folder.
+OF_FILES = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.EEXIST)
+
 
 @contextlib.contextmanager
 def kept(workdir: pathlib.Path):
   """Makes the workdir; removes it again if the input proves wrong before the first text is tokenized.
 
-  Raises InputError if it cannot be made or contains other files, Unavailable if it is gone later.
+  Raises InputError if it cannot be made or contains other files, Unavailable if it is gone or cannot be written later.
   """
   try:
     new = not (workdir.exists() and any(workdir.iterdir()))
@@ -50,10 +54,20 @@ def kept(workdir: pathlib.Path):
   except Exception as e:
     if not os.path.exists(workdir / 'lock'):  # also where its disk or file server does not answer
       raise Unavailable(f'--workdir={workdir} is gone; run the same command again when it is back') from e
+    if not isinstance(e, InputError) and (cause := find_unusable_file(e, workdir)):
+      fix = 'check its disk, permissions and kind, and run the same command again'
+      raise Unavailable(f'{cause.filename}: {cause.strerror}; {fix}') from e
     has_text = finished_tokenizing(workdir) or any(workdir.glob('tokenize-*/sequences/*'))
     if isinstance(e, InputError) and new and not has_text:
       shutil.rmtree(workdir, ignore_errors=True)
     raise
+
+
+def find_unusable_file(error: BaseException, folder: pathlib.Path) -> OSError | None:
+  """Returns the cause of an error that is a file or folder in `folder` that cannot be used."""
+  named = [e for e in errors.causes(error) if isinstance(e, OSError) and e.errno in OF_FILES and e.filename]
+  paths = [pathlib.Path(os.fsdecode(e.filename)).absolute() for e in named]
+  return next((e for e, path in zip(named, paths, strict=True) if path.is_relative_to(folder.absolute())), None)
 
 
 def check_place(workdir: pathlib.Path):

@@ -16,7 +16,7 @@ SQLITE_LACKING = 'no such table', 'no such column'  # code 1, as of any wrong st
 TRANSIENT = backends.TRANSIENT | {errno.ENOENT, errno.ENOLCK, errno.ENOSPC, errno.EDQUOT}
 READ_ONLY = errno.EROFS, errno.EACCES, errno.EPERM
 STANDBY = '25006'  # PostgreSQL's code for a change that a standby rejects
-NOT_ALLOWED = '42501'  # insufficient privilege
+NOT_ALLOWED = '42501', '3F000'  # insufficient privilege, no schema that the user may use
 LACKING = '42P01', '42703'  # undefined table, undefined column
 DAMAGED = 'XX001', 'XX002'  # corrupted data, corrupted index
 
@@ -75,7 +75,7 @@ def is_read_only(error: Exception) -> bool:
   if not isinstance(error, sa.exc.DBAPIError):
     return isinstance(error, OSError) and error.errno in READ_ONLY
   code = getattr(error.orig, 'sqlite_errorcode', 0)
-  return code & 0xFF in SQLITE_READ_ONLY or getattr(error.orig, 'sqlstate', None) == NOT_ALLOWED
+  return code & 0xFF in SQLITE_READ_ONLY or getattr(error.orig, 'sqlstate', None) in NOT_ALLOWED
 
 
 def to_unusable(error: Exception, name: str) -> Unusable | None:

@@ -67,3 +67,11 @@ def test_a_loss_that_is_not_finite_is_worse_than_any(prepared, monkeypatch):
   prepared.registry.put([fact])
   losses, targets = run_history.holdout_losses(prepared, 1)
   assert losses == [math.inf, None, None, None] and targets == [float(ROWS), 0.0, 0.0, 0.0]
+
+
+def test_a_config_that_was_removed_with_its_folder_is_written_again(made):
+  file = made.run.workdir / 'config.json'
+  before = file.read_bytes()
+  file.unlink()
+  evaluator.restore_config(made)
+  assert file.read_bytes() == before

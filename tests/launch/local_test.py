@@ -2,8 +2,10 @@
 
 import contextlib
 import functools
+import io
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +179,30 @@ def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
       for pid in pids:
         with contextlib.suppress(ProcessLookupError):
           os.kill(pid, signal.SIGKILL)
+
+
+def test_a_role_is_restarted_where_the_folder_of_logs_was_removed(tmp_path):
+  (logs := tmp_path / 'logs').mkdir()
+  role = local.Role('worker', 0, 1, ['false'], logs)
+  shutil.rmtree(logs)
+  for count in range(2, local.FAILURES + 2):
+    role.process.wait()
+    assert role.restart() == '' and len(role.starts) == count
+  role.process.wait()
+  shutil.rmtree(logs)
+  assert role.restart().startswith('worker-0 ended with status 1: ')
+
+
+@pytest.mark.parametrize('terminal', [False, True])
+def test_an_output_that_nobody_reads_ends_nothing(terminal):
+  class Closed(io.StringIO):
+    def flush(self):
+      raise BrokenPipeError
+
+  screen = local.Screen(Closed())
+  screen.terminal = terminal
+  screen.show(['tasks so far: none'])
+  local.say('it goes on', screen.stream)
 
 
 def test_each_worker_has_a_gpu_of_its_own_and_other_roles_have_the_cpu(tmp_path, monkeypatch):

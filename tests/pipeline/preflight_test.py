@@ -1,11 +1,13 @@
 """Before a run begins: its place is its own, and what proves wrong leaves nothing."""
 
 import dataclasses
+import errno
 import pathlib
 
 import pytest
 
 from dipaco_jax.config.settings import Settings, from_dict, recorded
+from dipaco_jax.core.errors import Unavailable
 from dipaco_jax.data import json_tokenizer
 from dipaco_jax.pipeline import preflight, tokenize_stage
 from dipaco_jax.planning import cost_check
@@ -64,6 +66,19 @@ def test_what_was_there_before_stays(tmp_path):
   with pytest.raises(ValueError), preflight.kept(tmp_path):
     raise ValueError
   assert (tmp_path / 'mine').exists()
+
+
+def test_files_that_cannot_be_written_any_more_are_told(tmp_path):
+  workdir = tmp_path / 'run'
+  of_disk = OSError(errno.EROFS, 'Read-only file system', str(workdir / 'a'))
+  words = f'{workdir}/a: Read-only file system; check its disk, permissions and kind, and run'
+  with pytest.raises(Unavailable, match=words), preflight.kept(workdir):
+    raise RuntimeError('as of a library') from of_disk
+  with pytest.raises(Unavailable, match=f'{workdir}/events: File exists'), preflight.kept(workdir):
+    (workdir / 'events').touch()
+    (workdir / 'events').mkdir(exist_ok=True)
+  with pytest.raises(PermissionError), preflight.kept(workdir):
+    raise PermissionError(errno.EACCES, 'Permission denied', str(tmp_path / 'elsewhere'))
 
 
 def begun(workdir, wire: str, phases: int, at: int = 0, **outer) -> Settings:

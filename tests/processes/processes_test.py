@@ -57,7 +57,7 @@ def test_a_process_has_all_devices_of_its_host_under_slurm():
 
 def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path):
   code = (
-    'import sys\nfrom dipaco_jax.training import processes\nwith processes.ending():\n'
+    'import sys\nfrom dipaco_jax.processes import processes\nwith processes.ending():\n'
     f"  with open({str(tmp_path / 'data')!r}, 'w') as file:\n    print(sys.stdout.isatty(), file.fileno(), file=file)"
   )
   closed = f'exec {sys.executable} -c "$0" <&- >&- 2>&-'

@@ -1,5 +1,6 @@
 """Faults around a registry: damaged pages, missing tables, no permission to write, a clock that was ahead."""
 
+import re
 import sqlite3
 import subprocess
 
@@ -66,6 +67,12 @@ def test_a_registry_that_cannot_be_written_is_reported_and_can_be_read(tmp_path)
     made = Registry(url, reads_only=True)
     assert len(made.tasks()) == 1
     made.close()
+
+
+def test_a_user_who_may_use_no_schema_is_told(server):
+  url = re.sub('search_path%3D.*', 'search_path%3Dabsent', server.new_database())
+  with pytest.raises(database_errors.Unusable, match=r'cannot be written .*no schema has been selected'):
+    Registry(url)
 
 
 def test_sqlites_error_of_a_file_that_is_read_only_is_told_with_the_fix(tmp_path):
