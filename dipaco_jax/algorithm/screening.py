@@ -1,7 +1,7 @@
 """Screening: paths whose outer gradient is not finite, or far too long, take no part in the outer step. Pure.
 
-With d_{i,l} = old - new of path i on level l after a phase whose inner steps had the learning rates eta_s, h_{l,e} the
-usual move of module e, and f = `outer.exclude_above`:
+With d_{i,l} = old - new (with compression, the message that is sent for it) of path i on level l after a phase whose
+inner steps had the learning rates eta_s, h_{l,e} the usual move of module e, and f = `outer.exclude_above`:
 
     r_{i,l} = |d_{i,l}| / sum_s eta_s                               the move, per unit of learning rate
     path i takes part  <=>  r_{i,l} is finite and r_{i,l} <= f h_{l,e}, for every level l

@@ -20,7 +20,7 @@ Some phases are *closed*: all levels are sent after step tau, and the next phase
 streaming. These are the last phases of each round and of the run, and every n-th phase, n = `outer.closed_every`. After
 a closed phase, a path consists only of modules and its state, so islands publish states then.
 
-A *piece* of a phase lies between two places, and is trained without interruption.
+A *piece* of a phase lies between two steps at which a level is sent or taken over. It is trained without interruption.
 """
 
 import dataclasses

@@ -3,9 +3,9 @@
     Delta = sum_i w_i (old - new_i) / sum_i w_i  [* sqrt(number of those paths)]
     module <- OuterOpt(module, Delta)                                            [2.5, 2.7]
 
-The sum is exact, in any order of the paths (exact_sum.py). An executor holds no task while it waits: it releases the
-task, and the next checkpoint wakes the task. Sums stay in memory, the least recently used ones in files on this
-machine; an executor that has neither sums again from the beginning.
+The sum has the same bits in any order of the paths (exact_sum.py). An executor holds no task while it waits: it
+releases the task, and the next checkpoint wakes the task. Sums stay in memory, the least recently used ones in files on
+this machine; an executor that has neither sums again from the beginning.
 
 Paths that their workers have excluded are left out. Contributions are screened again when they are read, because a
 machine in between may be faulty. A module is unchanged if its only path is left out (`screening_facts`).
