@@ -5,6 +5,7 @@ checked where they enter.
 """
 
 import functools
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -89,8 +90,8 @@ class Levels:
       >>> levels.path(modules, 4)  # its coordinates are a=1, b=1
       {'w': Array([2., 2.], dtype=float32)}
     """
-    if isinstance(path, int):
-      coordinates: Any = self.grid.coordinates(path)
+    if not isinstance(path, jax.core.Tracer):  # an integer of NumPy or JAX outside [0, P) would be clipped below
+      coordinates: Any = self.grid.coordinates(operator.index(path))
     else:
       coordinates = jnp.unravel_index(path, self.grid.shape) if self.grid.shape else ()
     return self.tree(modules_lib.take(self.layout, modules, coordinates))

@@ -302,3 +302,10 @@ def test_levels_may_have_any_name():
   levels = Levels(GRID, {'w': jnp.ones(1)}, self=('w', ''))
   assert Levels(GRID, {'w': jnp.ones(1)}, params=('w', '')).layout.levels[0].name == 'params'
   assert levels.select('self') == ('self',)
+
+
+@pytest.mark.parametrize('number', [4, -1, np.int64(4), np.int64(-1), jnp.int32(9)])
+def test_a_path_outside_the_grid_is_an_error_for_every_kind_of_integer(number):
+  levels = Levels(Grid(a=2, b=2), {'w': jnp.ones(2)}, all=('w', 'b'))
+  with pytest.raises(ValueError, match=str(int(number))):
+    levels.path(levels.start({'w': jnp.ones(2)}), number)
