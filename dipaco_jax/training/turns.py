@@ -31,10 +31,10 @@ def begin(job: Job, state: State, dispatch: Dispatch, turn: np.ndarray) -> tuple
   else:
     params = own
     if renewed.any():
-      params = train_state.choose(programs.gather_path(state.modules, turn), params, renewed)
-    if renewed.any() and dispatch.turn in state.left:  # messages under way are not theirs
-      current, kept = programs.gather_path(state.modules, turn), state.left[dispatch.turn]
-      state.left[dispatch.turn] = train_state.choose({name: current[name] for name in kept}, kept, renewed)
+      current = programs.gather_path(state.modules, turn)
+      params = train_state.choose(current, params, renewed)
+      if (kept := state.left.get(dispatch.turn)) is not None:  # messages under way are not theirs
+        state.left[dispatch.turn] = train_state.choose({name: current[name] for name in kept}, kept, renewed)
     if piece.mixed:
       left = {name: state.left[dispatch.turn].pop(name) for name in programs.left_names(piece.mixed)}
       params = programs.mix(piece.mixed)(params, left, state.modules, turn)
