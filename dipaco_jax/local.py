@@ -63,13 +63,13 @@ class Screen:
       important = [lines[0], *(line for line in lines if line.startswith(status_table.EXCLUDED))]
       for line in important:
         if line not in self.last:
-          say(line, self.stream)
+          stopping.write(line, self.stream)
       self.last = {*important}
       return
     size = shutil.get_terminal_size()
     shown = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
     up = f'\x1b[{self.height}F' if self.height else ''
-    say(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J', self.stream, end='')
+    stopping.write(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J', self.stream, end='')
     self.height = len(shown)
 
   def close(self):
@@ -134,12 +134,6 @@ class Silence:
       self.since = now
     self.asked = now
     return {role['name']: min(role['silent_s'], now - self.since) for role in roles}
-
-
-def say(words: str, stream: TextIO | None = None, end: str = '\n'):
-  """Prints words at once, by default on stderr; if nobody reads them any more, the run goes on."""
-  with contextlib.suppress(OSError, ValueError):
-    print(words, file=stream or sys.stderr, end=end, flush=True)
 
 
 def last_line(file: pathlib.Path) -> str:
@@ -228,7 +222,7 @@ def main() -> int:
     if not (message_and_status := command.ending(e)):
       raise
     message, status = message_and_status
-    say(f'local.py: {message}')
+    stopping.write(f'local.py: {message}')
     return status
 
 
@@ -260,7 +254,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
           running.append(Role(role, i, count, argv, logs, env))
       status = supervise(running, registry.Registry(url, options.lease_s), resumed)
   except Stopped as e:
-    say('local.py: stopped; run the same command to resume')
+    stopping.write('local.py: stopped; run the same command to resume')
     status = 128 + e.number
   finally:
     stop(running)
@@ -300,9 +294,9 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
     for role in running:
       if message := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
         screen.close()
-        say(f'local.py: {message}')
+        stopping.write(f'local.py: {message}')
     if trouble := next(filter(None, (role.restart() for role in running)), ''):
-      say(f'local.py: {trouble}')
+      stopping.write(f'local.py: {trouble}')
       return 2 if 'ended with status 2:' in trouble else 1
     screen.show(status_table.lines(facts))
     if finished := facts.facts('finished'):
@@ -310,7 +304,7 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
       if finished[0].meta['perplexity'] is None:
         status = diverged(errors.NO_PERPLEXITY)
       else:
-        say('\n'.join(headline.outcome(finished[0].meta)), sys.stdout)
+        stopping.write('\n'.join(headline.outcome(finished[0].meta)), sys.stdout)
         status = 0
       wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)
       return status
@@ -323,7 +317,7 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
 
 def diverged(why: str) -> int:
   """Prints why, as `main` does; returns the exit status."""
-  say(f'local.py: {why}; {command.AFTER_DIVERGENCE}')
+  stopping.write(f'local.py: {why}; {command.AFTER_DIVERGENCE}')
   return command.DIVERGED
 
 

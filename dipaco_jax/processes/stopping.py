@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from dipaco_jax.core.errors import Unavailable, parting
 from dipaco_jax.processes import display
@@ -30,10 +30,15 @@ LAST_WORDS_S = 1.0  # time for remaining output, which may have no reader any mo
 Answer = Callable[[int], bool]  # whether the process continues for now; called by the thread of signals
 
 
-def say(message: str):
-  """Prints a line on stderr; ignores a closed one."""
+def write(text: str, stream: TextIO | None = None, end: str = '\n'):
+  """Prints a text at once, by default on stderr; ignores a stream that is closed."""
   with contextlib.suppress(OSError, ValueError):  # a broken pipe, a closed terminal, a full disk
-    print(f'{display.STDERR.cleared}dipaco_jax: {message}', file=sys.stderr, flush=True)
+    print(text, file=stream or sys.stderr, end=end, flush=True)
+
+
+def say(message: str):
+  """Prints a line on stderr in place of its progress; ignores a closed one."""
+  write(f'{display.STDERR.cleared}dipaco_jax: {message}')
 
 
 _last_words = list[Callable[[int], object]]()

@@ -202,7 +202,7 @@ def test_an_output_that_nobody_reads_ends_nothing(terminal):
   screen = local.Screen(Closed())
   screen.terminal = terminal
   screen.show(['tasks so far: none'])
-  local.say('it goes on', screen.stream)
+  local.stopping.write('it goes on', screen.stream)
 
 
 def test_each_worker_has_a_gpu_of_its_own_and_other_roles_have_the_cpu(tmp_path, monkeypatch):
