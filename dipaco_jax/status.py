@@ -109,7 +109,7 @@ def find_registry(workdir: str, option: str | None) -> str:
   """
   folder = pathlib.Path(workdir)
   file, has_islands = folder / registry_url.OF_FOLDER, (folder / remedies.ISLANDS_MARK).exists()
-  is_of_main = (folder / 'command.txt').exists() and not has_islands  # even if the environment names a registry
+  is_of_main = (folder / stage_records.COMMAND).exists() and not has_islands  # even if the environment names a registry
   url = '' if is_of_main and not option else registry_url.given(option)
   if stage_records.record_file(folder, stage_lib.NAMES[-1]).exists():
     return ''

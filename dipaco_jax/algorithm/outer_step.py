@@ -131,8 +131,7 @@ class OuterStep:
 
     Raises:
       ValueError: shapes differ from those of the levels, a level in `only` does not exist, `rates` is missing, or
-      `rows`
-        are given with `rescale`.
+        `rows` are given with `rescale`.
 
     Examples:
       >>> params = {'w': jnp.array(0.0)}

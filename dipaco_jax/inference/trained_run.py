@@ -308,10 +308,10 @@ class TrainedRun:
       result = self.files.read_json(name := f'stages/{stage}.json', 'result')['result']
     except Missing:
       return {}
-    found = result.get(part, {}) if part and isinstance(result, dict) else result
-    if not isinstance(found, dict):
+    content = result.get(part, {}) if part and isinstance(result, dict) else result
+    if not isinstance(content, dict):
       raise self.files.damaged(name)
-    return found
+    return content
 
   @functools.cached_property
   def chooser(self) -> transformer.Params | None:
@@ -367,8 +367,8 @@ def _shapes(model: settings_lib.Model, rows: int) -> dict[str, tuple[int, ...]]:
 def _find_fault(arrays: Mapping[str, np.ndarray], file: str) -> str:
   """Says which numbers of a file are not finite, or '' if all are."""
   name = tensors.find_not_finite(arrays)
-  words = 'holds NaN or infinities, so that nothing it computes has a meaning: use another version or path'
-  return f'{file}: {printable.name(name)} {words}' if name else ''
+  problem = 'holds NaN or infinities, so that nothing it computes has a meaning: use another version or path'
+  return f'{file}: {printable.name(name)} {problem}' if name else ''
 
 
 def _on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) -> dict[str, Any]:

@@ -76,7 +76,8 @@ def finish(island: Island, task: Task) -> list[Fact]:
 def restore_config(island: Island):
   """Writes config.json into the workdir, unless it is there: a cleaner of /tmp may have removed it."""
   file = island.run.workdir / 'config.json'
-  for fact in island.registry.facts('config') if not file.exists() else ():
+  if not file.exists():
+    [fact] = island.registry.facts('config')
     publishing.write_json(file, settings_lib.recorded(settings_lib.of_run(fact.meta['config'])))
 
 

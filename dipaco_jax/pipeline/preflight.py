@@ -185,7 +185,7 @@ def settle_config(workdir: pathlib.Path, settings: settings_lib.Settings, comman
       logging.warning(message, more if old.train.phases < settings.train.phases else fewer)
   publishing.write_json(file, settings_lib.recorded(settings))
   (workdir / stage_records.REFUSED).unlink(missing_ok=True)
-  files.write_file(workdir / 'command.txt', os.fsencode(f'{command}\n'))
+  files.write_file(workdir / stage_records.COMMAND, os.fsencode(f'{command}\n'))
 
 
 def _check_end(workdir: pathlib.Path, old: settings_lib.Settings, new: settings_lib.Settings):
