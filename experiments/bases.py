@@ -14,7 +14,6 @@ from runs import Row, Run
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import stopping
-from dipaco_jax.storage import lock
 
 
 def place(size: str, row: Row) -> str:
@@ -47,7 +46,7 @@ def export_for(missing: Sequence[Run], row: Row, data: str, validation: str, pha
     if phases:
       one = one._replace(overrides=one.overrides | {'train.phases': phases})
     out = pathlib.Path(place(f.size, row).format(workdir=folder, text=of[:4], seed=seed))
-    with lock.locked(common.claimed_in(folder, out.name), wait) as claimed:
+    with common.claim(folder, out.name, wait) as claimed:
       if claimed:
         export(one, of, folder, out)
 

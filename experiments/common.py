@@ -6,13 +6,14 @@ runs missing rows and writes `results/<size>/<table>.json` and `.png`. A result 
 table, even if its workdir no longer exists. If the config has changed since, it is left out.
 """
 
+import contextlib
 import json
 import math
 import os
 import pathlib
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import config
@@ -27,6 +28,7 @@ from dipaco_jax.processes import display
 from dipaco_jax.storage import lock
 
 RESULTS = runs.HERE / 'results'
+LONGEST_RUN_S = 7 * 24 * 3600.0
 TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that continues when it is started again
 
 SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # Student's t of 90%, both ways, by seeds; with more seeds 2
@@ -83,7 +85,7 @@ def read_all(size: str, folder: pathlib.Path) -> dict[str, Record]:
 def write(table: Table, size: str, folder: pathlib.Path, results: Results):
   """The table's file and its picture; rows in the table's order, seeds rising."""
   (folder / size).mkdir(parents=True, exist_ok=True)
-  with lock.locked(folder / size):
+  with lock.in_directory(folder / size):
     results |= {at: r for at, r in read(table, size, folder).items() if at not in results}  # of others beside us
     publish_table(table, size, folder, results)
 
@@ -249,7 +251,7 @@ def run_missing(
   todo = [p for p in distinct if (p.row.name, p.seed) not in results]
   failed, deadline = [], Deadline(flags.FLAGS.minutes)
   for i, one in enumerate(todo):
-    with lock.locked(claimed_in(workdirs, one.key), wait=False) as claimed:
+    with claim(workdirs, one.key) as claimed:
       if not claimed:
         print(f'{one.row.title}, seed {one.seed}: another process trains it', file=sys.stderr, flush=True)
       elif (one.row.name, one.seed) not in read(table, one.size, folder):
@@ -298,8 +300,15 @@ def score_finished(table: Table, field: str, score: Callable[[runs.Run, pathlib.
   return 0
 
 
-def claimed_in(workdirs: pathlib.Path, key: str) -> pathlib.Path:
-  """The folder by whose lock a process claims a run, or a base."""
+@contextlib.contextmanager
+def claim(workdirs: pathlib.Path, key: str, wait: bool = False) -> Iterator[bool]:
+  """Claims a run, or a base, for the block, which gets whether nobody else has it; `wait` waits until it is free."""
   place = workdirs / 'claims' / key
   place.mkdir(parents=True, exist_ok=True)
-  return place
+  with contextlib.ExitStack() as held:
+    try:
+      held.enter_context(lock.locked(place, os.O_RDONLY, LONGEST_RUN_S if wait else 0))
+    except lock.Held:
+      yield False
+      return
+    yield True
