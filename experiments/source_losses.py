@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core import bootstrap
+from dipaco_jax.data import equality
 from dipaco_jax.pipeline import document_losses
 
 MODELS = ('paths', 'base')
@@ -39,26 +40,20 @@ def read_documents(file: str) -> Iterator[dict[str, Any]]:
       yield json.loads(line)
 
 
-def beginning(text: str) -> int:
-  """Returns the digest by which a run's losses name a document, see pipeline/document_losses.py."""
-  data = ' '.join(text.split()).encode()[: document_losses.BEGINNING]
-  return int.from_bytes(hashlib.sha256(data).digest()[:8], 'little')
-
-
 def read(workdir: pathlib.Path, files: Sequence[str]) -> Losses:
   """Reads the losses of a finished run by the sources that its validation files name in `source`."""
   of_run = document_losses.read(workdir)
   if of_run is None:
     raise FileNotFoundError(workdir / document_losses.FILE)
   known = {
-    beginning(document['text']): (document.get('source', document['text']), document.get('domain', 'all'))
+    equality.digest(document['text']): (document.get('source', document['text']), document.get('domain', 'all'))
     for file in files
     for document in read_documents(file)
   }
   totals: dict[tuple[str, str], np.ndarray] = collections.defaultdict(lambda: np.zeros(1 + len(MODELS)))
   columns = np.stack([of_run.tokens, *(of_run.nats[name] for name in MODELS)], axis=1)
-  for digest, row in zip(of_run.beginning, columns, strict=True):
-    totals[known.get(int(digest), (str(digest), 'unknown'))] += row
+  for digest, row in zip(of_run.content, columns, strict=True):
+    totals[known[int(digest)]] += row
   sources = sorted(source for source, row in totals.items() if row[0] > 0)
   table = np.array([totals[source] for source in sources])
   names = hashlib.sha256(json.dumps(sources).encode()).hexdigest()[:16]

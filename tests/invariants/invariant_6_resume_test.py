@@ -171,7 +171,7 @@ def test_stopped_by_signals_and_checkpoints_gone_bad(workdir, undisturbed):
     bad, file = newest(workdir)
     damage(file)
     said = go_on_until('train', at, signal.SIGTERM)
-    assert f'checkpoint {bad.absolute()} is corrupt' in said and 'the one before it is used' in said
+    assert f'checkpoint {bad.absolute()} is corrupt' in said and 'using the one before it' in said
   tiny_run.finish(start(config, workdir))
   assert_same(workdir, undisturbed)
 
