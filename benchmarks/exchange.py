@@ -62,7 +62,8 @@ def publish(of: island.Island):
   level = of.layout.levels[0]
   shapes = model_lib.shapes(model_lib.make_model(s.model, s.tokenizer.vocab_size))
   old = {name: rng.standard_normal(shapes[name].shape, np.float32) * 0.02 for name in of.layout.names(level)}
-  of.registry.put([Fact('module', 'mine/shared', 0, *of.write_object('modules/0/mine', old), {})])
+  uri, sha256 = of.write_object('modules/0/mine', old)
+  of.registry.put([Fact('module', 'mine/shared', 0, uri, sha256, {})])
   for path in range(PATHS.value):
     new = {name: x + rng.standard_normal(x.shape, np.float32) * 1e-3 for name, x in old.items()}
     of.registry.put([schedule.checkpoint_fact(path, 0, {'mine': of.write_object(f'paths/0/{path}-mine', new)}, {})])
