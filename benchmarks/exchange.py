@@ -48,7 +48,8 @@ def make(folder: pathlib.Path) -> island.Island:
       'train': {'phases': ROUNDS.value, 'early_stopping': False},
     }
   )
-  publishing.write_json(folder / 'shards' / '0' / 'meta.json', {'shard_tokens': [1000 + i for i in range(PATHS.value)]})
+  shards = {'shard_tokens': [1000 + i for i in range(PATHS.value)], 'holdout_rows': [0] * PATHS.value}
+  publishing.write_json(folder / 'shards' / '0' / 'meta.json', shards)
   (folder / 'stages').mkdir()
   place = object_store.open_storage(PLACE.value or str(folder))
   facts = registry.Registry(f'sqlite:///{folder}/registry.db')
