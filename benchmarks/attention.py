@@ -34,10 +34,10 @@ def programs(kernel: str, dtype) -> tuple:
   """`forward(q, k, v, segments, do)`, and with the gradients."""
 
   def forward(q, k, v, segments, do):
-    return attention.attend(*(x.astype(dtype) for x in (q, k, v)), segments, kernel)
+    return attention.attend(q.astype(dtype), k.astype(dtype), v.astype(dtype), segments, kernel)
 
   def both(q, k, v, segments, do):
-    out, back = jax.vjp(lambda *qkv: forward(*qkv, segments, do), q, k, v)
+    out, back = jax.vjp(lambda q, k, v: forward(q, k, v, segments, do), q, k, v)
     return out, *back(do.astype(out.dtype))
 
   return jax.jit(forward), jax.jit(both)

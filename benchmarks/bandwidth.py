@@ -53,7 +53,8 @@ ROOT = pathlib.Path(__file__).parent.parent
 PORT = 5000  # in a namespace of its own
 PATIENCE_S = 1800  # for one measurement
 PATHS = 4
-LEVELS = {True: (('low', 'block_[01]/', ('a',)), ('own', 'embed|final_norm|block_[23]/', ('a', 'b')))}
+LEVELS: dict[bool, tuple] = {}
+LEVELS[True] = (('low', 'block_[01]/', ('a',)), ('own', 'embed|final_norm|block_[23]/', ('a', 'b')))
 LEVELS[False] = (('ends', 'embed|final_norm', ()), ('low', 'block_[01]/', ('a',)), ('high', 'block_[23]/', ('b',)))
 ENVIRONMENT = {
   'AWS_ACCESS_KEY_ID': 'test',
@@ -202,7 +203,7 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
       command += [f'--role={role}', f'--name={namespace}']
       cache = os.environ.get('JAX_COMPILATION_CACHE_DIR', str(folder / 'cache'))
       env = {'AWS_ENDPOINT_URL': f'http://{address}:{PORT}', 'TMPDIR': str(own), 'JAX_COMPILATION_CACHE_DIR': cache}
-      running.append(start(namespace, command, **env))
+      running.append(start(namespace, command, None, **env))
     wait(db, running, PATHS)
     for i, mbit in enumerate(limits):
       lines.limit(mbit)

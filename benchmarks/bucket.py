@@ -50,7 +50,8 @@ def train(workdir: str, scratch: str) -> tuple[list[float], float]:
 def main():
   if not remote_files.is_remote(URL.value):
     raise InputError('--url: write a folder of a bucket, as s3://BUCKET/PREFIX')
-  phases, waits = ({'disk': [], 'bucket': []} for _ in range(2))
+  phases: dict[str, list[float]] = {'disk': [], 'bucket': []}
+  waits: dict[str, list[float]] = {'disk': [], 'bucket': []}
   ratios = []
   with tempfile.TemporaryDirectory() as folder:
     for turn in range(TURNS.value):

@@ -77,8 +77,8 @@ def define_sizes(**sizes: int):
 def make_settings(grid: dict[str, int], levels: Sequence[tuple]) -> settings.Settings:
   """A run's settings, the sizes from the flags."""
   f = flags.FLAGS
-  names = ('width', 'num_layers', 'num_heads', 'mlp_dim', 'seq_len', 'loss_chunk', 'dtype', 'remat', 'tied')
-  names += ('attention', 'layers')
+  names = ['width', 'num_layers', 'num_heads', 'mlp_dim', 'seq_len', 'loss_chunk', 'dtype', 'remat', 'tied']
+  names += ['attention', 'layers']
   sizes = {name: getattr(f, name) for name in names} | {'head_dim': f.head_dim or f.width // f.num_heads}
   sizes |= FAMILIES[f.family] | ({} if f.family in UNSHARED else {'num_kv_heads': f.num_kv_heads or f.num_heads // 2})
   return settings.from_dict(
@@ -131,9 +131,8 @@ def random_rows(s: settings.Settings, steps: int) -> tuple[np.ndarray, np.ndarra
 
 def in_flight(made: programs.Programs, rows: tuple[np.ndarray, np.ndarray]) -> list[jax.Array]:
   """The same rows [k, B, L] for every path in flight, on the devices."""
-  return [
-    made.placement.assemble(array.shape, made.specs.rows(1), lambda _, array=array: array, lead=1) for array in rows
-  ]
+  both = np.stack(rows)
+  return made.placement.assemble_pair(both[0].shape, made.specs.rows(1), lambda _: both, lead=1)
 
 
 def seconds(function: Callable[[], Any]) -> float:

@@ -48,7 +48,8 @@ def make(folder: pathlib.Path) -> island.Island:
       'train': {'phases': ROUNDS.value, 'early_stopping': False},
     }
   )
-  publishing.write_json(folder / 'shards' / '0' / 'meta.json', {'shard_tokens': [1000 + i for i in range(PATHS.value)]})
+  shards = {'shard_tokens': [1000 + i for i in range(PATHS.value)], 'holdout_rows': [0] * PATHS.value}
+  publishing.write_json(folder / 'shards' / '0' / 'meta.json', shards)
   (folder / 'stages').mkdir()
   place = object_store.open_storage(PLACE.value or str(folder))
   facts = registry.Registry(f'sqlite:///{folder}/registry.db')
@@ -62,7 +63,8 @@ def publish(of: island.Island):
   level = of.layout.levels[0]
   shapes = model_lib.shapes(model_lib.make_model(s.model, s.tokenizer.vocab_size))
   old = {name: rng.standard_normal(shapes[name].shape, np.float32) * 0.02 for name in of.layout.names(level)}
-  of.registry.put([Fact('module', 'mine/shared', 0, *of.write_object('modules/0/mine', old), {})])
+  uri, sha256 = of.write_object('modules/0/mine', old)
+  of.registry.put([Fact('module', 'mine/shared', 0, uri, sha256, {})])
   for path in range(PATHS.value):
     new = {name: x + rng.standard_normal(x.shape, np.float32) * 1e-3 for name, x in old.items()}
     of.registry.put([schedule.checkpoint_fact(path, 0, {'mine': of.write_object(f'paths/0/{path}-mine', new)}, {})])

@@ -71,8 +71,8 @@ def first_tokens(run: trained_run.TrainedRun, length: int) -> dict[str, float]:
   return {'forward_s': bare, 'first_token_ratio': named / bare, 'routed_first_token_ratio': routed / bare}
 
 
-def tokens_of_transformers(folder: pathlib.Path) -> Callable[[int], Any] | None:
-  """`length -> generate` of as many tokens on the exported path; None where transformers is not installed."""
+def tokens_of_transformers(folder: pathlib.Path) -> Callable[[int, int], Any] | None:
+  """`generate(length, num_tokens)` of the exported path; None where transformers is not installed."""
   if not (importlib.util.find_spec('transformers') and importlib.util.find_spec('torch')):
     return None
   import torch

@@ -14,6 +14,8 @@ import tempfile
 import threading
 import time
 import types
+from collections.abc import Iterator
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -33,7 +35,9 @@ MEASURED = 'claim', 'heartbeat', 'complete'
 class ThreadRole(role_loop.Role):
   """A role in a thread, which gets no signals."""
 
-  handing_over = contextlib.nullcontext
+  @contextlib.contextmanager
+  def handing_over(self) -> Iterator[None]:
+    yield
 
 
 class Worker:
@@ -56,7 +60,7 @@ class Worker:
       registry = Registry(self.url, self.lease_s)
       for name in MEASURED:
         setattr(registry, name, self.timed(name, getattr(registry, name)))
-      run = types.SimpleNamespace(settings=settings.Settings(grid=(('a', self.workers),)))
+      run: Any = types.SimpleNamespace(settings=settings.Settings(grid=(('a', self.workers),)))
       island = Island(run, registry, object_store.open_storage(self.folder), self.name)
       claims = Claims(island, 'worker', ['train'], holder=self.name)
       with contextlib.closing(registry):
@@ -99,13 +103,13 @@ def share(url: str, lease_s: float, first: int, count: int, workers: int, task_s
   ended, repeated = threading.Event(), Repeated()
   logging.getLogger().addFilter(repeated)
   with tempfile.TemporaryDirectory() as folder:
-    workers = [Worker(url, lease_s, folder, f'worker-{first + i}', workers, task_s, ended, holds) for i in range(count)]
+    mine = [Worker(url, lease_s, folder, f'worker-{first + i}', workers, task_s, ended, holds) for i in range(count)]
     over.wait()
-    errors = [worker.error for worker in workers if worker.error]
-    seconds = {name: [found for worker in workers for found in worker.seconds[name]] for name in MEASURED}
+    errors = [worker.error for worker in mine if worker.error]
+    seconds = {name: [found for worker in mine for found in worker.seconds[name]] for name in MEASURED}
     results.put((seconds, errors, repeated.calls))
     ended.set()
-    for worker in workers:
+    for worker in mine:
       worker.thread.join()
 
 

@@ -26,7 +26,8 @@ def bare_phase(params, state, batches):
   """Trains without the library."""
 
   def step(carry, batch):
-    params, state, value = library_jax.train_step(*carry, batch)
+    params, state = carry
+    params, state, value = library_jax.train_step(params, state, batch)
     return (params, state), value
 
   (params, state), losses = jax.lax.scan(step, (params, state), batches)

@@ -150,7 +150,8 @@ def measure_one(num_paths: int) -> dict:
   jax.block_until_ready(phase(made, compiled, compiled['start'](base), {}, rows, turns[:1]))
   reset_peak()
   before = used_bytes()
-  stacked, states, times = compiled['start'](base), {}, []
+  stacked, times = compiled['start'](base), []
+  states: dict = {}
   for _ in range(PHASES.value):
     started = time.perf_counter()
     stacked = jax.block_until_ready(phase(made, compiled, stacked, states, rows, turns))

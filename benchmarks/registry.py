@@ -56,12 +56,15 @@ def fill(url: str):
 
 def work(url: str, index: int, tasks: int, start, results):
   """Claims and completes `tasks`; sends when it began and ended, and the seconds of every claim and completion."""
-  db, claims, completions = registry.Registry(url), [], []
+  db = registry.Registry(url)
+  claims: list[float] = []
+  completions: list[float] = []
 
   def one():
     times = [time.perf_counter()]
     task = db.claim(f'claimant {index}', ['train'])
     times.append(time.perf_counter())
+    assert task
     db.complete(task, [checkpoint(task.key, task.number)])
     return times[1] - times[0], time.perf_counter() - times[1]
 
@@ -87,15 +90,15 @@ def measure(url: str) -> dict:
   began, ended, claims, completions = zip(*(results.get() for _ in processes), strict=True)
   for process in processes:
     process.join()
-  claims, completions = (list(itertools.chain(*each)) for each in (claims, completions))
+  claim_s, completion_s = (list(itertools.chain(*each)) for each in (claims, completions))
   return {
-    'tasks_per_s': len(claims) / (max(ended) - min(began)),
-    'claim_median_s': statistics.median(claims),
-    'claim_p99_s': statistics.quantiles(claims, n=100)[98],
-    'claim_max_s': max(claims),
-    'complete_p99_s': statistics.quantiles(completions, n=100)[98],
-    'complete_max_s': max(completions),
-    'tasks': len(claims),
+    'tasks_per_s': len(claim_s) / (max(ended) - min(began)),
+    'claim_median_s': statistics.median(claim_s),
+    'claim_p99_s': statistics.quantiles(claim_s, n=100)[98],
+    'claim_max_s': max(claim_s),
+    'complete_p99_s': statistics.quantiles(completion_s, n=100)[98],
+    'complete_max_s': max(completion_s),
+    'tasks': len(claim_s),
     'claimants': CLAIMANTS.value,
     'paths': PATHS.value,
     'cores': len(os.sched_getaffinity(0)),

@@ -71,4 +71,6 @@ async def main(listens: str, to: str, milliseconds: str):
 
 
 if __name__ == '__main__':
+  if len(sys.argv) != 4:
+    sys.exit(__doc__)
   asyncio.run(main(*sys.argv[1:]))

@@ -83,6 +83,7 @@ def process(*command: str) -> Iterator[tuple[str, int]]:
   root = str(pathlib.Path(__file__).resolve().parent.parent)
   env = os.environ | {'PYTHONPATH': os.pathsep.join([root, os.environ.get('PYTHONPATH', '')])}
   with subprocess.Popen([sys.executable, *command], env=env, stdout=subprocess.PIPE, text=True) as started:
+    assert started.stdout
     try:
       yield started.stdout.readline(), started.pid
     finally:

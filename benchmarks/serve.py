@@ -62,6 +62,7 @@ def serving(workdir: str) -> Iterator[int]:
   env = os.environ | {'PYTHONPATH': os.pathsep.join([root, os.environ.get('PYTHONPATH', '')])}
   command += [f'--max_batch={MAX_BATCH.value}', f'--max_waiting={CLIENTS.value}']
   with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as process:
+    assert process.stdout
     try:
       yield int(process.stdout.readline().partition('/v1')[0].rpartition(':')[2])
     finally:

@@ -22,7 +22,7 @@ import sentencepiece
 from absl import app, flags
 
 from dipaco_jax.config import settings
-from dipaco_jax.data import corpus, cutting, sequences, shards
+from dipaco_jax.data import corpus, cutting, sequences, shards, source
 from dipaco_jax.data.sentencepiece_tokenizer import SentencePieceTokenizer, train
 from dipaco_jax.data.tokenizer import Tokenizer, sample
 from dipaco_jax.storage import records, remote_files
@@ -39,8 +39,8 @@ C4_MB = 305e3  # C4's English text
 
 
 def data() -> settings.Data:
-  source = 'files' if TEXT.value else 'stdlib'
-  return settings.Data(source=source, train=tuple(TEXT.value), max_validation_documents=100)
+  kind = 'files' if TEXT.value else 'stdlib'
+  return settings.Data(source=kind, train=tuple(TEXT.value), max_validation_documents=100)
 
 
 def make_model(given: settings.Data, vocab_size: int) -> bytes:
@@ -54,7 +54,7 @@ def repeated(mb: float) -> Iterator[corpus.Document]:
   while left > 0:
     for document in corpus.documents(data(), 'train'):
       yield document
-      left -= len(document.text.encode())
+      left -= source.num_bytes(document.text)
       if left <= 0:
         return
 

@@ -25,6 +25,15 @@ def check_tokenizer(s: settings.Settings):
     raise InputError(f'config.tokenizer.kind={kind!r} is code of your own: no other program could read such an export')
 
 
+def check_outside(workdir: str, out: str):
+  """Raises InputError if the place is in the workdir of the run, where its files would be among the run's."""
+  if '://' in workdir:
+    return
+  run_folder, place = pathlib.Path(workdir).resolve(), pathlib.Path(out).resolve()
+  if place == run_folder or run_folder in place.parents:
+    raise InputError(f'--out={out} is in --workdir={workdir}, among the files of the run: name a folder outside of it')
+
+
 def check_out(out: pathlib.Path):
   """Raises InputError if the place exists and is not an export of this program."""
   from dipaco_jax.huggingface import model_folder
@@ -113,6 +122,7 @@ def main():
     raise InputError('--version is of paths: the base has one')
   if '://' in options.out:
     raise InputError(f'--out={options.out}: name a folder of this machine, and copy it from there')
+  check_outside(options.workdir, options.out)
   command.quiet()
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # nothing is computed: a device that a server holds is not needed
   command.check_devices()

@@ -21,7 +21,7 @@ def read_kind(kind: str) -> np.ndarray:
     text = '\n'.join(pydoc_data.topics.topics.values())
   else:
     files = sorted(importlib.resources.files(kind).iterdir(), key=lambda file: file.name)
-    text = '\n'.join(file.read_text('utf-8', 'ignore') for file in files if file.name.endswith('.py'))
+    text = '\n'.join(file.read_bytes().decode('utf-8', 'ignore') for file in files if file.name.endswith('.py'))
   return np.frombuffer(text.encode('ascii', 'ignore')[:MAX_BYTES], np.uint8)
 
 

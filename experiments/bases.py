@@ -57,7 +57,7 @@ def export(one: Run, of: str, folder: pathlib.Path, out: pathlib.Path):
   `of`: the digest of the rows' text, which may be other text than the base's own.
   """
   if (out / 'config.json').exists():
-    if runs.before(out)['text'] != of:
+    if (runs.before(out) or {}).get('text') != of:
       raise InputError(f'{out} is of another text: name another --workdir')
     return
   if status := runs.execute(one, folder):

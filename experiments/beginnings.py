@@ -121,8 +121,10 @@ def measure(workdir: pathlib.Path, documents: Mapping[str, list[dict[str, str]]]
     return of_begun | {'pieces': of_pieces}
 
   run = run_lib.unattended(workdir, s, num_devices=1)
-  fitted, about = router_refit.fit(run, rerouted_perplexity.sums(rerouted_perplexity.score(run, 'train')))
-  scored, pieces = rerouted_perplexity.score(run, 'validation'), run.sequences('validation')
+  of_train, scored = (rerouted_perplexity.score(run, split) for split in ('train', 'validation'))
+  assert of_train and scored  # this is the first process
+  fitted, about = router_refit.fit(run, rerouted_perplexity.sums(of_train))
+  pieces = run.sequences('validation')
   names = run.result('tokenize')['domains']
   kinds = np.array([names[piece.domain] for piece in pieces.read(range(len(pieces)))])
   losses = Losses(rerouted_perplexity.sums(scored), scored.counts.sum(1), kinds)

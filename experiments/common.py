@@ -249,7 +249,8 @@ def run_missing(
   """Adds to the results, and writes the table after every run; returns those that failed."""
   distinct = list({p.key: p for p in reversed(wanted)}.values())[::-1]
   todo = [p for p in distinct if (p.row.name, p.seed) not in results]
-  failed, deadline = [], Deadline(flags.FLAGS.minutes)
+  failed: list[str] = []
+  deadline = Deadline(flags.FLAGS.minutes)
   for i, one in enumerate(todo):
     with claim(workdirs, one.key) as claimed:
       if not claimed:

@@ -59,7 +59,8 @@ def questions(lines, seed: int = 0) -> dict[str, list[dict]]:
     text = json.loads(line)
     if found := pieces(text['text']):
       by_kind.setdefault(text['domain'], []).append((*found, text.get('source', str(number))))
-  rng, made = random.Random(seed), {'next': [], 'word': []}
+  rng = random.Random(seed)
+  made: dict[str, list[dict]] = {'next': [], 'word': []}
   for kind, texts in sorted(by_kind.items()):
     for context, *right, source in texts:
       for name, answer, part in zip(made, right, (1, 2), strict=True):

@@ -44,7 +44,7 @@ def rows(size: str, shares: Mapping[str, float] | None = None, nesterov: Sequenc
   numbers = 'x'.join(map(str, config.SIZES[size].grid))
   paths, batch = math.prod(config.SIZES[size].grid), config.SIZES[size].config['train']['batch_size']
 
-  def row(name: str, title: str, method: str, times: int = 1, changes: Mapping[str, int] | None = None):
+  def row(name: str, title: str, method: str, times: int = 1, changes: dict[str, int] | None = None):
     tau, outer = exchange(size, method, name in nesterov)
     phases = STEPS[size] * times // tau
     lasting = {'train.phases': phases, 'train.steps_per_phase': tau, 'inner.decay_steps': phases * tau} | outer
@@ -95,11 +95,11 @@ def prepare(missing: Sequence[Run]):
     return
   if not f.data.endswith('.jsonl.gz') or not f.validation.endswith('.jsonl.gz'):
     raise InputError('--data, --validation: this table needs JSON lines with `text` and `domain`, gzipped')
-  kept = []
+  kept = {}
   for name, file in (('train', f.data), ('validation', f.validation)):
-    kept.append(pathlib.Path(f.workdir) / f.size / f'{name}-{missing[0].text[:4]}.jsonl.gz')
-    without(file, kept[-1])
-  bases.export_for(missing, base_row(f.size), *map(str, kept))
+    kept[name] = pathlib.Path(f.workdir) / f.size / f'{name}-{missing[0].text[:4]}.jsonl.gz'
+    without(file, kept[name])
+  bases.export_for(missing, base_row(f.size), str(kept['train']), str(kept['validation']))
 
 
 if __name__ == '__main__':

@@ -74,7 +74,7 @@ def render(words: str, folder: pathlib.Path, tables: Sequence[common.Table]) -> 
     begin, end = f'<!-- {table.name} -->\n', f'\n<!-- end of {table.name} -->'
     inside = begin + between(table, folder) + end
     place = f'{begin}.*?\n?<!-- end of {table.name} -->'
-    words, count = re.subn(place, lambda _, inside=inside: inside, words, flags=re.DOTALL)
+    words, count = re.subn(place, inside.replace('\\', r'\\'), words, flags=re.DOTALL)
     if count != 1:
       raise InputError(f'there are {count} places for the table {table.name}: it needs one')
   by_name = {table.name: table for table in TABLES}

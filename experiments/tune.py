@@ -59,7 +59,7 @@ def rows(size: str) -> list[Row]:
 def tried(name: str, title: str, method: str, changes: Mapping[str, Any], rates: Sequence[float]) -> list[Row]:
   """A row for each rate, the base's too."""
   return [
-    Row(f'{name}{rate:g}', f'{title}, {rate:g}', method, changes | {'inner.learning_rate': rate}) for rate in rates
+    Row(f'{name}{rate:g}', f'{title}, {rate:g}', method, {**changes, 'inner.learning_rate': rate}) for rate in rates
   ]
 
 

@@ -62,8 +62,9 @@ def rows(size: str) -> list[Row]:
     return Row(name + suffix, title + more_title, method, lasting | start | named | config.LAST)
 
   def compared(high: bool) -> list[Row]:
-    make, fitted = functools.partial(row, high=high), {'evaluate__refit_router': True}
-    averaged = {'outer__optimizer': 'sgd', 'outer__learning_rate': 1.0}
+    make = functools.partial(row, high=high)
+    fitted: dict[str, Any] = {'evaluate__refit_router': True}
+    averaged: dict[str, Any] = {'outer__optimizer': 'sgd', 'outer__learning_rate': 1.0}
     averaged |= {'outer__reweigh': True, 'outer__row_weights': True}
     large = {'train__batch_size': paths * batch, 'train__microbatch': 2 * batch}
     return [

@@ -5,6 +5,8 @@ long enough for levels to leave at different steps, and all train for 40 phases.
 that streaming has places for it.
 """
 
+from typing import Any
+
 import common
 import config
 import pictures
@@ -24,12 +26,12 @@ NUMBERS = {'test': ('2x2', '4'), 'smoke': ('2x2', '4')}  # grid, workers
 def rows(size: str) -> list[Row]:
   grid, workers = NUMBERS.get(size, ('4x4', '8'))
   methods = {'dipaco': (f'DiPaCo {grid}', f'dipaco,{grid}'), 'diloco': (f'DiLoCo {workers}', f'fragments,{workers}')}
-  lasting = usual(size) | ({'inner.learning_rate': RATE[size]} if size in RATE else {})
+  lasting: dict[str, Any] = usual(size) | ({'inner.learning_rate': RATE[size]} if size in RATE else {})
   overlap = overlap_steps(size, lasting)
   late = {'outer.stream': 'on', 'outer.overlap_steps': overlap}
   short = max(1, TAU[size] * 2 // 25)
   shorter = {'outer.overlap_steps': short, 'train.steps_per_dispatch': 1}
-  wires = {
+  wires: dict[str, tuple[str, dict[str, Any]]] = {
     'lan': ('float32 (lan)', {}),
     'int8': ('int8', {'outer.compress': 'int8'}),
     'int4': ('int4', {'outer.compress': 'int4'}),
@@ -52,7 +54,7 @@ def usual(size: str) -> dict[str, int]:
   return config.lasting(size, STEPS[size], TAU[size]) | {'train.steps_per_dispatch': DISPATCH[size]}
 
 
-def overlap_steps(size: str, lasting: dict[str, int]) -> int:
+def overlap_steps(size: str, lasting: dict[str, float]) -> int:
   """What `thin` takes."""
   s = runs.make_settings(f'{size},dipaco', lasting | {'outer.wire': 'thin'})
   return wires.make_wire(s.outer, s.train).overlap_steps

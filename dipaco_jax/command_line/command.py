@@ -153,6 +153,16 @@ def check_out(option: str, file: str | None):
     raise InputError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
 
 
+def check_readable(option: str, file: str, most_bytes: int):
+  """Raises InputError if the local file that an option names has no end, as a pipe or a device, or is too large."""
+  if not os.path.exists(file) or os.path.isdir(file):
+    return  # reading it raises a clear error; or it is in a bucket
+  if not os.path.isfile(file):
+    raise InputError(f'--{option}={file} is a pipe or a device: write its content to a file, and name that')
+  if (size := os.path.getsize(file)) > most_bytes:
+    raise InputError(f'--{option}={file} has {size} bytes: name a file of {most_bytes} bytes or less')
+
+
 def decode_text(data: bytes, option: str) -> str:
   """Returns the text that an option names, as '--file=notes.txt'. Raises InputError if it is not UTF-8."""
   try:

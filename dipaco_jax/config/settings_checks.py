@@ -162,7 +162,8 @@ def _check_length(section: str, length: int, prefix: int, why: str) -> None:
 def _check_evaluate(s: Any, num_paths: int) -> None:
   _check_length('evaluate', s.evaluate.seq_len or s.model.seq_len, s.routing.prefix_tokens, 'does not count')
   if min(s.evaluate.reroute_every, default=2) < 2:
-    raise InputError(f'config.evaluate.reroute_every={s.evaluate.reroute_every}: chunks should have 2 tokens or more')
+    problem = f'config.evaluate.reroute_every={s.evaluate.reroute_every}'
+    raise InputError(f'{problem} should be numbers of tokens, each 2 or more, such as (64, 32), or empty')
   if s.evaluate.chunk_router_steps and not s.routing.router_fraction:
     raise InputError('config.evaluate.chunk_router_steps needs router data: set config.routing.router_fraction')
   if s.evaluate.refit_router and not s.routing.router_fraction:

@@ -73,6 +73,8 @@ def reading(path: str, *errors: type[Exception]) -> Iterator[None]:
       yield
   except OSError as e:
     raise InputError(f'{path}: {e.strerror or e}; fix it, or leave it out') from e
+  except MemoryError as e:  # of a size that a damaged file names, or of a record that is as large
+    raise InputError(f'{path}: damaged, or a part of it does not fit into memory; fix it, or leave it out') from e
   except Exception as e:
     if not isinstance(e, (*DAMAGED, *errors)) and type(e).__name__ != 'ZstdError':
       raise

@@ -1,5 +1,6 @@
 """Tokenizers as tokenizer.json, by Hugging Face's `tokenizers`: existing ones, or trained byte-level BPE."""
 
+import base64
 import contextlib
 import functools
 import json
@@ -18,6 +19,7 @@ JSON, CONFIG = 'tokenizer.json', 'tokenizer_config.json'
 SPECIAL = ('bos', 'eos', 'unk', 'pad')
 NO_TEXT = ('bos', 'eos', 'pad')  # the special tokens that stand for no text at all
 BYTES = [f'<0x{byte:02X}>' for byte in range(256)]  # as models with byte fallback name them
+MOST_IDS = 1 << 24  # published vocabularies have 2^18 at most; arrays have an element for each id
 END = '<|endoftext|>'  # of a tokenizer that is trained here, and of GPT-2's, whose tokenizer_config.json names none
 
 
@@ -112,6 +114,7 @@ class JsonTokenizer(Tokenizer):
     of tokenizer.json alone, as in transformers 5, which does not read `add_bos_token` next to it.
     """
     try:
+      _check_charsmaps(json.loads(files[JSON]).get('normalizer'))
       self._tokenizer = tokenizers.Tokenizer.from_str(files[JSON].decode())
       config = json.loads(files.get(CONFIG, b'{}'))
     except Exception as e:  # the library raises plain Exception
@@ -123,6 +126,8 @@ class JsonTokenizer(Tokenizer):
     self._tokenizer.no_padding()
     self._tokenizer.encode_special_tokens = True  # those that are spelled in a text are text
     self.vocab_size = max(self._tokenizer.get_vocab().values()) + 1
+    if self.vocab_size > MOST_IDS:
+      raise InputError(f'{JSON} has the token id {self.vocab_size - 1}: number its tokens from 0, below {MOST_IDS}')
     given = {f'{name}_token': _content(config.get(f'{name}_token')) for name in SPECIAL}
     self.turn_end = given['eos_token'] if 'eos_token' in config else END
     ends = special_tokens.listed_ends(files)
@@ -234,6 +239,17 @@ class JsonTokenizer(Tokenizer):
       else:
         sizes[i] = len(piece.replace(SPACE, ' ').encode())
     return sizes
+
+
+def _check_charsmaps(normalizer: Any):
+  """Raises ValueError if a character map is shorter than the size in its first four bytes, which would be allocated."""
+  parts = normalizer.values() if isinstance(normalizer, dict) else normalizer if isinstance(normalizer, list) else ()
+  for part in parts:
+    _check_charsmaps(part)
+  if isinstance(normalizer, dict) and isinstance(encoded := normalizer.get('precompiled_charsmap'), str):
+    charsmap = base64.b64decode(encoded)
+    if int.from_bytes(charsmap[:4], 'little') > len(charsmap) - 4:
+      raise ValueError('its precompiled_charsmap is cut off')
 
 
 def _content(token: Any) -> str | None:

@@ -181,6 +181,9 @@ def _why_none(pattern: str) -> str:
   if '://' in pattern:
     return 'is neither a local file nor gs:// or s3://: download it, and correct'
   if not os.path.isdir(pattern):
+    matches = [pattern, *glob.glob(pattern, recursive=True)]
+    if any(os.path.exists(path) and not os.path.isdir(path) for path in matches):  # text is read more than once
+      return 'is a pipe or a device, which is not read: write the text to a file, and name that in'
     return 'matches no file: correct'
   for below in ('*', '**/*'):
     for ending in ENDINGS:

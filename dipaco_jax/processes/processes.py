@@ -1,6 +1,7 @@
 """Several processes of one job, joined by jax.distributed: they start together, and where one ends all do."""
 
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -113,7 +114,7 @@ def together() -> Iterator[None]:
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
   """Ends the process after the block, with its status, without waiting for threads."""
-  code = 0
+  code, lost_output = 0, ''
   _open_closed_streams()
   try:
     yield
@@ -125,8 +126,10 @@ def ending() -> Iterator[None]:
         _watch.stop()
   except BaseException as e:
     code = status(e)
-    tell(e)
-  stopping.leave(code)
+    lost_output = stopping.output_error('\n') if isinstance(e, OSError) and e.errno == errno.ENOSPC else ''
+    if not lost_output:
+      tell(e)
+  stopping.leave(code, lost_output)
 
 
 def _open_closed_streams():

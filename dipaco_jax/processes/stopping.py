@@ -67,10 +67,28 @@ def leave(status: int, message: str = '') -> NoReturn:
     write(status)
   if message:
     say(message)
-  for stream in (sys.stdout, sys.stderr):
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-      stream.flush()
+  if lost_output := output_error():
+    status = status or 1
+    if not message:
+      say(lost_output)
+  with contextlib.suppress(OSError, ValueError, AttributeError):
+    sys.stderr.flush()
   os._exit(status)
+
+
+def output_error(more: str = '') -> str:
+  """Returns why standard output cannot be written, as on a full disk; '' if it can, or if nobody reads it.
+
+  Prints `more`, because an unbuffered stream has forgotten what it could not write.
+  """
+  try:
+    sys.stdout.write(more)
+    sys.stdout.flush()
+  except (BrokenPipeError, ValueError, AttributeError):  # nobody reads it, or it is closed
+    return ''
+  except OSError as e:
+    return f'standard output: {e.strerror}; print to a place that can be written'
+  return ''
 
 
 @contextlib.contextmanager

@@ -167,6 +167,11 @@ def test_neighbours_and_links_stay(undisturbed, tmp_path):
     (['--workdir=x', '--out=y', '--path=1', '--all'], 'name one path with --path=3, all'),
     (['--workdir=x', '--out=y', '--base', '--version=3'], '--version is of paths: the base has one'),
     (['--workdir=x', '--out=s3://y', '--path=1'], 'name a folder of this machine'),
+    (
+      ['--workdir=x', '--out=x/../x/y', '--all'],
+      '--out=x/../x/y is in --workdir=x, among the files of the run: name a',
+    ),
+    (['--workdir=x', '--out=x', '--path=1'], '--out=x is in --workdir=x'),
     (['--workdir=x', '--out=y', '--path=1', '--dtype=int8'], '--dtype=int8 should be float32 or bfloat16'),
   ],
 )

@@ -43,6 +43,7 @@ def test_a_text_is_read_in_a_terminal_and_on_a_page(undisturbed, tmp_path):
     (['--workdir=x'], 'give a text: --text=WORDS or --file=FILE'),
     (['--workdir=x', '--text=x', '--file=x'], 'give a text: --text=WORDS or --file=FILE'),
     (['--workdir=x', '--file=/nowhere'], '--file=/nowhere: No such file'),
+    (['--workdir=x', '--file=/dev/zero'], '--file=/dev/zero is a pipe or a device: write its content to a file'),
     (['--workdir=x', f'--file={sys.executable}'], 'is not UTF-8'),
     (['--workdir=x', '--text=x', '--every=0'], '--every=0 should be a whole number, 1 or more'),
     (['--workdir=x', '--text=x', '--html=/proc'], '--html=/proc cannot be written: name a file'),

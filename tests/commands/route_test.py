@@ -20,6 +20,7 @@ def command(*options: str) -> subprocess.CompletedProcess:
     ([], 'name a run with --workdir=DIR'),
     (['--workdir=x'], 'name the file that says where the engines are with --engines=engines.json'),
     (['--workdir=x', '--engines=/nowhere'], '--engines=/nowhere: No such file or directory; name a file'),
+    (['--workdir=x', '--engines=/dev/zero'], '--engines=/dev/zero is a pipe or a device: write its content to a file'),
     (['--workdir=x', '--engines=x', '--max_open=0'], '--max_open=0 should be 1 or more'),
     (['--workdir=x', '--engines=x', '--timeout_s=0'], '--timeout_s=0.0 should be 1 or more'),
   ],

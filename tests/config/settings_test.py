@@ -330,7 +330,10 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
     (GRID | {'routing': {'method': 'random', 'capacity': 2.0}}, 'config.routing.capacity requires a router with'),
     (GRID | {'routing': {'capacity': 0.5}}, 'config.routing.capacity=0.5 should be 1 or more'),
     (GRID | {'routing': {'capacity': 2.0, 'top_n': 2}}, 'config.routing.capacity requires config.routing.top_n=1'),
-    ({'evaluate': {'reroute_every': (64, 1)}}, 'config.evaluate.reroute_every=(64, 1): chunks should have 2 tokens'),
+    (
+      {'evaluate': {'reroute_every': (64, 1)}},
+      'config.evaluate.reroute_every=(64, 1) should be numbers of tokens, each 2 or more',
+    ),
     (
       {'evaluate': {'chunk_router_steps': 5}, 'routing': {'router_fraction': 0}},
       'config.evaluate.chunk_router_steps needs router data',

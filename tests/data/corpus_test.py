@@ -1,6 +1,7 @@
 """Documents: the same every time, in parts, within the limits, and enough of them held back for validation."""
 
 import json
+import os
 
 import corpora
 import pytest
@@ -129,6 +130,9 @@ def test_each_part_has_its_share_of_the_limits(tmp_path):
 
 def test_missing_files_and_empty_splits_are_errors(tmp_path):
   with pytest.raises(ValueError, match=r'matches no file: correct config\.data\.train'):
+    corpus.check_readable(corpora.in_files(tmp_path))
+  os.mkfifo(tmp_path / 'pipe.txt')
+  with pytest.raises(ValueError, match=r'pipe or a device, which is not read: write the text to a file, and name that'):
     corpus.check_readable(corpora.in_files(tmp_path))
   (tmp_path / 'a.txt').write_text('one short text')
   with pytest.raises(ValueError, match=r'no document is left for validation.*validation_fraction=1e-09'):

@@ -1,5 +1,6 @@
 """tokenizer.json: text comes back whole, its bytes are counted, special tokens stand where its files say."""
 
+import base64
 import json
 import os
 import subprocess
@@ -13,6 +14,7 @@ from hypothesis import given, settings as hypothesis_settings, strategies as st
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from dipaco_jax.config import settings
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import corpus, json_tokenizer, sentencepiece_tokenizer, tokenizer_files
 from dipaco_jax.data.tokenizer import Transcript
 
@@ -346,3 +348,24 @@ def test_an_end_of_text_that_also_stands_for_unknown_text_has_no_bytes():
   config = json.dumps(dict.fromkeys(('eos_token', 'unk_token'), json_tokenizer.END)).encode()
   files = json_tokenizer.train(TEXTS, 600) | {'tokenizer_config.json': config}
   assert json_tokenizer.JsonTokenizer(files).piece_bytes()[0] == 0
+
+
+def changed(change) -> dict[str, bytes]:
+  """The files of a small tokenizer whose tokenizer.json `change(parts)` has changed."""
+  parts = json.loads(OURS.files['tokenizer.json'])
+  change(parts)
+  return dict(OURS.files) | {'tokenizer.json': json.dumps(parts).encode()}
+
+
+def test_an_id_that_would_fill_the_memory_is_rejected():
+  files = changed(lambda parts: parts['model']['vocab'].update(x2=2**31 - 2))
+  with pytest.raises(InputError, match=r'tokenizer.json has the token id 2147483646: number its tokens from 0'):
+    json_tokenizer.JsonTokenizer(files)
+
+
+def test_a_character_map_that_names_a_larger_size_than_it_has_is_rejected():
+  charsmap = base64.b64encode((2**32 - 4).to_bytes(4, 'little') + bytes(64)).decode()
+  normalizer = {'type': 'Precompiled', 'precompiled_charsmap': charsmap}
+  files = changed(lambda parts: parts.update(normalizer={'type': 'Sequence', 'normalizers': [normalizer]}))
+  with pytest.raises(InputError, match='its precompiled_charsmap is cut off'):
+    json_tokenizer.JsonTokenizer(files)

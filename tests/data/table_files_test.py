@@ -66,6 +66,7 @@ def test_what_is_no_text_is_named(columns, words, ending, tmp_path):
   [
     (np.int32([0, 300, 1000, 1000]), np.int32([0, 300, 1016, 1016]), 'out of bounds: 1016 > 1000'),
     (np.bytes_(b'words'), np.bytes_(b'w\xffrds'), "can't decode byte 0xff"),
+    (np.int64([1040]), np.int64([2**50]), 'does not fit into memory'),  # bytes of the record batch
   ],
 )
 def test_a_damaged_arrow_file_is_named_and_nothing_outside_its_buffers_is_read(right, wrong, words, tmp_path):
@@ -76,7 +77,7 @@ def test_a_damaged_arrow_file_is_named_and_nothing_outside_its_buffers_is_read(r
   content = stream.getvalue().to_pybytes()
   assert right.tobytes() in content
   (tmp_path / 'a.arrow').write_bytes(content.replace(right.tobytes(), wrong.tobytes()))
-  with pytest.raises(ValueError, match=f'a.arrow: damaged or cut short .*{words}'):
+  with pytest.raises(ValueError, match=f'a.arrow: damaged.*{words}'):
     corpus.check_readable(of(tmp_path / '*'))
 
 

@@ -63,3 +63,21 @@ def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path):
   closed = f'exec {sys.executable} -c "$0" <&- >&- 2>&-'
   assert subprocess.run(['sh', '-c', closed, code], timeout=60).returncode == 0
   assert (tmp_path / 'data').read_text() == 'False 3\n'
+
+
+@pytest.mark.skipif(not os.path.exists('/dev/full'), reason='Linux has it')
+@pytest.mark.parametrize('size', [10, 100_000])
+@pytest.mark.parametrize('unbuffered', ['', '1'], ids=['buffered', 'unbuffered'])
+def test_a_full_standard_output_is_one_line(size, unbuffered):
+  code = f"from dipaco_jax.processes import processes\nwith processes.ending():\n  print('x' * {size})"
+  with open('/dev/full', 'w') as full:
+    done = subprocess.run(
+      [sys.executable, '-c', code],
+      stdout=full,
+      stderr=subprocess.PIPE,
+      text=True,
+      timeout=60,
+      env=os.environ | {'PYTHONUNBUFFERED': unbuffered},
+    )
+  assert done.returncode == 1 and done.stderr.count('\n') == 1, done.stderr
+  assert done.stderr.startswith('dipaco_jax: standard output: No space left on device; ')

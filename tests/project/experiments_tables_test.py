@@ -1,8 +1,10 @@
 """Tables, pages and pictures of the experiments hold the results as they are; rates are the best of those tried."""
 
+import contextlib
 import json
 import re
 import sys
+import threading
 
 import pytest
 import repository
@@ -70,6 +72,33 @@ def test_questions_have_one_right_answer_among_others_of_the_kind():
     numbers = [int(answer.split()[0].split('w')[0][len(question['kind']) :]) // 2 for answer in question['answers']]
     own = int(of[len(question['kind']) :]) // 2
     assert question['kind'] == 'code' or numbers.count(own) == 1  # the others are of other sources
+
+
+def test_writing_keeps_what_another_process_has_written(tmp_path):
+  row = Row('dense', 'Dense', 'dense')
+  table = common.Table('t', 'A table', lambda size: [row], COLUMNS, None)
+  of_seed = {
+    seed: {'row': 'dense', 'seed': seed, 'config': runs.make('test', row, seed).config, 'perplexity': 9.0}
+    for seed in (0, 1)
+  }
+  for seed, record in of_seed.items():
+    common.write(table, 'test', tmp_path, {('dense', seed): record})
+  assert json.loads((tmp_path / 'test' / 't.json').read_text())['runs'] == list(of_seed.values())
+  assert [file.name for file in (tmp_path / 'test').iterdir()] == ['t.json']
+
+
+def test_one_process_at_a_time_claims_a_run(tmp_path):
+  claims = (common.claim(tmp_path, name) for name in ('run', 'run', 'other'))
+  with contextlib.ExitStack() as held:
+    assert [held.enter_context(claim) for claim in claims] == [True, False, True]
+
+
+def test_a_claim_that_waits_gets_the_run_from_its_holder(tmp_path):
+  with contextlib.ExitStack() as holder:
+    assert holder.enter_context(common.claim(tmp_path, 'run'))
+    threading.Timer(0.1, holder.close).start()
+    with common.claim(tmp_path, 'run', wait=True) as claimed:
+      assert claimed
 
 
 def test_results_of_another_config_are_left_out(tmp_path):
