@@ -30,6 +30,14 @@ def test_every_link_leads_to_the_line_that_defines_its_name(tour_lines):
   assert tour_lines.rewritten(words, PAGE.parent) == words, 'run python docs/tour_lines.py'
 
 
+def test_the_names_of_symbols_are_in_the_code():
+  table = (ROOT / 'docs' / 'concepts.md').read_text().split('## Symbols and names\n')[1].split('\n## ')[0]
+  in_code = re.findall(r'\| ([^|]+) \|$', table, re.MULTILINE)
+  names = [name for cell in in_code for name in re.findall(r'`(\w+)`', cell)]
+  code = ''.join(file.read_text() for file in (ROOT / 'dipaco_jax').rglob('*.py'))
+  assert len(names) > 25 and [name for name in names if not re.search(rf'\b{name}\b', code)] == []
+
+
 @pytest.mark.parametrize('title', MOST)
 def test_a_walk_is_short_and_never_goes_back(title, tour_lines):
   steps = re.split(r'^\d+\. ', WALKS[title], flags=re.MULTILINE)[1:]
