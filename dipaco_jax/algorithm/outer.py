@@ -21,6 +21,10 @@ the embedding of a word of its language, therefore moves equally far in the othe
 the learning of the one. Multiplied by s, moves are gradients again, and their sum is divided once, as in data-parallel
 AdamW. Weighting by the diagonal of the Fisher information when merging models is similar (arXiv 2111.09832). Cosines
 between outer gradients are then computed from moves times s.
+
+A row is a word only in an embedding [V, D]. In an untied head [D, V] it is a hidden dimension, and in attention's o
+[H, K, D] a head: there the weights differ less between paths, and Delta_r is closer to the plain mean. It is a weighted
+mean of the paths' moves whatever a row is, because s is positive and the same for all elements of the row.
 """
 
 import functools

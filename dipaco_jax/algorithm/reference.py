@@ -170,8 +170,13 @@ def outer_opt(theta: np.ndarray, momentum: Any, delta: np.ndarray, outer: Any) -
 
   The momentum is None before the first step; that of adam is (m, v, t).
 
-  m <- mu m + Delta
-  theta <- theta - eta (Delta + mu m)     nesterov; momentum subtracts eta m, sgd eta Delta
+  sgd         theta <- theta - eta Delta
+  momentum    m <- mu m + Delta
+              theta <- theta - eta m
+  nesterov    m <- mu m + Delta
+              theta <- theta - eta (Delta + mu m)
+  adam        m <- mu m + (1 - mu) Delta        v <- b2 v + (1 - b2) Delta^2
+              theta <- theta - eta m^ / (sqrt(v^) + epsilon)        m^ = m / (1 - mu^t), v^ = v / (1 - b2^t), in step t
 
   Example:
     >>> theta, momentum = outer_opt(np.ones(1), None, np.ones(1), Outer(learning_rate=0.5, momentum=0.5))

@@ -166,11 +166,11 @@ class Island:
 
   def shared_modules(self, path: int) -> dict[str, str]:
     """Returns the keys of the modules that a path goes through and that do not stay with it, by level."""
-    return {level: module for level, module in self.modules_of(path).items() if level not in self.own}
+    return {level: module for level, module in self.modules_of(path).items() if level not in self.own_levels}
 
   def own_modules(self, path: int) -> list[str]:
     """Returns the keys of the modules that stay with a path."""
-    return [module for level, module in self.modules_of(path).items() if level in self.own]
+    return [module for level, module in self.modules_of(path).items() if level in self.own_levels]
 
   def paths_through(self, module: str) -> list[int]:
     """Returns the paths that go through a module."""
@@ -212,7 +212,7 @@ class Island:
     return choices.make_timetable(self.run.settings, self.layout.shared_sizes(self.shapes))
 
   @functools.cached_property
-  def own(self) -> frozenset[str]:
+  def own_levels(self) -> frozenset[str]:
     """The levels that one path has alone, where they stay with it (own_levels.py)."""
     s = self.run.settings
     if s.train.paths_per_phase or s.train.schedule:
@@ -222,12 +222,12 @@ class Island:
   @property
   def shared_levels(self) -> list[str]:
     """The other levels."""
-    return [level.name for level in self.layout.levels if level.name not in self.own]
+    return [level.name for level in self.layout.levels if level.name not in self.own_levels]
 
   def has_own_objects(self, version: int) -> bool:
     """Returns whether own modules of a version are objects: those of the ends of rounds, and of the run, are."""
     s = self.run.settings
-    return not self.own or version == 0 or any(version == jobs.round_end(s, n) for n in range(s.rounds + 1))
+    return not self.own_levels or version == 0 or any(version == jobs.round_end(s, n) for n in range(s.rounds + 1))
 
   def kind(self, level: Level) -> str:
     """Returns how what paths exchange of a level is compressed, one of compression.KINDS."""
@@ -295,7 +295,7 @@ class Island:
 
     `best_version`: where early stopping points, by path. At the ends of rounds, and of the run, all modules count.
     """
-    is_own = module.key.partition('/')[0] in self.own and not self.has_own_objects(module.number)
+    is_own = module.key.partition('/')[0] in self.own_levels and not self.has_own_objects(module.number)
     return not is_own or best_version[self.paths_through(module.key)[0]] == module.number
 
   def publish_version(self, version: int, best_version: Sequence[int] = ()):
@@ -316,7 +316,7 @@ def maker(name: str, island: Island | None = None) -> tuple[str, str, int]:
     return ('piece', path, int(number)) if number else ('train', path, int(parts[1]))
   if parts[0] in ('modules', DIFFERENCES, OUTER) and parts[1] != '0':
     module, version = '/'.join(parts[2:]).rpartition('-')[0], int(parts[1])
-    if island and module.partition('/')[0] in island.own:
+    if island and module.partition('/')[0] in island.own_levels:
       end = next(v for v in itertools.count(version) if island.has_own_objects(v))
       return 'train', str(island.paths_through(module)[0]), end - 1
     return 'outer', module, version

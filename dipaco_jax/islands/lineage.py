@@ -65,7 +65,7 @@ def publishes_state(island: Island, path: int, phase: int) -> bool:
 
 def has_state(island: Island) -> bool:
   """Returns whether paths take anything along from phase to phase: AdamW state, residuals, or modules of their own."""
-  return bool(island.run.settings.inner.keep_state or island.wire.compress != 'none' or island.own)
+  return bool(island.run.settings.inner.keep_state or island.wire.compress != 'none' or island.own_levels)
 
 
 def find(island: Island, held: HeldStates, task: Task) -> NewestState:
@@ -82,7 +82,7 @@ def find(island: Island, held: HeldStates, task: Task) -> NewestState:
       left = (part for part in parts if (part.phase, pieces.piece(island, part).end) > (phase, within[0]))
       return NewestState(tuple(left), {}, False, within)
     before, fresh = previous(island, path, phase)
-    if fresh and island.own:
+    if fresh and island.own_levels:
       before, state = before_exclusions(island, held, path, before)
     elif before is not None and not fresh:
       state = read_after(island, held, path, before, not island.timetable.begins_whole(phase))
@@ -187,7 +187,7 @@ def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
     elif (before := trained_before(island, path, part.phase)) is not None:
       groups['checkpoint', before].append(str(path))
   for (kind, before), keys in groups.items():
-    is_anew = not part.nth and not island.own  # an excluded path begins with fresh state
+    is_anew = not part.nth and not island.own_levels  # an excluded path begins with fresh state
     excluded = {fact.key for fact in island.registry.facts('excluded', keys, before)} if is_anew else set()
     facts = island.registry.facts(kind, keys, before)
     holder_by_path |= {int(fact.key): fact.meta.get('holder', '') for fact in facts if fact.key not in excluded}
@@ -222,7 +222,7 @@ def costs(island: Island) -> dict[tuple[int, float], list[int]]:
   Paths that cost nothing are left out.
   """
   registry, paths_by_cost = island.registry, collections.defaultdict[tuple[int, float], list[int]](list)
-  anew = {} if island.own else registry.newest('excluded')
+  anew = {} if island.own_levels else registry.newest('excluded')
   published, seconds = registry.newest(state_facts.STATE), phase_s(island)
   for key, phase in registry.newest('checkpoint').items() if has_state(island) else ():
     since = max(published.get(key, -1), anew.get(key, -1)) + 1

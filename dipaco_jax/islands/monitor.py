@@ -23,7 +23,7 @@ from dipaco_jax.islands import (
   claims,
   evaluator,
   lineage,
-  live_rows,
+  live_metrics,
   module_weights,
   outer_executor,
   pieces,
@@ -66,7 +66,7 @@ def watch(island: Island):
   # Signs of life come from a thread, as collecting may take minutes.
   beating = retry.every(PAUSE_S, 'a sign of life', lambda: island.registry.beat(island.name, 'monitor', dict(about)))
   metric_sinks = sinks.make(s, island.storage.url.rstrip('/').rpartition('/')[2])
-  fed = sinks.fed(metric_sinks, lambda: live_rows.follow(island), sinks.in_storage(island.storage), LOOK_S)
+  fed = sinks.fed(metric_sinks, lambda: live_metrics.follow(island), sinks.in_storage(island.storage), LOOK_S)
   display.STDERR.note(TASK_NAMES)
   with contextlib.closing(progress), beating, fed:
     while not schedule.is_finished(island):
@@ -175,7 +175,7 @@ class Collector:
     keeps = lineage.has_state(self.island)
     closed, exclusions = self.island.timetable.is_closed(phase), self.island.registry.facts('excluded', number=phase)
     excluded = {fact.key for fact in exclusions if closed or 'executor' not in fact.meta}  # lineage.previous
-    excluded = set() if self.island.own else excluded  # who keeps its own modules
+    excluded = set() if self.island.own_levels else excluded  # who keeps its own modules
     for fact in self.island.registry.facts('checkpoint', number=phase):
       if not keeps or fact.key in excluded:
         self.replayed_from[int(fact.key)] = phase + 1

@@ -148,7 +148,7 @@ class Executor:
       return None
     screening_facts.heed(island)  # the sum might contain a contribution that was withdrawn since
     del self.partials[task.key, task.number]
-    return lambda: keep_made(island, publish(island, task, partial, left_out), partial)
+    return lambda: keep_made(island, make_next_version(island, task, partial, left_out), partial)
 
   def take(self, island: Island, task: Task, anew: bool = False) -> Partial:
     """Takes the task's partial sum from memory or its file, or begins a new one; only for an owner of the task."""
@@ -207,7 +207,7 @@ def version_before(island: Island, task: Task) -> Fact:
   raise Later(f'{task.key} is not there in version {task.number - 1}')
 
 
-def publish(island: Island, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
+def make_next_version(island: Island, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
   """Takes the outer step unless all paths are left out; returns the facts of the module and of paths left out here."""
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
   kind, number = pieces.fact_name(island, pieces.sender(island, task.key.partition('/')[0], task.number))

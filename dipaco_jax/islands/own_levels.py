@@ -29,11 +29,11 @@ from dipaco_jax.training import evaluation
 
 def begin(island: Island, path: int, state: PathState) -> PathState:
   """Returns a path's state with its own levels, which are those of the base model before the first outer step."""
-  if state.own or not island.own:
+  if state.own or not island.own_levels:
     return state
   base = island.registry.facts('module', island.own_modules(path), 0)
   noted = {fact.key: _noted(fact) for fact in base}
-  return state._replace(own=Own(island.path_parameters(path, 0, island.own), {}, noted, {}))
+  return state._replace(own=Own(island.path_parameters(path, 0, island.own_levels), {}, noted, {}))
 
 
 def weights(state: PathState) -> Arrays:
@@ -68,7 +68,7 @@ def take_step(
   """
   if state.own is None:
     return state, []
-  if why and len(island.own) == len(island.layout.levels):  # else executors see to it
+  if why and len(island.own_levels) == len(island.layout.levels):  # else executors see to it
     everyone = outer_executor.path_weights(island, phase)
     screening_facts.check(island, island.own_modules(path)[0], phase, everyone, [str(path)])
   own, own_modules = state.own, list[Fact]()
@@ -141,7 +141,7 @@ def publish(island: Island, own_modules: list[Fact], state: PathState):
 
 def evaluates(island: Island, part: Part) -> bool:
   """Returns whether a path is evaluated before a piece: at the first that has all modules of the phase's version."""
-  if not island.own or not island.run.settings.train.early_stopping or part.phase == 0:
+  if not island.own_levels or not island.run.settings.train.early_stopping or part.phase == 0:
     return False
   if island.has_own_objects(part.phase):
     return False
@@ -159,7 +159,7 @@ def note_left_out(island: Island, path: int, phase: int, state: PathState) -> Pa
 
   A replay leaves these phases out; the path's own modules are the same in all of them.
   """
-  if not island.own or not island.run.settings.train.early_stopping:
+  if not island.own_levels or not island.run.settings.train.early_stopping:
     return state
   exclusions = island.registry.facts('excluded', [str(path)], at_most=phase - 1)
   excluded = {fact.number for fact in exclusions if 'executor' not in fact.meta}

@@ -22,10 +22,10 @@ def whole(island: Island, path: int, phase: int, carried: Arrays) -> PathState:
   """Returns a path's state at the beginning of a phase: the modules, and the state that the path carries."""
   state = own_levels.begin(island, path, path_state.from_carried(carried, island.shapes))
   state = own_levels.note_left_out(island, path, phase, state)
-  return state._replace(params=version(island, path, phase, state))
+  return state._replace(params=parameters_before(island, path, phase, state))
 
 
-def version(island: Island, path: int, phase: int, state: PathState) -> Arrays:
+def parameters_before(island: Island, path: int, phase: int, state: PathState) -> Arrays:
   """Returns a path's parameters as all of its modules have them before a phase."""
   params = island.path_parameters(path, phase, island.shared_levels) | own_levels.weights(state)
   return dict(sorted(params.items()))
@@ -35,7 +35,7 @@ def take_over(island: Island, path: int, part: Part) -> Arrays:
   """Reads the parameters that a path takes over before a piece, of levels that it shares."""
   params: Arrays = {}
   piece = pieces.piece(island, part)
-  for level in {*piece.mixed} - island.own:
+  for level in {*piece.mixed} - island.own_levels:
     version = island.timetable.version(level, part.phase, piece.begin)
     params |= island.path_parameters(path, version, [level])
   return params
@@ -89,10 +89,10 @@ def send(
   sent = {}
   levels = pieces.piece(island, part).sent
   residuals = state.residuals
-  old = island.path_parameters(path, part.phase, {*levels} - island.own) | own_levels.weights(state)
+  old = island.path_parameters(path, part.phase, {*levels} - island.own_levels) | own_levels.weights(state)
   for level in (level for level in island.layout.levels if level.name in levels):
     new = {name: trained.params[name] for name in island.layout.names(level)}
-    rows = row_weights(island, trained.inner, new) if level.name not in island.own else {}
+    rows = row_weights(island, trained.inner, new) if level.name not in island.own_levels else {}
     sent[level.name] = messages.send(island.kind(level), old, new, residuals, rows)
   return sent, residuals | {name: e for message in sent.values() for name, e in message.residuals.items()}
 

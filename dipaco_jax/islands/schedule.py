@@ -5,9 +5,9 @@ complete when its facts are inserted:
 
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
-    train (path, phase)         worker            checkpoint (path, phase): parameters after tau steps, the holder of
-                                                  the AdamW state; modules that the path has alone, and its evaluation
-                                                  by them (own_levels.py)
+    train (path, phase)         worker            checkpoint (path, phase): what the path sends of the levels that it
+                                                  shares (messages.py), and the holder of its AdamW state; modules that
+                                                  the path has alone, and its evaluation by them (own_levels.py)
     outer (module, version)     outer executor    module (module, version): weights; in the metadata, the outer state
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
     reroute (round)             worker            round: new shards of the text
@@ -90,7 +90,7 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
 
 def _makes_possible(island: Island, module: Fact) -> bool:
   """Returns whether tasks may wait for a module: not for those that stay with their path, unless that begins whole."""
-  is_own, version = module.key.partition('/')[0] in island.own, module.number
+  is_own, version = module.key.partition('/')[0] in island.own_levels, module.number
   return not is_own or island.has_own_objects(version) or island.timetable.begins_whole(version)
 
 

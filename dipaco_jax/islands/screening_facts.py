@@ -1,7 +1,8 @@
 """Screening in islands [3]: a worker judges its path before publishing, and an executor judges what it reads.
 
 The length of an outer gradient, r, the usual length, h, and the limits are those of one job (screening.py). The fact of
-a module has its h, `usual`. Facts name the paths that take no part:
+a module has its h, `usual`. A worker excludes its path from all modules, as one job does; an executor leaves it out of
+the one module that it reads. Facts name the paths that take no part:
 
     checkpoint (path, phase)    `excluded`: why, by its worker; it has no objects
     module (module, version)    `left_out`: why, by path; a version that is made again leaves out the same paths

@@ -136,9 +136,11 @@ def _read(island: Island, fact: Fact):
   """Reads all that a fact names, as its readers do. Raises island.Gone."""
   if fact.kind in (pieces.CHECKPOINT, pieces.PIECE):
     for level in island.layout.levels if 'excluded' not in fact.meta else ():
-      if level.name in pieces.piece(island, pieces.part_of(island, fact)).sent and level.name not in island.own:
+      if level.name in pieces.piece(island, pieces.part_of(island, fact)).sent and level.name not in island.own_levels:
         island.read_contribution(fact, level)
-  elif fact.kind == 'module' and (fact.key.partition('/')[0] not in island.own or island.has_own_objects(fact.number)):
+  elif fact.kind == 'module' and (
+    fact.key.partition('/')[0] not in island.own_levels or island.has_own_objects(fact.number)
+  ):
     dataclasses.replace(island, weights=ModuleWeights()).read_module(fact)  # nothing that is in memory
     if WHOLE in fact.meta:
       island.read_whole(fact.key, *fact.meta[WHOLE])

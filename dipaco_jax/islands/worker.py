@@ -233,7 +233,7 @@ class Worker:
     evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due and not is_first else []
     is_due &= not evaluated
     start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due)
-    begins_with = path_exchange.version(island, path, phase, state) if start.evaluates else {}
+    begins_with = path_exchange.parameters_before(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # a last piece may be excluded, which is not known yet
         self.scheduler.submit(self.schedule_next, island, path, part)
@@ -272,7 +272,7 @@ class Worker:
     """Holds a path's state after the phase of this checkpoint."""
     key = Key(int(checkpoint.key), checkpoint.number, checkpoint.sha256)
     is_closed = island.timetable.is_closed(checkpoint.number)
-    continues = island.own or not state.excluded  # an excluded path begins again with fresh state
+    continues = island.own_levels or not state.excluded  # an excluded path begins again with fresh state
     if checkpoint.kind == pieces.CHECKPOINT and continues and (lineage.has_state(island) or not is_closed):
       carried = path_exchange.carried(island, checkpoint.number, state)
       self.held.put(key, carried)
@@ -332,7 +332,7 @@ def write_objects(island: Island, path: int, part: Part, sent: dict[str, Sent]) 
   """Writes an object for each level, so that an executor reads only the part of its own module."""
   kind, number = pieces.fact_name(island, part)
   prefix = f'paths/{part.phase}/{path}' + (f'.{number}' if kind == pieces.PIECE else '')
-  shared = {level: message for level, message in sent.items() if level not in island.own}
+  shared = {level: message for level, message in sent.items() if level not in island.own_levels}
   return {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in shared.items()}
 
 

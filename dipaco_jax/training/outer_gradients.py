@@ -23,7 +23,7 @@ from dipaco_jax.training.specs import Gathered, Specs
 class Sender(NamedTuple):
   """A path at the end of its steps, and what decides whether its outer gradient counts; arguments of `accumulate`."""
 
-  modules: modules_lib.Modules  # from which it began
+  modules: modules_lib.Modules  # of a level that is sent, the version that the path began with or last took over
   usual: dict[str, Any]  # h of screening.py by level, shaped like its modules
   params: dict[str, Any]  # of this path alone, as is `state`
   state: Any
@@ -31,7 +31,7 @@ class Sender(NamedTuple):
   limits: Any  # f of screening.py of all paths
   last: Any  # global step
   num_steps: dict[str, Any]  # by level, since its last exchange
-  turn: Any  # [n]
+  turn: Any  # [n], the path's index along each axis among this device's shards of modules and sums
 
 
 def accumulate(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dipaco_jax.algorithm import modules, outer
+from dipaco_jax.algorithm import modules, outer, reference
 from dipaco_jax.config import choices, fields, settings
 
 SPECS = (('shared', 'x', ()), ('low', 'y', ('a',)), ('own', 'z', ('a', 'b')))
@@ -165,6 +165,19 @@ def test_exchanged_bytes_are_fewer_where_they_are_compressed():
 def test_every_optimizer_goes_down(optimizer):
   new, _, _ = step(np.ones((2, 3), 'f'), {name: np.ones((2, 3)) for name in 'xyz'}, optimizer=optimizer)
   assert all((x < 0).all() for x in jax.tree.leaves(new))
+
+
+@pytest.mark.parametrize('optimizer', dict(fields.fields(settings.Outer))['optimizer'].choices)
+def test_every_optimizer_is_that_of_the_reference(optimizer):
+  config = settings.Outer(optimizer=optimizer, learning_rate=0.1, momentum=0.8, b2=0.95, epsilon=0.01)  # no defaults
+  opt, rng = choices.make_outer_optimizer(config), np.random.default_rng(0)
+  module = expected = np.ones(7, 'f')
+  state, momentum = opt.init(module), None
+  for _ in range(4):
+    delta = rng.normal(size=7).astype('f')
+    module, state, _ = outer.module_step(opt, module, state, delta)
+    expected, momentum = reference.outer_opt(expected, momentum, delta, config)
+  np.testing.assert_allclose(module, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_exchanged_bytes_of_a_parameter_without_axes():

@@ -77,12 +77,12 @@ def test_inner_phase_is_that_of_optax(change):
 
 @pytest.mark.parametrize('optimizer', dict(fields.fields(settings.Outer))['optimizer'].choices)
 def test_outer_opt_is_that_of_optax(optimizer):
-  outer = settings.Outer(optimizer=optimizer, b2=0.9)
+  outer = settings.Outer(optimizer=optimizer, momentum=0.8, b2=0.95, epsilon=0.01)  # no defaults
   transformation = {
-    'nesterov': optax.sgd(0.7, 0.9, nesterov=True),
-    'momentum': optax.sgd(0.7, 0.9),
+    'nesterov': optax.sgd(0.7, 0.8, nesterov=True),
+    'momentum': optax.sgd(0.7, 0.8),
     'sgd': optax.sgd(0.7),
-    'adam': optax.adam(0.7, b1=0.9, b2=0.9, eps=0.1),
+    'adam': optax.adam(0.7, b1=0.8, b2=0.95, eps=0.01),
   }[optimizer]
   rng = np.random.default_rng(0)
   theta = expected = rng.normal(size=5).astype('f')

@@ -1,7 +1,9 @@
-"""References to user modules: imports, digests, and errors."""
+"""References to user modules: imports, digests, errors, and the examples of docs/extend.md."""
 
 import dataclasses
+import importlib
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -132,3 +134,74 @@ def test_of_inner_optimizers_no_first_usual_move_is_known():
   config = dataclasses.replace(settings.Outer(), optimizer='sgd')
   assert np.isinf(outer.screening.first_usual(100, 'a:b')) and choices.make_outer_optimizer(config)
   assert isinstance(jax.eval_shape(optax.identity().init, {}), optax.EmptyState)
+
+
+# -- the examples of the page, each by a number or two that follow from its text
+
+
+def outer_example(module, folder):
+  opt = module.make(settings.Outer(learning_rate=0.003))
+  updates, _ = opt.update({'x': np.ones(2, 'f')}, opt.init({'x': np.ones(2, 'f')}), {'x': np.ones(2, 'f')})
+  np.testing.assert_allclose(updates['x'], -0.003 * (1 + 1e-3), rtol=1e-5)
+
+
+def inner_example(module, folder):
+  opt, params = (
+    module.make(settings.Inner(weight_decay=0.5)),
+    {name: np.ones((2, 2), 'f') for name in ('embed/tokens', 'w')},
+  )
+  updates, _ = opt.update(params, opt.init(params), params)
+  np.testing.assert_allclose([updates['embed/tokens'][0, 0], updates['w'][0, 0]], [1, 1.5], rtol=1e-5)
+
+
+def schedule_example(module, folder):
+  rate = module.make(settings.Inner(learning_rate=0.5, warmup_steps=10))
+  np.testing.assert_allclose([rate(jnp.int32(step)) for step in (4, 9, 39)], [0.25, 0.5, 0.25], rtol=1e-6)
+
+
+def router_example(module, folder):
+  router, texts = module.make(settings.Routing()), types.SimpleNamespace(lengths=np.arange(8))
+  assert router.scores(router.fit(texts, 4, 0), texts).argmax(1).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+def source_example(module, folder):
+  (folder / 'a').mkdir()
+  (folder / 'a' / 'b.rst').write_text('text')
+  [(name, text, domain)] = module.make(settings.Data(data_dir=str(folder)), 'train')
+  assert (name, text(), domain) == ('a/b.rst', 'text', 'a')
+  assert not [*module.make(settings.Data(data_dir=str(folder)), 'validation')]
+
+
+def tokenizer_example(module, folder):
+  tokenizer = module.make(settings.Tokenizer())
+  assert tokenizer.decode(tokenizer.encode('é')) == 'é' and tokenizer.vocab_size > tokenizer.eos_id
+
+
+def sink_example(module, folder):
+  sink = module.Csv(settings.Metrics(run=str(folder / 'run')))
+  sink.write({'kind': 'step', 'stage': 'train', 'step': 2, 'loss': [1.0, 2.0, None]})
+  sink.close()
+  assert (folder / 'run.csv').read_text().split() == ['train,2,1.5']
+
+
+def block_example(module, folder):
+  block, x = module.make(settings.Model(width=8, num_heads=2, head_dim=4, mlp_dim=8), 0), jnp.ones((1, 3, 8))
+  places = jnp.arange(3)[None], jnp.ones((1, 3), jnp.int32)
+  hidden, _ = jax.eval_shape(lambda: block.init_with_output(jax.random.key(0), x, *places))[0]
+  assert hidden.shape == x.shape
+
+
+EXAMPLES = {
+  f'my_{name.removesuffix("_example")}.py': x for name, x in [*globals().items()] if name.endswith('_example')
+}
+
+
+def test_every_example_of_the_page_is_executed():
+  assert own_modules.examples().keys() == EXAMPLES.keys()
+
+
+@pytest.mark.parametrize('file', EXAMPLES)
+def test_an_example_of_the_page_does_what_it_says(file, tmp_path, monkeypatch):
+  name = own_modules.write(tmp_path, monkeypatch, own_modules.examples()[file])
+  EXAMPLES[file](importlib.import_module(name), tmp_path)
+  sys.modules.pop(name)

@@ -61,7 +61,7 @@ def train(of: island.Island, task, left_out=lambda path, phase: False) -> list[F
   for t in found.phases:
     noted = own_levels.note_left_out(of, path, t, PathState({}, {}, own=begin_own(of, path, state)))
     own = noted.own
-    if of.own and lineage.previous(of, path, t)[1]:  # it begins anew, but for its own modules
+    if of.own_levels and lineage.previous(of, path, t)[1]:  # it begins anew, but for its own modules
       state = own.to_arrays()
     loss, own = evaluate_own(of, path, t, own)
     bits = [of.name] if of.name in OTHERWISE else []
@@ -78,7 +78,7 @@ def train(of: island.Island, task, left_out=lambda path, phase: False) -> list[F
   objects = {
     level.name: of.write_object(f'paths/{phase}/{path}-{level.name}', digest(level.name, new))
     for level in of.layout.levels
-    if level.name not in of.own and not left_out(path, phase)
+    if level.name not in of.own_levels and not left_out(path, phase)
   }
   modules, about = own_modules(of, path, phase + 1, own), {'holder': held.holder, 'replayed': len(found.phases) - 1}
   about |= {'excluded': 'bad'} if left_out(path, phase) else {}

@@ -18,8 +18,8 @@ import small
 import tiny_run
 from one_process import with_settings
 
-from dipaco_jax.algorithm import exact_sum, modules, outer
-from dipaco_jax.config import choices, settings as settings_lib
+from dipaco_jax.algorithm import exact_sum, modules, outer, reference
+from dipaco_jax.config import choices, fields, settings as settings_lib
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import island, messages, outer_executor, schedule, screening_facts
 from dipaco_jax.islands.module_weights import ModuleWeights
@@ -160,6 +160,20 @@ def test_its_outer_step_is_that_of_main(scene):
     for name, x in old.items():  # values near 1, each of a few roundings
       np.testing.assert_allclose(x, all_modules['high'][name][0], rtol=0, atol=8 * small.EPS)
     assert made_module.meta['norm'] == pytest.approx(float(norms['high'][0]), rel=1e-5)
+
+
+@pytest.mark.parametrize('optimizer', dict(fields.fields(settings_lib.Outer))['optimizer'].choices)
+def test_its_outer_step_is_that_of_the_reference(optimizer):
+  config = settings_lib.Outer(optimizer=optimizer, learning_rate=0.1, momentum=0.8, b2=0.95, epsilon=0.01)
+  rng, factor, state, momentum = np.random.default_rng(0), np.float32(2), {}, None
+  module = {'x': np.ones(7, 'f')}
+  expected = module['x']
+  for _ in range(4):
+    mean = {'x': rng.normal(size=7).astype('f')}
+    module, state, _, is_sound = outer_executor.step(config, module, state, mean, factor)
+    expected, momentum = reference.outer_opt(expected, momentum, factor * mean['x'], config)
+    assert is_sound
+  np.testing.assert_allclose(module['x'], expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('by', [np.nan, 1000.0, 5.0])

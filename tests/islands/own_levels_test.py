@@ -16,7 +16,7 @@ APART = (('all', '.*', ('a', 'b')),)
 
 
 def weights(of, x: float) -> dict[str, np.ndarray]:
-  return {name: np.full(of.shapes[name].shape, x, 'f') for level in of.layout.levels if level.name in of.own
+  return {name: np.full(of.shapes[name].shape, x, 'f') for level in of.layout.levels if level.name in of.own_levels
           for name in of.layout.names(level)}  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def test_a_state_without_a_finite_loss_is_kept_within_a_phase(loss, made):
 
 
 def test_a_replay_knows_the_losses_of_phases_that_it_leaves_out(made, monkeypatch):
-  monkeypatch.setattr(path_exchange, 'version', lambda *_: {})  # of shared modules
+  monkeypatch.setattr(path_exchange, 'parameters_before', lambda *_: {})  # of shared modules
   of = with_settings(made, levels=OWN, train=dict(phases=9))
   of.registry.put([own_levels.evaluation_fact(3, v, loss, 1.0) for v, loss in ((5, 0.5), (6, 2.0), (7, 1.0))])
   of.registry.put([screening_facts.exclusion(of, 3, t, 'bad', 'w') for t in (6, 7)])

@@ -27,7 +27,7 @@ def train(of: island.Island, task) -> list[Fact]:
   is_sick = protocol.RUNS['of'] is RUNS['sick'] and phase == SICK
   is_sick = is_sick and not screening_facts.times_resumed(of.registry)
   is_left_out = is_sick or (path, phase) in EXCLUDED
-  if is_left_out and not of.own:
+  if is_left_out and not of.own_levels:
     made = [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'})]
   else:
     made = digest_tasks.train(of, task, lambda *at: at in EXCLUDED)

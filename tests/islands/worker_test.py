@@ -53,7 +53,7 @@ def test_a_checkpoint_has_an_object_for_each_level(made):
 
 def test_only_parameters_of_shared_levels_leave_the_machine(made):
   of = with_settings(made, levels=one_process.OWN_LEVELS)
-  assert of.own == {'own'}
+  assert of.own_levels == {'own'}
   before, params = {*of.storage.names(island.OBJECTS)}, state(of).params
   objects = write(of, state(of), 2)
   assert objects.keys() == {'ends', 'low'}

@@ -161,7 +161,8 @@ def test_links_lead_somewhere():
     assert not [link for link in links if not (page.parent / link).is_file()], page
     for link, anchor in re.findall(r'\]\((?!https)([^)#]*)#(?!L\d)([^)]+)\)', page.read_text()):
       target = page.parent / link if link else page
-      headings = re.findall(r'^#+ (.*)$', target.read_text(), re.MULTILINE)
+      text = re.sub(r'^```.*?^```$', '', target.read_text(), flags=re.MULTILINE | re.DOTALL)  # comments are no headings
+      headings = re.findall(r'^#+ (.*)$', text, re.MULTILINE)
       assert anchor in [re.sub(r'[^\w -]', '', heading).lower().replace(' ', '-') for heading in headings]
 
 

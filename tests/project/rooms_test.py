@@ -1,6 +1,7 @@
 """Rooms: imports go one way between them, mathematics is pure, flags stay with commands, nothing heavy loads early."""
 
 import ast
+import fnmatch
 import functools
 import graphlib
 import pathlib
@@ -83,6 +84,14 @@ def test_every_file_is_in_a_room_or_a_command():
 def test_a_room_says_what_lives_there_and_nothing_else(name):
   tree = ast.parse(SOURCES[f'{name}.__init__'].read_text())
   assert ast.get_docstring(tree) and len(tree.body) == 1
+
+
+@pytest.mark.parametrize('name', ROOMS)
+def test_a_room_names_each_of_its_files(name):
+  text = ast.get_docstring(ast.parse(SOURCES[f'{name}.__init__'].read_text())).partition('\nImports from ')[0]
+  patterns = re.findall(r'`([\w*]+)`', text)
+  files = [file.partition('.')[2] for file in SOURCES if room(file) == name and file != f'{name}.__init__']
+  assert [file for file in files if not any(fnmatch.fnmatch(file, pattern) for pattern in patterns)] == []
 
 
 @pytest.mark.parametrize('name', [name for name in ROOMS if name != 'algorithm'])

@@ -8,7 +8,11 @@ import pytest
 from repository import ROOT
 
 PAGE = ROOT / 'docs' / 'tour.md'
-MOST = {'One batch, from a text file to the outer step': 20, 'One request, from HTTP to tokens': 14}
+MOST = {
+  'One batch, from a text file to the outer step': 22,
+  'One phase of a path, through islands': 14,
+  'One request, from HTTP to tokens': 14,
+}
 WALKS = {title: PAGE.read_text().split(f'## {title}\n')[1].split('\n## ')[0] for title in MOST}
 
 
@@ -24,6 +28,14 @@ def test_every_link_leads_to_the_line_that_defines_its_name(tour_lines):
   words = PAGE.read_text()
   assert len(tour_lines.LINK.findall(words)) == words.count('.py#L') > 30
   assert tour_lines.rewritten(words, PAGE.parent) == words, 'run python docs/tour_lines.py'
+
+
+def test_the_names_of_symbols_are_in_the_code():
+  table = (ROOT / 'docs' / 'concepts.md').read_text().split('## Symbols and names\n')[1].split('\n## ')[0]
+  in_code = re.findall(r'\| ([^|]+) \|$', table, re.MULTILINE)
+  names = [name for cell in in_code for name in re.findall(r'`(\w+)`', cell)]
+  code = ''.join(file.read_text() for file in (ROOT / 'dipaco_jax').rglob('*.py'))
+  assert len(names) > 25 and [name for name in names if not re.search(rf'\b{name}\b', code)] == []
 
 
 @pytest.mark.parametrize('title', MOST)

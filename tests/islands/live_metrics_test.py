@@ -9,7 +9,7 @@ from island_fixtures import machine, one_device, prepared  # noqa: F401
 from one_process import changed, close
 
 from dipaco_jax.config import extension
-from dipaco_jax.islands import live_rows, monitor, run_history
+from dipaco_jax.islands import live_metrics, monitor, run_history
 from dipaco_jax.storage import user_modules
 from dipaco_jax.telemetry import metrics_log
 
@@ -61,7 +61,7 @@ def told_while_paths_trained(made, recorded, monkeypatch):
   real = run_history.is_complete
   monkeypatch.setattr(made.registry, 'facts', lambda kind, *a, **b: [] if kind == 'finished' else facts(kind, *a, **b))
   monkeypatch.setattr(run_history, 'is_complete', lambda i, phase: phase in complete and real(i, phase))
-  with contextlib.closing(live_rows.follow(made)) as rows:
+  with contextlib.closing(live_metrics.follow(made)) as rows:
     assert next(rows) is None
     for phase in range(2):
       complete.append(phase)

@@ -1,4 +1,4 @@
-"""The rows that the monitor of a run of islands feeds sinks: those that metrics.jsonl will have, phase by phase."""
+"""Rows of metrics that the monitor of an islands run sends to sinks: those of metrics.jsonl, phase by phase."""
 
 import time
 
