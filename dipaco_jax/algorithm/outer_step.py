@@ -166,10 +166,7 @@ class OuterStep:
 
   def _check(self, weights: Any, rows: Any, rates: Any) -> tuple[jax.Array, jax.Array]:
     """Returns w_i, float32 [P], and what moves are divided by."""
-    if rows and self.rescale:
-      raise ValueError(
-        'row weights go with rescale=False: a row that one path has moved would go further than the path'
-      )
+    outer_lib.check_rescale(self.rescale, rows)
     return self._check_weights(weights), self._check_rates(rates)
 
   def _check_weights(self, weights: Any) -> jax.Array:
