@@ -73,7 +73,7 @@ def train(levels, outer, weights=None, run_phase=phase.train_phase):
 def test_it_is_algorithm_1(rescale, weights):
   levels, outer = make(rescale=rescale)
   modules, _, _ = train(levels, outer, weights)
-  inner = reference.Inner(lambda s: RATE, weight_decay=0.0)
+  inner = reference.Inner(lambda s: RATE, b2=0.999, weight_decay=0.0)  # optax.adamw's b2
   of_outer = reference.Outer(rescale=rescale, reweigh=weights is not None)
   all_batches = [draw_batches(t) for t in range(PHASES)]
   expected, _, _ = reference.train(
