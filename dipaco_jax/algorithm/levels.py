@@ -53,7 +53,8 @@ class Levels:
     """
     named = _name_leaves(params)
     self.grid = grid
-    self.layout = modules_lib.make_layout(grid.sizes.items(), [_spec(*level) for level in levels.items()], named)
+    specs = [_spec(*level) for level in levels.items()]
+    self.layout = modules_lib.make_layout(grid.sizes.items(), specs, named, source='the arguments of Levels')
     self._shapes = {name: tuple(x.shape) for name, x in named.items()}
     self._structure: Any = jax.tree.structure(params)
 
@@ -222,7 +223,7 @@ def _split(names: str | Sequence[str]) -> tuple[str, ...]:
 
 def _spec(name: str, level: Any) -> tuple[str, str, tuple[str, ...]]:
   """Returns (name, pattern, axes) of a level."""
-  if not isinstance(level, tuple | list) or len(level) != 2:
+  if not isinstance(level, tuple | list) or len(level) != 2 or not isinstance(level[0], str):
     raise ValueError(f'level {name!r} is {level!r}: give a pattern and axes, as in {name}=("block_0", "a")')
   pattern, axes = level
   return name, pattern, _split(axes)

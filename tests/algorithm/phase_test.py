@@ -215,8 +215,10 @@ def test_the_empty_grid_is_one_model():
 @pytest.mark.parametrize(
   'levels, message',
   [
-    (dict(low=('block_0', 'a')), "'block_1/w' matches no level"),
-    (dict(all=('', 'c')), "varies over \\['c'\\]"),
+    (dict(low=('block_0', 'a')), "'block_1/w' matches no level; add a pattern to the arguments of Levels"),
+    (dict(all=('', 'c')), "varies over \\['c'\\], .*; mend the arguments of Levels"),
+    (dict(low=('a', 'block_0')), "varies over \\['block_0'\\], .*; swap its pattern and its axes in the arguments"),
+    (dict(ends=((), 'embed')), "level 'ends' is .*: give a pattern and axes"),
     (dict(all=('', ''), low=('block_0', 'a')), "'block_0/w' matches levels 'all' and 'low'"),
     (dict(all=('', ''), more=('head', '')), 'matches no parameter'),
   ],
