@@ -12,11 +12,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dipaco_jax.algorithm import modules as modules_lib
+from dipaco_jax.algorithm import checks, modules as modules_lib
+from dipaco_jax.algorithm.checks import Tree
 from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.algorithm.modules import Modules
 
-Tree = Any  # a pytree of arrays
+ARRAYS_FIX = (
+  'give the floating-point arrays of the model, as nnx.state(model, nnx.Param) or '
+  'eqx.partition(model, eqx.is_inexact_array)[0] do'
+)
 
 
 class Levels:
@@ -56,7 +60,7 @@ class Levels:
     specs = [_spec(*level) for level in levels.items()]
     self.layout = modules_lib.make_layout(grid.sizes.items(), specs, named, source='the arguments of Levels')
     self._shapes = {name: tuple(x.shape) for name, x in named.items()}
-    self._structure: Any = jax.tree.structure(params)
+    self._params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
 
   def start(self, params: Tree) -> Modules:
     """Returns all modules, each a copy of its part of one pretrained model [Algorithm 1, initialization].
@@ -67,11 +71,15 @@ class Levels:
     Returns:
       {level: {parameter: [K_a for each axis a of the level, ...]}}.
 
+    Raises:
+      ValueError: structure, shapes or dtypes differ from those of the parameters that the levels are made of.
+
     Examples:
       >>> params = {'w': jnp.array([1.0, 2.0])}
       >>> Levels(Grid(a=2), params, all=('w', 'a')).start(params)['all']['w'].tolist()
       [[1.0, 2.0], [1.0, 2.0]]
     """
+    checks.check_like('params', params, self._params, 'give parameters like those that Levels got', dtypes=True)
     return modules_lib.stack(self.layout, self.flat(params))
 
   def path(self, modules: Modules, path: Any) -> Tree:
@@ -82,7 +90,7 @@ class Levels:
       path: its index in [0, P), which may be a traced integer; the last axis of the grid is the fastest.
 
     Raises:
-      ValueError: the grid has no such path.
+      ValueError: the grid has no such path, or `modules` have another structure or other shapes.
 
     Examples:
       >>> params = {'w': jnp.ones(2)}
@@ -91,9 +99,11 @@ class Levels:
       >>> levels.path(modules, 4)  # its coordinates are a=1, b=1
       {'w': Array([2., 2.], dtype=float32)}
     """
+    self.check_modules(modules)
     if not isinstance(path, jax.core.Tracer):  # an integer of NumPy or JAX outside [0, P) would be clipped below
       coordinates: Any = self.grid.coordinates(operator.index(path))
     else:
+      modules = jax.tree.map(jnp.asarray, modules)  # an array of NumPy has no traced index
       coordinates = jnp.unravel_index(path, self.grid.shape) if self.grid.shape else ()
     return self.tree(modules_lib.take(self.layout, modules, coordinates))
 
@@ -182,24 +192,33 @@ class Levels:
       >>> Levels(Grid(), {'block': {'w': jnp.ones(1)}}, all=('', '')).flat({'block': {'w': 5}})
       {'block/w': 5}
     """
-    return dict(zip(self._shapes, self._structure.flatten_up_to(tree), strict=True))
+    structure: Any = jax.tree.structure(self._params)
+    return dict(zip(self._shapes, structure.flatten_up_to(tree), strict=True))
 
-  def flat_paths(self, paths: Tree) -> dict[str, jax.Array]:
+  def flat_paths(self, paths: Tree, argument: str = 'paths') -> dict[str, jax.Array]:
     """Returns stacked parameters of all paths as {name: [P, ...]}; raises ValueError for other shapes.
+
+    Errors name the `argument`.
 
     Examples:
       >>> Levels(Grid(a=2), {'w': jnp.ones(1)}, all=('', '')).flat_paths({'w': jnp.ones((2, 1))})
       {'w': Array([[1.],
              [1.]], dtype=float32)}
     """
-    named = self.flat(paths)
-    for name, x in named.items():
-      if jnp.shape(x) != (expected := (self.grid.num_paths, *self._shapes[name])):
-        raise ValueError(
-          f'{name!r} of the paths has shape {jnp.shape(x)} instead of {expected}: give the parameters of all '
-          f'{self.grid.num_paths} paths, stacked'
-        )
-    return named
+    num_paths = self.grid.num_paths
+    expected = jax.tree.map(lambda x: jax.ShapeDtypeStruct((num_paths, *x.shape), x.dtype), self._params)
+    checks.check_like(argument, paths, expected, f'give arrays of all {num_paths} paths, stacked like the parameters')
+    return self.flat(paths)
+
+  def check_modules(self, modules: Modules) -> None:
+    """Raises ValueError if modules have another structure or other shapes than `start` makes.
+
+    Examples:
+      >>> levels = Levels(Grid(a=2), {'w': jnp.ones(1)}, all=('w', ''))
+      >>> levels.check_modules(levels.start({'w': jnp.ones(1)}))
+    """
+    expected = jax.eval_shape(self.start, self._params)
+    checks.check_like('modules', modules, expected, 'give modules that levels.start or outer.step has made')
 
   def tree(self, named: dict[str, Any]) -> Tree:
     """Returns {name: array} as a pytree like the parameters; `flat` is the inverse.
@@ -208,7 +227,7 @@ class Levels:
       >>> Levels(Grid(), {'block': {'w': jnp.ones(1)}}, all=('', '')).tree({'block/w': 5})
       {'block': {'w': 5}}
     """
-    return self._structure.unflatten([named[name] for name in self._shapes])
+    return jax.tree.unflatten(jax.tree.structure(self._params), [named[name] for name in self._shapes])
 
 
 def where_path(mask_P: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -232,15 +251,11 @@ def _spec(name: str, level: Any) -> tuple[str, str, tuple[str, ...]]:
 def _name_leaves(params: Tree) -> dict[str, Any]:
   """Returns the leaves of a pytree by the keys on the way to them, joined by '/'."""
   named: dict[str, Any] = {}
-  for keys, x in jax.tree_util.tree_leaves_with_path(params):
-    name = jax.tree_util.keystr(keys, simple=True, separator='/')
+  for name, x in checks.name_leaves(params):
     if not hasattr(x, 'shape') or not hasattr(x, 'dtype'):
-      raise ValueError(f'{name or "the model"} is {type(x).__name__}, not an array: give the arrays of the model alone')
+      raise ValueError(f'{name or "the model"} is {type(x).__name__}, not an array: {ARRAYS_FIX}')
     if not jnp.issubdtype(x.dtype, jnp.floating):
-      raise ValueError(
-        f'{name!r} has dtype {x.dtype}, which cannot be averaged: give floating-point parameters alone, as '
-        'nnx.state(model, nnx.Param) or eqx.filter(model, eqx.is_inexact_array) do'
-      )
+      raise ValueError(f'{name!r} has dtype {x.dtype}, which cannot be averaged: {ARRAYS_FIX}')
     if name in named:
       raise ValueError(f'two parameters have the name {name!r}: rename one of their keys')
     named[name] = x

@@ -21,9 +21,11 @@ import functools
 from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dipaco_jax.algorithm.levels import Tree
+from dipaco_jax.algorithm import checks
+from dipaco_jax.algorithm.checks import Tree
 
 TrainStep = Callable[[Tree, Tree, Tree], tuple[Tree, Tree, Tree]]  # (params, state, batch) -> (params, state, metrics)
 
@@ -72,13 +74,14 @@ def train_phase(
     (params, states, metrics), [P, ...] and [P, tau, ...].
 
   Raises:
-    ValueError: the mesh has a number of devices that does not divide P.
+    ValueError: leading axes differ, or the mesh has a number of devices that does not divide P.
 
   Examples:
     >>> move = lambda w, n, x: (w + x, n + 1, w)
     >>> train_phase(move, jnp.zeros(2), jnp.zeros(2, int), jnp.array([[1.0, 1.0], [2.0, 2.0]]))[0]
     Array([2., 4.], dtype=float32)
   """
+  _check_leading_axes(params, states, batches)
   one = functools.partial(train_path, train_step)
   work = (lambda *trees: jax.lax.map(lambda xs: one(*xs), trees)) if in_turn else jax.vmap(one)
   if mesh is None:
@@ -105,6 +108,22 @@ def spread(tree: Tree, mesh: Mesh) -> Tree:
   """
   _check_divisible(tree, mesh)
   return jax.device_put(tree, NamedSharding(_automatic(mesh), PartitionSpec(mesh.axis_names)))
+
+
+def _check_leading_axes(params: Tree, states: Tree, batches: Tree) -> None:
+  """Raises ValueError unless params and states are [P, ...] and batches are [P, tau, ...]."""
+  num_paths = _leading_axes(params, ('P',))
+  tau = _leading_axes(batches, ('P', 'tau'))[1:]
+  checks.check_leading_axes('params', params, num_paths, 'give those of all paths, levels.paths(modules)')
+  states_fix = 'give those of all paths; levels.per_path(optimizer.init(params)) are the first'
+  checks.check_leading_axes('states', states, num_paths, states_fix)
+  checks.check_leading_axes('batches', batches, num_paths + tau, 'give each path tau batches, [P, tau, ...]')
+
+
+def _leading_axes(tree: Tree, names: tuple[str, ...]) -> tuple[int | str, ...]:
+  """Returns the sizes of the leading axes of a pytree's first leaf; of those that it lacks, their names."""
+  shape = next(map(np.shape, jax.tree.leaves(tree)), ())
+  return shape[: len(names)] + names[len(shape) :]
 
 
 def _check_divisible(tree: Tree, mesh: Mesh) -> None:

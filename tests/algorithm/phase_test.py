@@ -229,7 +229,7 @@ def test_wrong_levels(levels, message):
 
 
 def test_what_is_no_array_is_named():
-  with pytest.raises(ValueError, match='f/0 is builtin_function_or_method, not an array'):
+  with pytest.raises(ValueError, match=r'f/0 is builtin_function_or_method, not an array: give .* as .* eqx.partition'):
     Levels(GRID, {'f': [max], 'w': jnp.ones(1)}, all=('', ''))
 
 
@@ -280,7 +280,7 @@ def take_step(exclude_above=0.0, rescale=False, **arguments):
 @pytest.mark.parametrize(
   'call, message',
   [
-    (lambda: take_step(paths=make_params()), r"'block_0/w' of the paths has shape \(3, 3\) instead of \(4, 3, 3\)"),
+    (lambda: take_step(paths=make_params()), r"paths: 'block_0/w' has shape \(3, 3\) instead of \(4, 3, 3\)"),
     (lambda: take_step(weights=[1, 2, 3]), r'weights have shape \(3,\): give one for each of the 4 paths'),
     (lambda: take_step(only='lwo'), "only='lwo': no level is named lwo; the levels are low, high, ends, own"),
     (lambda: take_step(exclude_above=10.0), 'give rates'),
@@ -288,7 +288,10 @@ def take_step(exclude_above=0.0, rescale=False, **arguments):
     (lambda: make(compress='int3'), "compress='int3': use one of none, int8"),
     (lambda: make(exclude_above=-1.0), 'is negative'),
     (lambda: make()[0].path(make()[0].start(make_params()), 4), 'path 4 is not in the grid'),
-    (lambda: Levels(GRID, {'n': jnp.zeros(3, int)}, all=('', '')), "'n' has dtype int32, which cannot be averaged"),
+    (
+      lambda: Levels(GRID, {'n': jnp.zeros(3, int)}, all=('', '')),
+      "'n' has dtype int32, which cannot be averaged: give the floating-point arrays",
+    ),
     (lambda: Levels(GRID, {'key': jax.random.key(0)}, all=('', '')), "'key' has dtype key"),
     (lambda: Levels(GRID, {'a/b': jnp.ones(1), 'a': {'b': jnp.ones(1)}}, all=('', '')), "the name 'a/b'"),
     (lambda: Levels(GRID, {'w': jnp.ones(1)}, all='ab'), "level 'all' is 'ab': give a pattern and axes"),
