@@ -5,6 +5,7 @@ checked where they enter.
 """
 
 import functools
+import math
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -39,6 +40,12 @@ class Levels:
     >>> levels = Levels(Grid(a=2, b=3), params, low=('block_0', 'a'), high=('block_1', 'b'), ends=('embed', ''))
     >>> jax.tree.map(jnp.shape, levels.start(params))
     {'ends': {'embed': (3,)}, 'high': {'block_1/w': (3, 2, 2)}, 'low': {'block_0/w': (2, 2, 2)}}
+    >>> levels
+    level  axes  modules  parameters of each
+    low    a     2        4
+    high   b     3        4
+    ends   -     1        3
+    grid a2xb3: 6 paths of 11 parameters, all modules 23
   """
 
   def __init__(self, grid: Grid, params: Tree, /, **levels: tuple[str, str | Sequence[str]]):
@@ -61,6 +68,19 @@ class Levels:
     self.layout = modules_lib.make_layout(grid.sizes.items(), specs, named, source='the arguments of Levels')
     self._shapes = {name: tuple(x.shape) for name, x in named.items()}
     self._params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    self._modules = jax.eval_shape(self.start, self._params)
+
+  def __repr__(self) -> str:
+    rows = [('level', 'axes', 'modules', 'parameters of each')]
+    for level in self.layout.levels:
+      size = sum(math.prod(self._shapes[name]) for name in self.layout.names(level))
+      rows.append((level.name, ' '.join(level.axes) or '-', f'{self.grid.num_modules(level):,}', f'{size:,}'))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ['  '.join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    one_path, all_modules = (sum(math.prod(x.shape) for x in jax.tree.leaves(t)) for t in (self._params, self._modules))
+    paths = f'{self.grid.num_paths:,} paths of {one_path:,} parameters'
+    lines.append(f'grid {self.grid}: {paths}, all modules {all_modules:,}')
+    return '\n'.join(lines)
 
   def start(self, params: Tree) -> Modules:
     """Returns all modules, each a copy of its part of one pretrained model [Algorithm 1, initialization].
@@ -217,8 +237,7 @@ class Levels:
       >>> levels = Levels(Grid(a=2), {'w': jnp.ones(1)}, all=('w', ''))
       >>> levels.check_modules(levels.start({'w': jnp.ones(1)}))
     """
-    expected = jax.eval_shape(self.start, self._params)
-    checks.check_like('modules', modules, expected, 'give modules that levels.start or outer.step has made')
+    checks.check_like('modules', modules, self._modules, 'give modules that levels.start or outer.step has made')
 
   def tree(self, named: dict[str, Any]) -> Tree:
     """Returns {name: array} as a pytree like the parameters; `flat` is the inverse.

@@ -212,6 +212,17 @@ def test_the_empty_grid_is_one_model():
   jax.tree.map(np.testing.assert_array_equal, levels.path(levels.start(params), 0), params)
 
 
+def test_levels_are_shown_as_a_table():
+  table = [line.split() for line in repr(Levels(GRID, make_params(), **LEVELS)).splitlines()]
+  assert table[1:5] == [
+    ['low', 'a', '2', '9'],
+    ['high', 'b', '2', '9'],
+    ['ends', '-', '1', '12'],
+    ['own', 'a', 'b', '4', '3'],
+  ]
+  assert ' '.join(table[5]) == 'grid a2xb2: 4 paths of 33 parameters, all modules 60'
+
+
 @pytest.mark.parametrize(
   'levels, message',
   [
