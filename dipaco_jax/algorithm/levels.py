@@ -29,7 +29,7 @@ class Levels:
 
   A level is a pattern over the names of parameters and the axes that it varies over. It has one module for each point
   of those axes, and paths that differ only along other axes share it. A parameter's name consists of the keys on the
-  way to its leaf, joined by '/', such as 'block_0/w'.
+  way to its leaf, joined by '/', such as 'block_0/w'. The key in a list or tuple is the index: 'layers/0/w'.
 
   Attributes:
     grid: the grid.
@@ -54,9 +54,9 @@ class Levels:
     Args:
       grid: the axes.
       params: parameters of one path, or their jax.ShapeDtypeStruct; values are not used.
-      **levels: (pattern, axes) by name. `pattern` is searched in parameters' names (re.search); `axes` are names of
-        the grid's axes, a sequence or separated by spaces. No axes: one module that all paths share; all axes: one
-        for each path [2.6.1].
+      **levels: (pattern, axes) by name. `pattern` is searched in parameters' names (re.search), so that 'layers/1'
+        also matches 'layers/10/w' and 'layers/1/' does not; `axes` are names of the grid's axes, a sequence or
+        separated by spaces. No axes: one module that all paths share; all axes: one for each path [2.6.1].
 
     Raises:
       ValueError: a parameter matches no level or several, a level matches nothing or names an axis that is not there,
@@ -140,6 +140,8 @@ class Levels:
 
   def per_path(self, tree: Tree) -> Tree:
     """Returns a copy of any arrays for each path, stacked: [P, ...]; for example a fresh inner state.
+
+    A random key is copied too: use `jax.random.split(key, grid.num_paths)` for a different key in each path.
 
     Examples:
       >>> Levels(Grid(a=2), {'w': jnp.ones(1)}, all=('w', '')).per_path({'count': jnp.int32(7)})
