@@ -1,18 +1,23 @@
 """DiPaCo around a training step of your own, over any pytree of arrays [Algorithm 1].
 
     grid = Grid(a=2, b=2)
-    levels = Levels(grid, params, low=('block_0', 'a'), high=('block_1', 'b'), ends=('embed|head', ''))
+    levels = Levels(grid, params, low=('block_0', 'a'), high=('block_1', 'b'), ends=('embed|head', ()))
     outer = OuterStep(levels, optax.sgd(0.7, 0.9, nesterov=True), rescale=True)
-    modules = levels.start(params)                       # every path starts from these parameters
-    state, inner = outer.init(modules), levels.per_path(optimizer.init(params))
+    run_phase = jax.jit(functools.partial(train_phase, train_step))
+    make_outer_step = jax.jit(outer.step)
+
+    modules = levels.start(params)                       # all paths start from these parameters
+    outer_state = outer.init(modules)
+    inner_states = levels.per_path(optimizer.init(params))
     for batches in phases:                               # [P, tau, ...], each path's from its own shard
-      paths, inner, losses = train_phase(train_step, levels.paths(modules), inner, batches)
-      modules, state, report = outer.step(modules, state, paths)
+      paths, inner_states, metrics = run_phase(levels.paths(modules), inner_states, batches)
+      modules, outer_state, report = make_outer_step(modules, outer_state, paths)
 
 `train_step(params, state, batch) -> (params, state, metrics)` is yours. Parameters are those of one path, in any
 pytree of floating-point arrays: dicts, NamedTuples, `nnx.state(model, nnx.Param)`,
-`eqx.filter(model, eqx.is_inexact_array)`. Modules and states are pytrees of arrays too, so `jax.jit`, checkpoints and
-`jax.device_put` work as always. The programs of this package make their outer steps with the same functions.
+`eqx.partition(model, eqx.is_inexact_array)[0]`. Modules and states are pytrees of arrays too, so `jax.jit`,
+checkpoints and `jax.device_put` work as always. The programs of this package make their outer steps with the same
+functions.
 
 `levels.py` has `Levels`, and `outer_step.py` has `OuterStep`.
 """
