@@ -82,7 +82,7 @@ class OuterStep:
     {'all': {'w': Array([2., 3.], dtype=float32)}}
   """
 
-  levels: Levels
+  levels: Levels = dataclasses.field(repr=False)  # a table
   optimizer: optax.GradientTransformation
   rescale: bool = False
   exclude_above: float = 0.0
