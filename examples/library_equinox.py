@@ -79,14 +79,14 @@ def train(params, grid, levels, shards_of_path, held_out, tau, phases):
   mesh = jax.make_mesh((grid.num_paths,), ('path',), devices=jax.devices()[: grid.num_paths])
   levels = algorithm.Levels(grid, params, **levels)
   outer = algorithm.OuterStep(levels, optax.sgd(1.0))  # plain averages
-  modules, inner = levels.start(params), algorithm.spread(levels.per_path(optimizer.init(params)), mesh)
-  state, rng = outer.init(modules), np.random.default_rng(0)
+  modules, inner_states = levels.start(params), algorithm.spread(levels.per_path(optimizer.init(params)), mesh)
+  outer_state, rng = outer.init(modules), np.random.default_rng(0)
   run_phase = jax.jit(functools.partial(algorithm.train_phase, train_step, mesh=mesh))
   make_outer_step, held_out_loss = jax.jit(outer.step), jax.jit(loss)
   for _ in range(phases):
     batches = np.stack([chars.draw(shards, tau, rng) for shards in shards_of_path])
-    paths, inner, _ = run_phase(*algorithm.spread((levels.paths(modules), inner, batches), mesh))
-    modules, state, _ = make_outer_step(modules, state, paths)
+    paths, inner_states, _ = run_phase(*algorithm.spread((levels.paths(modules), inner_states, batches), mesh))
+    modules, outer_state, _ = make_outer_step(modules, outer_state, paths)
   return chars.perplexity(lambda kind, x: held_out_loss(levels.path(modules, kind % grid.num_paths), x), held_out)
 
 
@@ -99,7 +99,7 @@ def main():
   args = parser.parse_args()
   shards, held_out = chars.load_shards()
   tokens = chars.draw(shards, args.pretrain, np.random.default_rng(1))
-  params, _, _ = jax.jit(lambda *a: algorithm.train_path(train_step, *a))(START, optimizer.init(START), tokens)
+  params, _, _ = jax.jit(functools.partial(algorithm.train_path, train_step))(START, optimizer.init(START), tokens)
 
   run = functools.partial(train, params, held_out=held_out, tau=args.tau, phases=args.phases)
   one_model, paths = {'all': ('', ())}, {'low': ('block_0', 'b'), 'high': ('block_1', 'a'), 'ends': ('embed|head', ())}

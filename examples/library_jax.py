@@ -8,6 +8,7 @@ kind of text. Dense trains on a quarter of the text of the others; at equal step
 """
 
 import argparse
+import functools
 
 import chars
 import jax
@@ -63,9 +64,9 @@ def train(params, grid, levels, shards_of_path, held_out, tau, phases):
   """Trains all paths of a grid, and returns the perplexity before each phase and after the last."""
   levels = algorithm.Levels(grid, params, **levels)
   outer = algorithm.OuterStep(levels, optax.sgd(1.0))  # plain averages
-  modules, inner = levels.start(params), levels.per_path(optimizer.init(params))
-  state, rng = outer.init(modules), np.random.default_rng(0)
-  run_phase = jax.jit(lambda *arguments: algorithm.train_phase(train_step, *arguments))
+  modules, inner_states = levels.start(params), levels.per_path(optimizer.init(params))
+  outer_state, rng = outer.init(modules), np.random.default_rng(0)
+  run_phase = jax.jit(functools.partial(algorithm.train_phase, train_step))
   make_outer_step, held_out_loss = jax.jit(outer.step), jax.jit(loss)
 
   def measure() -> float:
@@ -75,8 +76,8 @@ def train(params, grid, levels, shards_of_path, held_out, tau, phases):
   curve = [measure()]
   for _ in range(phases):
     batches = np.stack([chars.draw(shards, tau, rng) for shards in shards_of_path])
-    paths, inner, _ = run_phase(levels.paths(modules), inner, batches)
-    modules, state, _ = make_outer_step(modules, state, paths)
+    paths, inner_states, _ = run_phase(levels.paths(modules), inner_states, batches)
+    modules, outer_state, _ = make_outer_step(modules, outer_state, paths)
     curve.append(measure())
   return curve
 
@@ -91,7 +92,7 @@ def main():
   shards, held_out = chars.load_shards()
   params, state = init(jax.random.key(0)), optimizer.init(init(jax.random.key(0)))
   tokens = chars.draw(shards, args.pretrain, np.random.default_rng(1))
-  params, _, _ = jax.jit(lambda *a: algorithm.train_path(train_step, *a))(params, state, tokens)
+  params, _, _ = jax.jit(functools.partial(algorithm.train_path, train_step))(params, state, tokens)
 
   one_model = {'all': ('', ())}
   paths = {'low': ('block_0', 'a'), 'high': ('block_1', 'b'), 'ends': ('embed|head', ())}

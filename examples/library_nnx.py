@@ -7,6 +7,7 @@ which are the pytree that levels are made of.
 """
 
 import argparse
+import functools
 
 import chars
 import jax
@@ -66,9 +67,9 @@ def train(params, grid, levels, shards_of_path, held_out, tau, phases):
   """Trains all paths of a grid, and returns the perplexity before each phase and after the last."""
   levels = algorithm.Levels(grid, params, **levels)
   outer = algorithm.OuterStep(levels, optax.sgd(1.0))  # plain averages
-  modules, inner = levels.start(params), levels.per_path(optimizer.init(params))
-  state, rng = outer.init(modules), np.random.default_rng(0)
-  run_phase = jax.jit(lambda *arguments: algorithm.train_phase(train_step, *arguments))
+  modules, inner_states = levels.start(params), levels.per_path(optimizer.init(params))
+  outer_state, rng = outer.init(modules), np.random.default_rng(0)
+  run_phase = jax.jit(functools.partial(algorithm.train_phase, train_step))
   make_outer_step, held_out_loss = jax.jit(outer.step), jax.jit(loss)
 
   def measure() -> float:
@@ -78,8 +79,8 @@ def train(params, grid, levels, shards_of_path, held_out, tau, phases):
   curve = [measure()]
   for _ in range(phases):
     batches = jnp.stack([chars.draw(shards, tau, rng) for shards in shards_of_path])
-    paths, inner, _ = run_phase(levels.paths(modules), inner, batches)
-    modules, state, _ = make_outer_step(modules, state, paths)
+    paths, inner_states, _ = run_phase(levels.paths(modules), inner_states, batches)
+    modules, outer_state, _ = make_outer_step(modules, outer_state, paths)
     curve.append(measure())
   return curve
 
@@ -93,7 +94,7 @@ def main():
   args = parser.parse_args()
   shards, held_out = chars.load_shards()
   tokens = chars.draw(shards, args.pretrain, np.random.default_rng(1))
-  params, _, _ = jax.jit(lambda *a: algorithm.train_path(train_step, *a))(START, optimizer.init(START), tokens)
+  params, _, _ = jax.jit(functools.partial(algorithm.train_path, train_step))(START, optimizer.init(START), tokens)
 
   one_model = {'all': ('', ())}
   paths = {'low': ('block_0', 'a'), 'high': ('block_1', 'b'), 'ends': ('embed|head', ())}

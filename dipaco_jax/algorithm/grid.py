@@ -14,13 +14,14 @@ DiLoCo is one axis that no level varies over; flat MoE is every level over all a
 import dataclasses
 import itertools
 import math
+import numbers
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from dipaco_jax.algorithm.errors import InputError
 
 Coordinates = tuple[int, ...]
-LEVELS = 'the levels (config.levels, or the arguments of Levels)'  # in errors: where a user has named them
+CONFIG_LEVELS = 'config.levels'  # in errors: where a user of the program names the levels
 
 
 def largest_divisor(size: int, most: int) -> int:
@@ -46,16 +47,21 @@ class Grid:
     (a2xb3, 6, (1, 1), 4)
   """
 
-  def __init__(self, axes: Mapping[str, int] | Iterable[tuple[str, int]] = (), **sizes: int):
+  def __init__(self, /, *axes: Mapping[str, int] | Iterable[tuple[str, int]], **sizes: int):
     """Makes a grid from the sizes of its axes, as in Grid(a=2, b=4) or Grid({'a': 2, 'b': 4}).
 
-    Raises InputError for a size below 1, or a name that is 'data' or no identifier.
+    Raises InputError for sizes without names, a size that is not an integer of at least 1, or a name that is 'data' or
+    no identifier.
     """
-    self.sizes = dict(sorted((dict(axes) | sizes).items()))
+    try:
+      self.sizes: dict[str, int] = dict(sorted(dict(*axes, **sizes).items()))
+    except (TypeError, ValueError) as e:
+      given = ', '.join(map(repr, axes))
+      raise InputError(f"Grid({given}): name the axes, as in Grid(a=2, b=4) or Grid({{'a': 2, 'b': 4}})") from e
     for name, size in self.sizes.items():
-      if size < 1:
-        raise InputError(f'grid axis {name!r} has size {size}; it should be at least 1')
-      if not name.isidentifier() or len(name) > 60 or name == 'data':
+      if not isinstance(size, numbers.Integral) or size < 1:
+        raise InputError(f'grid axis {name!r} has size {size!r}; it should be an integer of at least 1')
+      if not isinstance(name, str) or not name.isidentifier() or len(name) > 60 or name == 'data':
         raise InputError(f"grid axis {name!r}: use a short identifier other than 'data' (the devices inside a path)")
 
   def __eq__(self, other: object) -> bool:
@@ -142,8 +148,10 @@ class Grid:
     return tuple(i for i, name in enumerate(self.names) if name not in level.axes)
 
 
-def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Level, ...]:
-  """Makes levels from (name, pattern, axes).
+def make_levels(
+  grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]], source: str = CONFIG_LEVELS
+) -> tuple[Level, ...]:  # fmt: skip
+  """Makes levels from (name, pattern, axes); errors say that they come from `source`.
 
   Raises InputError for an axis that is not in the grid, a name that occurs twice or cannot be a file name, or a bad
   pattern.
@@ -156,7 +164,9 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
   for name, pattern, axes in specs:
     unknown = [axis for axis in axes if axis not in grid.names]
     if unknown:
-      raise InputError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}; mend {LEVELS}')
+      swapped = pattern.split() and set(pattern.split()) <= {*grid.names}
+      fix = 'swap its pattern and its axes in' if swapped else 'mend'
+      raise InputError(f'level {name!r} varies over {unknown}, but the grid has {list(grid.names)}; {fix} {source}')
     # Names become file names, also on file systems that ignore case or allow only 255 bytes.
     if not re.fullmatch(r'\w{1,60}', name) or name.casefold() in {level.name.casefold() for level in levels}:
       raise InputError(f'level name {name!r}: use letters, digits and _, 60 at most, and each name once')
@@ -168,8 +178,10 @@ def make_levels(grid: Grid, specs: Iterable[tuple[str, str, Sequence[str]]]) -> 
   return tuple(levels)
 
 
-def assign_levels(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Level]:
+def assign_levels(levels: Sequence[Level], names: Iterable[str], source: str = CONFIG_LEVELS) -> dict[str, Level]:
   """Returns each parameter's level; raises InputError if a parameter matches not exactly one, or a level nothing.
+
+  Errors say that the levels come from `source`.
 
   Example:
     >>> levels = make_levels(Grid(a=2), [('blocks', 'block', ('a',)), ('ends', 'embed', ())])
@@ -180,10 +192,10 @@ def assign_levels(levels: Sequence[Level], names: Iterable[str]) -> dict[str, Le
   for name in sorted(names):
     matching = [level for level in levels if re.search(level.pattern, name)]
     if not matching:
-      raise InputError(f'parameter {name!r} matches no level; add a pattern to {LEVELS}')
+      raise InputError(f'parameter {name!r} matches no level; add a pattern to {source}')
     if len(matching) > 1:
       both = ' and '.join(repr(level.name) for level in matching)
-      raise InputError(f'parameter {name!r} matches levels {both}; make the patterns of {LEVELS} disjoint')
+      raise InputError(f'parameter {name!r} matches levels {both}; make the patterns of {source} disjoint')
     owner[name] = matching[0]
   for level in levels:
     if level not in owner.values():

@@ -49,12 +49,13 @@ class Layout:
 
 
 def make_layout(
-  axes: Iterable[tuple[str, int]], specs: Iterable[tuple[str, str, Sequence[str]]], names: Iterable[str]
-) -> Layout:
+  axes: Iterable[tuple[str, int]], specs: Iterable[tuple[str, str, Sequence[str]]], names: Iterable[str],
+  source: str = grid_lib.CONFIG_LEVELS,
+) -> Layout:  # fmt: skip
   """Makes a layout from the settings' `grid` and `levels` and parameters' names; raises InputError as `grid` does."""
   grid = grid_lib.Grid(axes)
-  levels = grid_lib.make_levels(grid, specs)
-  return Layout(grid, levels, grid_lib.assign_levels(levels, names))
+  levels = grid_lib.make_levels(grid, specs, source)
+  return Layout(grid, levels, grid_lib.assign_levels(levels, names, source))
 
 
 def stack(layout: Layout, params: Mapping[str, Any]) -> Modules:

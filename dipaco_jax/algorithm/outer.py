@@ -72,9 +72,7 @@ class Sums(NamedTuple):
 States = dict[str, OuterState]  # by level
 
 
-def make_optimizer(
-  name: str, learning_rate: float, momentum: float = 0.9, b2: float = 0.999, epsilon: float = 1e-8
-) -> OuterOpt:  # fmt: skip
+def make_optimizer(name: str, learning_rate: float, momentum: float, b2: float, epsilon: float) -> OuterOpt:
   """Returns OuterOpt, with eta = `learning_rate` and mu = `momentum`; in the paper Nesterov's, 0.7 and 0.9 [2.5].
 
   m <- mu m + Delta
@@ -82,12 +80,14 @@ def make_optimizer(
   module <- module - eta m                  momentum
   module <- module - eta Delta              sgd
 
-  adam: b1 = `momentum`. Any other optax.GradientTransformation can be used instead: its update is added to the module.
+  adam: b1 = `momentum`; the other optimizers do not use `b2` and `epsilon`.
+
+  Any other optax.GradientTransformation can be used instead: its update is added to the module.
   A new name needs an entry here, an entry in the choices of `settings.Outer`, and a case in the reference and in the
   tests that compare with it, which name missing cases.
 
   Example:
-    >>> opt = make_optimizer('nesterov', 0.5, 0.5)
+    >>> opt = make_optimizer('nesterov', 0.5, 0.5, b2=0.99, epsilon=0.1)
     >>> opt.update(jnp.array(1.0), opt.init(jnp.array(0.0)))[0].item()  # -0.5 (1 + 0.5)
     -0.75
   """
@@ -222,7 +222,11 @@ def update(
 
   Returns:
     The new modules, masters and states, and {level name: norm of Delta of each module}.
+
+  Raises:
+    ValueError: `outer.rescale` with row weights, whose equation has no norm rescaling.
   """
+  check_rescale(outer.rescale, sums.masses)
   new_modules, new_masters = dict(modules), dict(masters or {})
   new_state = dict(state)
   norms: dict[str, jax.Array] = {}
@@ -249,6 +253,12 @@ def mean_delta(sums: dict[str, jax.Array], masses: dict[str, jax.Array], factor:
   if masses:
     return {name: divide(x, broadcast_rows(masses[name], x)) for name, x in sums.items()}
   return {name: x * factor for name, x in sums.items()}
+
+
+def check_rescale(rescale: bool, rows: Any) -> None:
+  """Raises ValueError for norm rescaling with row weights, whose equation has none."""
+  if rescale and rows:
+    raise ValueError('row weights go with rescale=False: a row that one path has moved would go further than the path')
 
 
 def follow(kind: str, module: Any, master: Any, active: Any) -> Any:

@@ -11,12 +11,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
-from dipaco_jax.algorithm import compression, outer as outer_lib, screening
+from dipaco_jax.algorithm import checks, compression, outer as outer_lib, screening
+from dipaco_jax.algorithm.checks import Tree
 from dipaco_jax.algorithm.grid import Grid
-from dipaco_jax.algorithm.levels import Levels, Tree, where_path
+from dipaco_jax.algorithm.levels import Levels, where_path
 from dipaco_jax.algorithm.modules import Modules
+
+INNER_OPTIMIZERS = (*screening.BOUNDED, 'other')
 
 
 class State(NamedTuple):
@@ -62,10 +66,11 @@ class OuterStep:
     rescale: norm rescaling [2.7]; not with row weights.
     exclude_above: f of screening.py; 0: paths are left out only where they are not finite.
     compress: how outer gradients and new modules are rounded on the wire, one of compression.KINDS.
-    inner_optimizer: 'adamw' or 'muon', whose moves are bounded [screening.py]; another name: no bound is known.
+    inner_optimizer: 'adamw' or 'muon', whose moves are bounded [screening.py], or 'other': no bound is known.
 
   Raises:
-    ValueError: `compress` is not one of compression.KINDS, or `exclude_above` is negative.
+    ValueError: `compress` is not one of compression.KINDS, `exclude_above` is negative, or `inner_optimizer` has
+      another name.
 
   Examples:
     >>> params = {'w': jnp.zeros(2)}
@@ -77,7 +82,7 @@ class OuterStep:
     {'all': {'w': Array([2., 3.], dtype=float32)}}
   """
 
-  levels: Levels
+  levels: Levels = dataclasses.field(repr=False)  # a table
   optimizer: optax.GradientTransformation
   rescale: bool = False
   exclude_above: float = 0.0
@@ -89,6 +94,9 @@ class OuterStep:
       raise ValueError(f'compress={self.compress!r}: use one of {", ".join(compression.KINDS)}')
     if self.exclude_above < 0:
       raise ValueError(f'exclude_above={self.exclude_above} is negative: use 0 to exclude only non-finite values')
+    if self.inner_optimizer not in INNER_OPTIMIZERS:
+      names = ', '.join(INNER_OPTIMIZERS)
+      raise ValueError(f'inner_optimizer={self.inner_optimizer!r}: use one of {names} (of which no bound is known)')
 
   def init(self, modules: Modules) -> State:
     """Returns the state before the first outer step.
@@ -99,6 +107,7 @@ class OuterStep:
       >>> jax.tree.map(jnp.shape, state.levels['all'].optimizer[0].trace)
       {'w': (2, 3)}
     """
+    self.levels.check_modules(modules)
     layout, num_paths = self.levels.layout, self.levels.grid.num_paths
     exact = _at_least_float32(modules)
     masters = {level: exact[level] for level in self._compressed}
@@ -119,7 +128,8 @@ class OuterStep:
       modules: the modules that the paths started from.
       state: the outer state of these modules.
       paths: the paths' parameters after the phase, [P, ...].
-      weights: w_i, [P]; |D_i| for loss reweighing [2.7], 0 for a path that has not trained [2.6.2]; None: 1.
+      weights: w_i, [P]; |D_i| for loss reweighing [2.7], 0 for a path that has not trained [2.6.2]; None: 1. Where
+        values are not known, inside `jax.jit`, weights that are negative or NaN count as 0.
       rows: row weights by parameter, [P, rows], as `row_weights` makes them, or None.
       rates: sum of the inner learning rates of the phase, [], by which moves are divided to compare them between
         phases [screening.py]; needed with `exclude_above`.
@@ -130,8 +140,8 @@ class OuterStep:
       state (`Levels.renew`).
 
     Raises:
-      ValueError: shapes differ from those of the levels, a level in `only` does not exist, `rates` is missing, or
-        `rows` are given with `rescale`.
+      ValueError: shapes differ from those of the levels, `state` is that of another outer step, weights are negative
+        or NaN, a level in `only` does not exist, `rates` is missing, or `rows` are given with `rescale`.
 
     Examples:
       >>> params = {'w': jnp.array(0.0)}
@@ -143,6 +153,7 @@ class OuterStep:
       ({'all': {'w': Array(2., dtype=float32)}}, Array([False, False,  True], dtype=bool))
     """
     weights, rates = self._check(weights, rows, rates)
+    checks.check_like('state', state, jax.eval_shape(self.init, modules), 'give outer.init(modules) or a later state')
     chosen = self.levels.select(only)
     deltas, residuals = self._send(self._outer_gradients(modules, paths, chosen), state.residuals)
     return self._move(modules, state, _Sent(deltas, residuals, weights, rows, rates))
@@ -166,15 +177,15 @@ class OuterStep:
 
   def _check(self, weights: Any, rows: Any, rates: Any) -> tuple[jax.Array, jax.Array]:
     """Returns w_i, float32 [P], and what moves are divided by."""
-    if rows and self.rescale:
-      raise ValueError(
-        'row weights go with rescale=False: a row that one path has moved would go further than the path'
-      )
+    outer_lib.check_rescale(self.rescale, rows)
     return self._check_weights(weights), self._check_rates(rates)
 
   def _check_weights(self, weights: Any) -> jax.Array:
     """Returns w_i, float32 [P]."""
     num_paths = self.levels.grid.num_paths
+    traced = any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(weights))
+    if weights is not None and not traced and not np.all(np.asarray(weights) >= 0):
+      raise ValueError(f'weights={np.asarray(weights)} are negative or NaN: give 0 for paths that have not trained')
     weights = jnp.ones(num_paths) if weights is None else jnp.asarray(weights, jnp.float32)
     if weights.shape != (num_paths,):
       raise ValueError(f'weights have shape {weights.shape}: give one for each of the {num_paths} paths')
@@ -216,7 +227,7 @@ class OuterStep:
     grid, limit = self.levels.grid, jnp.float32(self.exclude_above)
     excluded = jnp.zeros(grid.num_paths, bool)
     for level in (level for level in self.levels.layout.levels if level.name in moved):
-      usual = state.levels[level.name].usual
+      usual = jnp.asarray(state.levels[level.name].usual)  # of a checkpoint: NumPy's
       of_path = jax.vmap(lambda at, level=level, usual=usual: usual[grid.module(level, tuple(at))])(_points(grid))
       excluded |= ~screening.is_plausible(moved[level.name], of_path, limit)
     return excluded
@@ -259,7 +270,7 @@ def row_weights(levels: Levels, moments: Tree, count: Any, b2: float = 0.999, ep
     {'w': Array([[0.5, 0.5]], dtype=float32)}
   """
   weigh = functools.partial(outer_lib.row_weights, count=jnp.asarray(count), b2=b2, epsilon=epsilon)
-  return jax.vmap(weigh)(levels.flat_paths(moments))
+  return jax.vmap(weigh)(levels.flat_paths(moments, 'moments'))
 
 
 def _at_least_float32(tree: Tree) -> Tree:

@@ -1,18 +1,23 @@
 """DiPaCo around a training step of your own, over any pytree of arrays [Algorithm 1].
 
     grid = Grid(a=2, b=2)
-    levels = Levels(grid, params, low=('block_0', 'a'), high=('block_1', 'b'), ends=('embed|head', ''))
+    levels = Levels(grid, params, low=('block_0', 'a'), high=('block_1', 'b'), ends=('embed|head', ()))
     outer = OuterStep(levels, optax.sgd(0.7, 0.9, nesterov=True), rescale=True)
-    modules = levels.start(params)                       # every path starts from these parameters
-    state, inner = outer.init(modules), levels.per_path(optimizer.init(params))
+    run_phase = jax.jit(functools.partial(train_phase, train_step))
+    make_outer_step = jax.jit(outer.step)
+
+    modules = levels.start(params)                       # all paths start from these parameters
+    outer_state = outer.init(modules)
+    inner_states = levels.per_path(optimizer.init(params))
     for batches in phases:                               # [P, tau, ...], each path's from its own shard
-      paths, inner, losses = train_phase(train_step, levels.paths(modules), inner, batches)
-      modules, state, report = outer.step(modules, state, paths)
+      paths, inner_states, metrics = run_phase(levels.paths(modules), inner_states, batches)
+      modules, outer_state, report = make_outer_step(modules, outer_state, paths)
 
 `train_step(params, state, batch) -> (params, state, metrics)` is yours. Parameters are those of one path, in any
 pytree of floating-point arrays: dicts, NamedTuples, `nnx.state(model, nnx.Param)`,
-`eqx.filter(model, eqx.is_inexact_array)`. Modules and states are pytrees of arrays too, so `jax.jit`, checkpoints and
-`jax.device_put` work as always. The programs of this package make their outer steps with the same functions.
+`eqx.partition(model, eqx.is_inexact_array)[0]`. Modules and states are pytrees of arrays too, so `jax.jit`,
+checkpoints and `jax.device_put` work as always. The programs of this package make their outer steps with the same
+functions.
 
 `levels.py` has `Levels`, and `outer_step.py` has `OuterStep`.
 """
@@ -21,9 +26,11 @@ import functools
 from collections.abc import Callable
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from dipaco_jax.algorithm.levels import Tree
+from dipaco_jax.algorithm import checks
+from dipaco_jax.algorithm.checks import Tree
 
 TrainStep = Callable[[Tree, Tree, Tree], tuple[Tree, Tree, Tree]]  # (params, state, batch) -> (params, state, metrics)
 
@@ -72,13 +79,14 @@ def train_phase(
     (params, states, metrics), [P, ...] and [P, tau, ...].
 
   Raises:
-    ValueError: the mesh has a number of devices that does not divide P.
+    ValueError: leading axes differ, or the mesh has a number of devices that does not divide P.
 
   Examples:
     >>> move = lambda w, n, x: (w + x, n + 1, w)
     >>> train_phase(move, jnp.zeros(2), jnp.zeros(2, int), jnp.array([[1.0, 1.0], [2.0, 2.0]]))[0]
     Array([2., 4.], dtype=float32)
   """
+  _check_leading_axes(params, states, batches)
   one = functools.partial(train_path, train_step)
   work = (lambda *trees: jax.lax.map(lambda xs: one(*xs), trees)) if in_turn else jax.vmap(one)
   if mesh is None:
@@ -105,6 +113,22 @@ def spread(tree: Tree, mesh: Mesh) -> Tree:
   """
   _check_divisible(tree, mesh)
   return jax.device_put(tree, NamedSharding(_automatic(mesh), PartitionSpec(mesh.axis_names)))
+
+
+def _check_leading_axes(params: Tree, states: Tree, batches: Tree) -> None:
+  """Raises ValueError unless params and states are [P, ...] and batches are [P, tau, ...]."""
+  num_paths = _leading_axes(params, ('P',))
+  tau = _leading_axes(batches, ('P', 'tau'))[1:]
+  checks.check_leading_axes('params', params, num_paths, 'give those of all paths, levels.paths(modules)')
+  states_fix = 'give those of all paths; levels.per_path(optimizer.init(params)) are the first'
+  checks.check_leading_axes('states', states, num_paths, states_fix)
+  checks.check_leading_axes('batches', batches, num_paths + tau, 'give each path tau batches, [P, tau, ...]')
+
+
+def _leading_axes(tree: Tree, names: tuple[str, ...]) -> tuple[int | str, ...]:
+  """Returns the sizes of the leading axes of a pytree's first leaf; of those that it lacks, their names."""
+  shape = next(map(np.shape, jax.tree.leaves(tree)), ())
+  return shape[: len(names)] + names[len(shape) :]
 
 
 def _check_divisible(tree: Tree, mesh: Mesh) -> None:

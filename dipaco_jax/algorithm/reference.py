@@ -70,7 +70,7 @@ class Inner(NamedTuple):
 
   rate: Callable[[int], float]  # eta_s by global step s
   b1: float = 0.9
-  b2: float = 0.999
+  b2: float = 0.95
   epsilon: float = 1e-8
   weight_decay: float = 0.1  # lambda
   clip_norm: float = 1.0  # c; 0: gradients are not clipped
@@ -159,8 +159,8 @@ class Outer(NamedTuple):
   optimizer: str = 'nesterov'
   learning_rate: float = 0.7  # eta
   momentum: float = 0.9  # mu
-  b2: float = 0.999  # of adam, like epsilon
-  epsilon: float = 1e-8
+  b2: float = 0.99  # of adam, like epsilon
+  epsilon: float = 0.1
   rescale: bool = True  # multiplies Delta by sqrt(P_{l,e}): norm rescaling [2.7]
   reweigh: bool = True  # makes alpha_i proportional to |D_i|: loss reweighing [2.7]
 

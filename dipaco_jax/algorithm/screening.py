@@ -28,12 +28,13 @@ from dipaco_jax.algorithm.grid import Coordinates, Grid, Level
 from dipaco_jax.algorithm.modules import Layout
 
 MAX_RMS = 1e3  # maximum root mean square of parameters or momentum; thousands of times that of usual models
+BOUNDED = ('adamw', 'muon')  # inner optimizers of which h_0 is known
 NO_PATH_FIX = 'lower config.train.learning_rate, or raise config.outer.exclude_above'
 
 
 def first_usual(num_parameters: int, optimizer: str) -> float:
   """Returns h_0 of a module from its number of parameters and `inner.optimizer`."""
-  return math.sqrt(num_parameters) if optimizer in ('adamw', 'muon') else math.inf
+  return math.sqrt(num_parameters) if optimizer in BOUNDED else math.inf
 
 
 def sum_of_rates(rate: Callable[[Any], Any], first_step: ArrayLike, num_steps: ArrayLike) -> jax.Array:

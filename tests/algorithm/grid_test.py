@@ -98,6 +98,18 @@ def test_bad_axes_are_rejected(axes):
     Grid(axes)
 
 
+@pytest.mark.parametrize('sizes', [(2, 2), (4,), ('a',), ({'a': 2}, {'b': 2})])
+def test_sizes_without_names_are_rejected(sizes):
+  with pytest.raises(ValueError, match=r'name the axes, as in Grid\(a=2, b=4\)'):
+    Grid(*sizes)
+
+
+@pytest.mark.parametrize('size', ['2', 2.0, None])
+def test_a_size_is_an_integer(size):
+  with pytest.raises(ValueError, match=r"grid axis 'a' has size .*; it should be an integer"):
+    Grid(a=size)
+
+
 @given(AXES)
 def test_paths_and_coordinates_outside_the_grid_are_rejected(axes):
   grid = Grid(axes)
@@ -121,7 +133,8 @@ def test_levels_take_the_grids_order_of_axes():
 @pytest.mark.parametrize(
   'spec, message',
   [
-    (('x', '.*', ('c',)), r"level 'x' varies over \['c'\], but the grid has \['a'\]; mend the levels"),
+    (('x', '.*', ('c',)), r"level 'x' varies over \['c'\], but the grid has \['a'\]; mend config.levels"),
+    (('x', 'a', ('block_0',)), r"varies over \['block_0'\], .*; swap its pattern and its axes in config.levels"),
     (('x', '(', ()), r"level 'x': pattern '\(' is no regular expression"),
     (('taken', '.*', ()), r"level name 'taken': .* each name once"),
     (('a/b', '.*', ()), "level name 'a/b': use letters"),
@@ -152,7 +165,7 @@ def test_every_parameter_is_in_its_level():
 @pytest.mark.parametrize(
   'patterns, message',
   [
-    (['block'], "parameter 'embed/tokens' matches no level; add a pattern to the levels "),
+    (['block'], "parameter 'embed/tokens' matches no level; add a pattern to config.levels"),
     (['embed|block_1', 'block_0', 'w$'], "parameter 'block_0/w' matches levels 'level_1' and 'level_2'; make the"),
     (['.*', 'head'], "level 'level_1': 'head' matches no parameter; there are .*embed/tokens"),
     ([], 'matches no level'),

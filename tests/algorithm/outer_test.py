@@ -1,5 +1,7 @@
 """The outer step by hand, weights, untouched modules, path sampling, bytes."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,14 +90,17 @@ def test_a_module_without_active_paths_keeps_its_parameters_and_momentum():
 
 def test_with_row_weights_every_row_is_divided_by_its_own_weight():
   old, one = modules.stack(LAYOUT, PARAMS), np.ones((2, 3), 'f')
-  config = settings.Outer(optimizer='sgd', learning_rate=1.0, rescale=True)
+  config = settings.Outer(optimizer='sgd', learning_rate=1.0, rescale=False)
   sums = jax.tree.map(lambda x: jnp.full(x.shape, 6.0), old)
   masses = {name: {n: jnp.ones(x.shape) for n, x in level.items()} for name, level in old.items()}
   masses['low']['y'] = jnp.array([[1.0, 2], [3, 0]])  # [K_a, rows]; no path has a weight for the last
   state = outer.init(LAYOUT, choices.make_outer_optimizer(config), old, 'adamw')
   new, *_ = outer.update(LAYOUT, choices.make_outer(config), old, state, outer.Sums(sums, one, masses))
   np.testing.assert_allclose(new['low']['y'][:, :, 0], [[-6, -3], [-2, 0]], rtol=1e-6)
-  assert (new['shared']['x'] == -6).all(), 'row weights come without rescaling'
+  assert (new['shared']['x'] == -6).all()
+  rescaled = choices.make_outer(dataclasses.replace(config, rescale=True))
+  with pytest.raises(ValueError, match='row weights go with rescale=False'):
+    outer.update(LAYOUT, rescaled, old, state, outer.Sums(sums, one, masses))
 
 
 def test_the_usual_move_follows_the_paths_that_took_part():

@@ -73,7 +73,7 @@ def train(levels, outer, weights=None, run_phase=phase.train_phase):
 def test_it_is_algorithm_1(rescale, weights):
   levels, outer = make(rescale=rescale)
   modules, _, _ = train(levels, outer, weights)
-  inner = reference.Inner(lambda s: RATE, weight_decay=0.0)
+  inner = reference.Inner(lambda s: RATE, b2=0.999, weight_decay=0.0)  # optax.adamw's b2
   of_outer = reference.Outer(rescale=rescale, reweigh=weights is not None)
   all_batches = [draw_batches(t) for t in range(PHASES)]
   expected, _, _ = reference.train(
@@ -212,11 +212,24 @@ def test_the_empty_grid_is_one_model():
   jax.tree.map(np.testing.assert_array_equal, levels.path(levels.start(params), 0), params)
 
 
+def test_levels_are_shown_as_a_table():
+  table = [line.split() for line in repr(Levels(GRID, make_params(), **LEVELS)).splitlines()]
+  assert table[1:5] == [
+    ['low', 'a', '2', '9'],
+    ['high', 'b', '2', '9'],
+    ['ends', '-', '1', '12'],
+    ['own', 'a', 'b', '4', '3'],
+  ]
+  assert ' '.join(table[5]) == 'grid a2xb2: 4 paths of 33 parameters, all modules 60'
+
+
 @pytest.mark.parametrize(
   'levels, message',
   [
-    (dict(low=('block_0', 'a')), "'block_1/w' matches no level"),
-    (dict(all=('', 'c')), "varies over \\['c'\\]"),
+    (dict(low=('block_0', 'a')), "'block_1/w' matches no level; add a pattern to the arguments of Levels"),
+    (dict(all=('', 'c')), "varies over \\['c'\\], .*; mend the arguments of Levels"),
+    (dict(low=('a', 'block_0')), "varies over \\['block_0'\\], .*; swap its pattern and its axes in the arguments"),
+    (dict(ends=((), 'embed')), "level 'ends' is .*: give a pattern and axes"),
     (dict(all=('', ''), low=('block_0', 'a')), "'block_0/w' matches levels 'all' and 'low'"),
     (dict(all=('', ''), more=('head', '')), 'matches no parameter'),
   ],
@@ -227,7 +240,7 @@ def test_wrong_levels(levels, message):
 
 
 def test_what_is_no_array_is_named():
-  with pytest.raises(ValueError, match='f/0 is builtin_function_or_method, not an array'):
+  with pytest.raises(ValueError, match=r'f/0 is builtin_function_or_method, not an array: give .* as .* eqx.partition'):
     Levels(GRID, {'f': [max], 'w': jnp.ones(1)}, all=('', ''))
 
 
@@ -278,7 +291,7 @@ def take_step(exclude_above=0.0, rescale=False, **arguments):
 @pytest.mark.parametrize(
   'call, message',
   [
-    (lambda: take_step(paths=make_params()), r"'block_0/w' of the paths has shape \(3, 3\) instead of \(4, 3, 3\)"),
+    (lambda: take_step(paths=make_params()), r"paths: 'block_0/w' has shape \(3, 3\) instead of \(4, 3, 3\)"),
     (lambda: take_step(weights=[1, 2, 3]), r'weights have shape \(3,\): give one for each of the 4 paths'),
     (lambda: take_step(only='lwo'), "only='lwo': no level is named lwo; the levels are low, high, ends, own"),
     (lambda: take_step(exclude_above=10.0), 'give rates'),
@@ -286,7 +299,10 @@ def take_step(exclude_above=0.0, rescale=False, **arguments):
     (lambda: make(compress='int3'), "compress='int3': use one of none, int8"),
     (lambda: make(exclude_above=-1.0), 'is negative'),
     (lambda: make()[0].path(make()[0].start(make_params()), 4), 'path 4 is not in the grid'),
-    (lambda: Levels(GRID, {'n': jnp.zeros(3, int)}, all=('', '')), "'n' has dtype int32, which cannot be averaged"),
+    (
+      lambda: Levels(GRID, {'n': jnp.zeros(3, int)}, all=('', '')),
+      "'n' has dtype int32, which cannot be averaged: give the floating-point arrays",
+    ),
     (lambda: Levels(GRID, {'key': jax.random.key(0)}, all=('', '')), "'key' has dtype key"),
     (lambda: Levels(GRID, {'a/b': jnp.ones(1), 'a': {'b': jnp.ones(1)}}, all=('', '')), "the name 'a/b'"),
     (lambda: Levels(GRID, {'w': jnp.ones(1)}, all='ab'), "level 'all' is 'ab': give a pattern and axes"),

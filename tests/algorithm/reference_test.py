@@ -160,3 +160,11 @@ def test_a_state_that_is_not_kept_is_inherited_once():
   kept, dropped = (run([[0], [0]], inherited, keep_state=keep)[2] for keep in (True, False))
   assert (kept[0]['t'], kept[1]['t']) == (7, 5)
   assert dropped[0] is None and dropped[1]['t'] == 5
+
+
+@pytest.mark.parametrize(
+  'optimizer, section', [(reference.Inner, settings.Inner()), (reference.Outer, settings.Outer())]
+)
+def test_its_defaults_are_those_of_the_config(optimizer, section):
+  defaults = {name: value for name, value in optimizer._field_defaults.items() if name != 'update'}
+  assert defaults == {name: getattr(section, name) for name in defaults}

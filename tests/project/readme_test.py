@@ -6,14 +6,17 @@ import re
 import statistics
 import subprocess
 import sys
+import textwrap
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from repository import ROOT
 
-from dipaco_jax.algorithm import modules
+from dipaco_jax import algorithm
+from dipaco_jax.algorithm import modules, phase
 from dipaco_jax.command_line import config_file
 from dipaco_jax.config import fields, settings
 from dipaco_jax.models import transformer
@@ -134,9 +137,9 @@ def test_the_pages_state_the_phases_and_the_waiting_of_the_shipped_configs():
   assert without_shared_level == sorted(re.findall(r'`(\w+\.py)`', stated))
 
 
-def test_the_library_of_the_readme_trains():
-  (example,) = blocks('README', 'python')
-  optimizer = optax.sgd(0.1)
+def quadratic_model() -> dict:
+  """What the snippets of the library take from their reader: a model, its training step, and batches of four paths."""
+  optimizer = optax.adam(0.1)
 
   def train_step(params, state, target):
     loss, gradient = jax.value_and_grad(lambda params: sum(jnp.square(x - target) for x in params.values()))(params)
@@ -145,14 +148,73 @@ def test_the_library_of_the_readme_trains():
 
   params = dict.fromkeys(('embed', 'block_0', 'block_1', 'head'), jnp.float32(0))
   phases = [jnp.arange(8, dtype=jnp.float32).reshape(4, 2)] * 3  # four paths, two steps
-  space = {'params': params, 'optimizer': optimizer, 'train_step': train_step, 'phases': phases}
-  exec(example, space)
-  assert space['metrics'].shape == (4, 2)
+  return {'params': params, 'optimizer': optimizer, 'train_step': train_step, 'phases': phases}
+
+
+def library_snippets() -> dict[str, str]:
+  """The loop of each page."""
+  in_docstring = phase.__doc__.split('.\n\n')[1].split('\n\n`train_step')[0]
+  imports = 'import functools, jax, optax\nfrom dipaco_jax.algorithm import Grid, Levels, OuterStep, train_phase\n'
+  return {
+    'README': blocks('README', 'python')[0],
+    'library': blocks('library', 'python')[0],
+    'phase.py': imports + textwrap.dedent(in_docstring),
+  }
+
+
+@pytest.mark.parametrize('page', library_snippets())
+def test_the_loops_of_the_library_train_compiled(page):
+  space = quadratic_model()
+  exec(library_snippets()[page], space)
+  assert space['metrics'].shape == (4, 2) and not space['report'].excluded.any()
   by_path = space['levels'].paths(space['modules'])
   first_equal_path = {
     name: [values.tolist().index(value) for value in values.tolist()] for name, values in by_path.items()
   }
   assert first_equal_path == {'embed': [0] * 4, 'block_0': [0, 0, 2, 2], 'block_1': [0, 1, 0, 1], 'head': [0] * 4}
+  assert space['run_phase']._cache_size() == space['make_outer_step']._cache_size() == 1
+
+
+def test_the_loops_of_the_library_have_the_same_names():
+  names = {page: set(re.findall(r'\w+', snippet.split('modules =')[1])) for page, snippet in library_snippets().items()}
+  variables = {'modules', 'outer_state', 'inner_states', 'paths', 'metrics', 'report', 'batches', 'phases'}
+  assert all(variables | {'run_phase', 'make_outer_step'} <= found for found in names.values())
+  for file in (ROOT / 'examples').glob('library_*.py'):
+    found = set(re.findall(r'\w+', file.read_text()))
+    assert {'modules', 'outer_state', 'inner_states', 'run_phase', 'make_outer_step'} <= found, file
+
+
+def test_the_snippet_of_equinox_wraps_a_step_of_a_model():
+  eqx = pytest.importorskip('equinox')
+  model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))  # it holds functions
+
+  @eqx.filter_jit
+  def step(model, state, batch):
+    loss, grads = eqx.filter_value_and_grad(lambda model: jnp.square(model(batch)).sum())(model)
+    return eqx.apply_updates(model, jax.tree.map(lambda g: -0.1 * g, grads)), state + 1, loss
+
+  space = {'model': model, 'step': step, 'jax': jax}
+  exec(blocks('library', 'python')[1], space)
+  levels = algorithm.Levels(algorithm.Grid(a=2), space['params'], low=('layers/0/', ()), high=('layers/1/', 'a'))
+  outer = algorithm.OuterStep(levels, optax.sgd(1.0))
+  modules = levels.start(space['params'])
+  batches = jnp.ones((2, 3, 2))
+  paths, states, losses = algorithm.train_phase(space['train_step'], levels.paths(modules), jnp.zeros(2), batches)
+  assert states.tolist() == [3, 3] and (losses[:, 2] < losses[:, 0]).all()
+  modules, *_ = outer.step(modules, outer.init(modules), paths)
+  assert eqx.combine(levels.path(modules, 1), space['static'])(jnp.ones(2)).shape == (2,)
+
+
+def test_the_snippets_of_keys_and_checkpoints_run_after_the_loop(tmp_path):
+  space = quadratic_model() | {'folder': tmp_path / 'checkpoint'}
+  loop, _, keys, checkpoint = blocks('library', 'python')
+  exec(loop, space)
+  before = space['modules'], space['outer_state'], space['inner_states']
+  exec(checkpoint, space)
+  jax.tree.map(np.testing.assert_array_equal, (space['modules'], space['outer_state'], space['inner_states']), before)
+  exec(keys, space)
+  draw = jax.vmap(jax.random.uniform)(space['inner_states'][1])
+  assert len(set(draw.tolist())) == 4
 
 
 def test_links_lead_somewhere():
