@@ -102,6 +102,7 @@ def test_every_command_and_option_is_there():
   assert {'workdir', 'distributed', 'coordinator'} <= options
   elsewhere = {
     'xla_force_host_platform_device_count',
+    'xla_gpu_deterministic_ops',
     'xla_tpu_scoped_vmem_limit_kib',
     'seeds',
     'minutes',
