@@ -28,8 +28,8 @@ def lines(island: Island) -> list[str]:
 def measured_step_s(island: Island, newest: int) -> float:
   """Returns the mean seconds of an inner step in the phases up to the newest, or 0 if none is timed."""
   recent = island.registry.facts('checkpoint', at_least=newest - RECENT + 1)
-  metas = [fact.meta for fact in recent]
-  return math.fsum(meta['timed_s'] for meta in metas) / max(1, sum(meta['timed_steps'] for meta in metas))
+  metas = [fact.meta for fact in recent if fact.meta.get('timed_steps')]
+  return math.fsum(meta['timed_s'] for meta in metas) / sum(meta['timed_steps'] for meta in metas) if metas else 0.0
 
 
 def done(workers: list[dict]) -> str:

@@ -262,10 +262,10 @@ def test_an_islands_run_has_a_table_of_tasks_and_workers(tmp_path):
 def test_an_islands_run_says_what_paths_wait_for(tmp_path):
   from dipaco_jax.registry import registry
 
-  config = synthetic.make(tmp_path, stages=3)
+  config = settings.recorded(synthetic.make(tmp_path, stages=3))
   (tmp_path / 'report.json').unlink(missing_ok=True)
   tasks = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
-  tasks.put([registry.Fact('config', '', 0, '', '', {'config': config.to_dict()})])
+  tasks.put([registry.Fact('config', '', 0, '', '', {'config': config})])
   asked = ask(f'--workdir={tmp_path}')
   assert 'no process works on this run: start its roles' in asked.stdout
   assert asked.stdout.splitlines()[-1] == f'waiting for prepare: path {", ".join(map(str, range(16)))}', asked.stderr
@@ -345,7 +345,7 @@ def test_prepare_has_its_stage_its_step_and_the_time_left():
 def test_an_islands_run_says_what_replays_would_cost(tmp_path):
   from dipaco_jax.registry import registry
 
-  config = synthetic.make(tmp_path, stages=3).to_dict()
+  config = settings.recorded(synthetic.make(tmp_path, stages=3))
   (tmp_path / 'report.json').unlink(missing_ok=True)
   config['checkpoint']['state_every_phases'], config['train']['phases'] = 3, 9
   tasks = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
@@ -362,7 +362,7 @@ def test_an_islands_run_says_what_replays_would_cost(tmp_path):
 def test_an_islands_run_says_which_line_it_takes(tmp_path):
   from dipaco_jax.registry import registry
 
-  config = synthetic.make(tmp_path, stages=3).to_dict()
+  config = settings.recorded(synthetic.make(tmp_path, stages=3))
   (tmp_path / 'report.json').unlink(missing_ok=True)
   tasks = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   tasks.put([registry.Fact('config', '', 0, '', '', {'config': config})])
