@@ -7,6 +7,8 @@ import importlib.resources
 import pydoc_data.topics
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 KINDS = ('english', 'encodings', 'asyncio', 'email')
@@ -40,6 +42,12 @@ def draw(shards: list[np.ndarray], steps: int, rng: np.random.Generator) -> np.n
     begin = rng.integers(len(shards[shard]) - LENGTH)
     rows.append(shards[shard][begin : begin + LENGTH + 1])
   return np.stack(rows).reshape(steps, BATCH, LENGTH + 1).astype(np.int32)
+
+
+def windows(x: jax.Array, size: int) -> jax.Array:
+  """Returns the last `size` vectors of each position, side by side: [..., L, D] to [..., L, size * D]."""
+  padded = jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(size - 1, 0), (0, 0)])
+  return jnp.concatenate([padded[..., k : k + x.shape[-2], :] for k in range(size)], -1)
 
 
 def perplexity(loss_of_kind: Callable[[int, np.ndarray], float], held_out: list[np.ndarray]) -> float:

@@ -24,20 +24,20 @@ VOCAB, WIDTH, KERNEL = 128, 64, 8
 
 
 class Block(eqx.Module):
-  """A causal convolution and an MLP."""
+  """A causal convolution, as a product with windows, and an MLP."""
 
-  mix: eqx.nn.Conv1d
+  mix: eqx.nn.Linear
   norm: eqx.nn.RMSNorm
   mlp: eqx.nn.MLP
 
   def __init__(self, key: jax.Array):
     keys = jax.random.split(key)
-    self.mix = eqx.nn.Conv1d(WIDTH, WIDTH, KERNEL, padding=((KERNEL - 1, 0),), key=keys[0])
+    self.mix = eqx.nn.Linear(KERNEL * WIDTH, WIDTH, key=keys[0])
     self.norm = eqx.nn.RMSNorm(WIDTH)
     self.mlp = eqx.nn.MLP(WIDTH, WIDTH, 4 * WIDTH, 1, jax.nn.gelu, key=keys[1])
 
   def __call__(self, x_LD: jax.Array) -> jax.Array:
-    return x_LD + jax.vmap(lambda h: self.mlp(self.norm(h)))(self.mix(x_LD.T).T)
+    return x_LD + jax.vmap(lambda window: self.mlp(self.norm(self.mix(window))))(chars.windows(x_LD, KERNEL))
 
 
 class Model(eqx.Module):

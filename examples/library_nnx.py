@@ -22,16 +22,16 @@ VOCAB, WIDTH, KERNEL = 128, 64, 8
 
 
 class Block(nnx.Module):
-  """A causal convolution and an MLP."""
+  """A causal convolution, as a product with windows, and an MLP."""
 
   def __init__(self, rngs: nnx.Rngs):
-    self.mix = nnx.Conv(WIDTH, WIDTH, KERNEL, padding='CAUSAL', rngs=rngs)
+    self.mix = nnx.Linear(KERNEL * WIDTH, WIDTH, rngs=rngs)
     self.norm = nnx.RMSNorm(WIDTH, rngs=rngs)
     self.up = nnx.Linear(WIDTH, 4 * WIDTH, rngs=rngs)
     self.down = nnx.Linear(4 * WIDTH, WIDTH, rngs=rngs)
 
   def __call__(self, x):
-    return x + self.down(nnx.gelu(self.up(self.norm(self.mix(x)))))
+    return x + self.down(nnx.gelu(self.up(self.norm(self.mix(chars.windows(x, KERNEL))))))
 
 
 class Model(nnx.Module):
