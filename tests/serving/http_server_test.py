@@ -29,12 +29,15 @@ CLIENTS = 16
 TEMPLATE = '{% for m in messages %}<s>{{ m.role }}: {{ m.content }}</s>{% endfor %}<s>assistant:'
 
 
-@pytest.fixture(scope='module')
-def workdir(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('served') / 'run'
+def write_run(folder):
   made_run.write(folder, made_run.settings(model={'seq_len': 1024}))
   publishing.write_sealed(folder / 'chat_template.jinja', TEMPLATE.encode())
   return folder
+
+
+@pytest.fixture(scope='module')
+def workdir(tmp_path_factory):
+  return write_run(tmp_path_factory.mktemp('served') / 'run')
 
 
 @pytest.fixture(scope='module')
@@ -346,8 +349,8 @@ def test_clients_that_never_ask_leave_room_for_those_that_do(server):
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_at_once(workdir, tmp_path):
-  other = serving.Serving(workdir, tmp_path / 'log', '--access_log', '--host=0.0.0.0')
+def test_a_second_signal_ends_at_once(tmp_path):
+  other = serving.Serving(write_run(tmp_path / 'run'), tmp_path / 'log', '--access_log', '--host=0.0.0.0')
   try:
     other.wait()
     with other.open(MANY | {'stream': True}) as connection:
