@@ -56,13 +56,14 @@ def make(optimizer=None, **options) -> tuple[Levels, OuterStep]:
   return levels, OuterStep(levels, optimizer or optax.sgd(0.7, 0.9, nesterov=True), **options)
 
 
-def train(levels, outer, weights=None, run_phase=phase.train_phase):
-  """Three phases; `weights` are those of each phase."""
+def train(levels, outer, weights=None, run_phase=phase.train_phase, phases=PHASES):
+  """Three phases by default; `weights` are those of each phase."""
   params = make_params()
   modules, inner = levels.start(params), levels.per_path(OPTIMIZER.init(params))
   state, reports, make_outer_step = outer.init(modules), [], jax.jit(outer.step)
-  for t in range(PHASES):
-    paths, inner, losses = run_phase(train_step, levels.paths(modules), inner, draw_batches(t))
+  run_phase = jax.jit(functools.partial(run_phase, train_step))
+  for t in range(phases):
+    paths, inner, losses = run_phase(levels.paths(modules), inner, draw_batches(t))
     assert losses.shape == (PATHS, TAU)
     modules, state, report = make_outer_step(modules, state, paths, weights)
     reports.append(report)
@@ -88,7 +89,7 @@ def test_it_is_algorithm_1(rescale, weights):
 
 def test_paths_in_turn_by_vmap_and_on_devices_are_the_same():
   levels, outer = make()
-  expected, *_ = train(levels, outer)
+  expected, *_ = train(levels, outer, phases=2)
   mesh = jax.make_mesh((2, 2), ('a', 'b'))
   ways = [
     functools.partial(phase.train_phase, in_turn=True),
@@ -97,7 +98,7 @@ def test_paths_in_turn_by_vmap_and_on_devices_are_the_same():
     ),
   ]
   for run_phase in ways:
-    found, *_ = train(levels, outer, run_phase=run_phase)
+    found, *_ = train(levels, outer, run_phase=run_phase, phases=2)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
@@ -120,7 +121,9 @@ def test_a_step_and_a_phase_are_one_program():
     paths, inner, _ = phase.train_phase(train_step, levels.paths(modules), inner, batches)
     return outer.step(modules, state, paths, rates=TAU * RATE)
 
-  expected = both(modules, outer.init(modules), inner, draw_batches(0))
+  run_phase = jax.jit(functools.partial(phase.train_phase, train_step))
+  paths, *_ = run_phase(levels.paths(modules), inner, draw_batches(0))
+  expected = jax.jit(outer.step)(modules, outer.init(modules), paths, rates=TAU * RATE)
   found = jax.jit(both)(modules, outer.init(modules), inner, draw_batches(0))
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-2), found, expected)
 
