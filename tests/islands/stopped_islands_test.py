@@ -52,7 +52,7 @@ def draw_points(passed: list[str], everything: bool) -> list[list[str]]:
   random.Random(8).shuffle(points)
   if everything:
     return [points[i::8] for i in range(8)]
-  return [sorted({*points[:7], 'before replace stages/evaluate.json'})]
+  return [sorted({*points[:5], 'before replace stages/evaluate.json'})]
 
 
 @pytest.mark.on('postgresql,s3')  # --islands_on=all: on others
@@ -79,10 +79,13 @@ def test_a_run_over_a_thin_line_killed_at_any_point_ends_with_the_same_bits(
 def kill_at_points(machine, backend, prepared, undisturbed, tmp_path, request):
   expected, passed = undisturbed
   machine, faults = machine.other(backend=backend), Faults()
-  if backend.name != NAMES[0]:
+  everything = request.config.getoption('--all_crash_points')
+  if backend.name != NAMES[0] and everything:
     assert finish(machine, prepared, tmp_path / 'undisturbed', faults) == expected
     passed = faults.passed
-  chosen, hit = draw_points(passed, request.config.getoption('--all_crash_points')), []
+  elif backend.name != NAMES[0]:
+    passed = [point for point in passed if ' replace objects/' not in point]  # which folders alone pass
+  chosen, hit = draw_points(passed, everything), []
   for i, points in enumerate(chosen):
     place, faults = tmp_path / str(i), Faults(points)
     assert finish(machine, prepared, place, faults) == expected
