@@ -98,13 +98,18 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope='session')
-def undisturbed(tmp_path_factory, worker_id):
-  """The workdir of a finished run of the command, to read and not to touch; made once for all workers."""
+def undisturbed(tmp_path_factory, worker_id, pytestconfig):
+  """The workdir of a finished run of the command, to read and not to touch; made once for all workers.
+
+  With --slow it has an XLA cache of its own, which slow tests look into and copy.
+  """
   temp = tmp_path_factory.getbasetemp()
   folder = (temp if worker_id == 'master' else temp.parent) / 'undisturbed'
   folder.mkdir(exist_ok=True)
   with open(folder / 'lock', 'w') as f:
     fcntl.flock(f, fcntl.LOCK_EX)
     if not (folder / 'run' / 'report.json').exists():
-      tiny_run.run(tiny_run.write_config(folder), folder / 'run', tiny_run.CONTROL, tiny_run.SAMPLES, own_cache=True)
+      own_cache = pytestconfig.getoption('--slow')
+      options = tiny_run.CONTROL, tiny_run.SAMPLES
+      tiny_run.run(tiny_run.write_config(folder), folder / 'run', *options, own_cache=own_cache)
   return folder / 'run'
