@@ -60,7 +60,7 @@ def test_the_bare_loop_is_of_the_same_architecture(family, monkeypatch):
   model = small.settings(model={'width': 16, 'num_layers': 4, 'num_heads': 4, 'head_dim': 4, 'mlp_dim': 24}).model
   model = dataclasses.replace(model, seq_len=64, **bare_families()[family])
   made = transformer.make_model(model, small.VOCAB)
-  params = {name: x + 0.1 for name, x in transformer.init(made, jax.random.key(0)).items()}
+  params = small.base(made)
   tokens = jax.random.randint(jax.random.key(1), (2, 64), 0, small.VOCAB)
   segments = jnp.asarray(np.repeat([[1, 2, 2, 0], [1, 1, 1, 1]], 16, axis=1))
 
