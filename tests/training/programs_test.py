@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import slow
 import small
 
 from dipaco_jax.telemetry import performance
@@ -12,7 +13,8 @@ GRID = {'a': 2, 'b': 2}
 SGD = {'outer': dict(optimizer='sgd', learning_rate=1.0, rescale=False, reweigh=False)}
 
 
-@pytest.fixture(scope='module', params=[1, 2], ids='{} devices'.format)
+# One device is quick in invariant_3_naive_twin_test.py and invariant_4_placements_test.py.
+@pytest.fixture(scope='module', params=slow.but([1, 2], 1), ids='{} devices'.format)
 def made(request):
   return small.make_programs(small.settings(GRID, small.MIXED_LEVELS, **SGD), request.param)
 
