@@ -152,7 +152,8 @@ def test_the_machine_at_hand_is_a_topology():
   'options, words',
   [
     ([], '--topology is missing'),
-    (['--topology=v5e:3x5'], 'v5e:3x5 is not known'),
+    # Quick: test_text_of_the_config_need_not_be_there has a topology that is not known.
+    pytest.param(['--topology=v5e:3x5'], 'v5e:3x5 is not known', marks=pytest.mark.slow),
   ],
 )
 def test_the_command_refuses_in_one_line(options, words):
