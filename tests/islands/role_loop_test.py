@@ -35,7 +35,7 @@ TASKS = [NewTask('train', str(path), 0) for path in range(4)]
 def make(folder: pathlib.Path, name: str = 'worker-0', lease_s: float = 20) -> Island:
   registry = registry_lib.Registry(f'sqlite:///{folder}/registry.db', lease_s)
   registry.add_tasks(TASKS)
-  run = types.SimpleNamespace(settings=settings.Settings())
+  run = types.SimpleNamespace(settings=settings.Settings(grid=(('path', 4),)))
   return Island(run, registry, storage_lib.open_storage(str(folder)), name)
 
 
