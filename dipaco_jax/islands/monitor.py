@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.islands import (
-  claims,
   evaluator,
   lineage,
   live_metrics,
@@ -49,7 +48,6 @@ ROLES = {'worker': worker.KINDS, 'outer': outer_executor.KINDS, 'evaluator': eva
 LOOK_S = 5.0  # between looks of sinks for rows, which ask the database
 TOLD = 3  # tasks that came back with an error
 BACKUP_S, LONGEST_BACKUP_S = 10.0, 600.0  # between backups of the registry, where a phase takes less, or more
-CLEAN_S = 60.0  # between looks for tasks that are not of this run
 PAGE_S = 60.0  # between pages of the run so far
 
 
@@ -58,7 +56,6 @@ def watch(island: Island):
   collector = Collector(island)
   page = LivePage(island)
   backups = Backups(island)
-  clean_interval = claims.Interval(CLEAN_S)
   about = {'task': '', 'stuck': ''}
   s, shown = island.run.settings, -1
   # One process trains the control, and paths are trained by many: how long it takes is not known.
@@ -71,8 +68,6 @@ def watch(island: Island):
   with contextlib.closing(progress), beating, fed:
     while not schedule.is_finished(island):
       screening_facts.heed(island)
-      if clean_interval.is_due():
-        island.registry.close_malformed()
       schedule.advance(island)
       reached = frontier(island)
       backups.write_if_due(reached)

@@ -6,17 +6,18 @@ from typing import Any
 from dipaco_jax.config import dense_control, settings
 from dipaco_jax.core import printable
 from dipaco_jax.processes.display import columns, duration
-from dipaco_jax.registry import fact_names, registry as registry_lib
+from dipaco_jax.registry import registry as registry_lib
 from dipaco_jax.registry.fact_rows import WITHDRAWN
 
 EXCLUDED, SHOWN = 'excluded: ', 5
 RECENT = 64  # tasks by which time is estimated
+KINDS = ('prepare', 'train', 'piece', 'ship', 'outer', 'evaluate', 'reroute', 'finish')
 
 
 def lines(registry: registry_lib.Registry) -> list[str]:
   """Makes a line for the run, one for each role, and those for what went wrong."""
   counts, roles = registry.counts(), registry.roles()
-  done = [f'{kind} {n.get("done", 0)} of {sum(n.values())}' for kind in fact_names.TASKS if (n := counts.get(kind))]
+  done = [f'{kind} {n.get("done", 0)} of {sum(n.values())}' for kind in KINDS if (n := counts.get(kind))]
   rows: list[tuple[str, ...]] = [('', 'task', 'step', 'tokens/s', 'tasks done', 'last heard')]
   names = [role['name'] for role in roles]
   rows += [tuple(map(printable.name, row(role, names.count(role['name']) > 1))) for role in roles]

@@ -50,7 +50,7 @@ class Registry:
     """
     self.lease_s, self._db = lease_s, Database(url, patience_s, reads_only)
     self._known = KnownFacts()
-    self.names = FactNames()  # names that facts and tasks may have; an island knows those of its run
+    self.names = FactNames()  # names that facts may have; an island knows those of its run
     self.diverged = 0  # how often the run has diverged, as the last claim told
     self.withdrawn = 0  # how many facts were withdrawn, as the database's last answer to a claim or heartbeat says
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
@@ -107,24 +107,13 @@ class Registry:
     held = {'holder_': holder} if holder else {}
     statement = schema.claim(tuple(kinds), keys is not None, bool(holder))
     with self.conversation():
-      while rows := self._db.returned(statement, parameters | among | held):
-        self.diverged = rows[0].pop('diverged')
-        self._note_withdrawn(rows[0].pop('withdrawn'))
-        task = Task(**rows[0])
-        if self.names.is_task(task.kind, task.key, task.number):
-          self._db.linger()
-          return task
-        self._db.change(schema.COMPLETE, _claimed(task))  # or another process would claim it
-    return None
-
-  def close_malformed(self):
-    """Marks open tasks as done that no process of this run inserts: nobody claims them, and the run would not end."""
-    named = [TASKS.c[name] for name in ('kind', 'key', 'number')]
-    rows = self._db.rows(sa.select(*named).where(schema.UNDONE))
-    for row in rows:
-      if not self.names.is_task(**row):
-        ours = [column == row[column.name] for column in named]
-        self._db.change(sa.update(TASKS).where(*ours, schema.UNDONE).values(**schema.DONE), {})
+      rows = self._db.returned(statement, parameters | among | held)
+      if not rows:
+        return None
+      self._db.linger()
+    self.diverged = rows[0].pop('diverged')
+    self._note_withdrawn(rows[0].pop('withdrawn'))
+    return Task(**rows[0])
 
   def heartbeat(self, task: Task) -> int:
     """Renews the lease from now; raises Lost.

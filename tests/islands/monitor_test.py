@@ -277,25 +277,6 @@ def test_a_fact_that_no_process_makes_is_named_once_and_passed_over(fact, made, 
   assert len(named) == 1 or (not named and fact[2] in (-1, 10**6)), caplog.text
 
 
-STRANGE_TASKS = ('mine', '0', 0), ('train', '4', 0), ('train', 'x', 0), ('evaluate', '0', 10**6), ('outer', 'low/9', 1)
-
-
-def test_a_task_that_no_process_makes_is_named_once_and_never_claimed(made, caplog):
-  made.registry.add_tasks(NewTask(*task) for task in [*STRANGE_TASKS, ('train', '0', 0)])
-  kinds = 'train', 'evaluate', 'outer'
-  task = made.registry.claim('me', kinds)
-  assert (task.kind, task.key, task.number) == ('train', '0', 0) and not made.registry.claim('me', kinds)
-  assert sum('is malformed and is passed over' in record.message for record in caplog.records) == 4
-
-
-def test_tasks_that_no_process_makes_do_not_keep_a_run_from_its_end(made, caplog):
-  made.registry.add_tasks(NewTask(*task, state='waiting') for task in STRANGE_TASKS)
-  for _ in range(2):
-    made.registry.close_malformed()
-  assert all(made.registry.is_done(*task) for task in STRANGE_TASKS)
-  assert sum('is malformed and is passed over' in record.message for record in caplog.records) == 5
-
-
 def test_metadata_that_are_none_are_passed_over(made, caplog):
   made.registry.put([Fact('evaluation', '1', 1, '', '', ['loss'])])
   assert made.registry.facts('evaluation', number=1) == []
