@@ -55,7 +55,7 @@ def watcher(server):
 
 
 def island(url: str, folder, name: str, lease_s: float) -> Island:
-  run = types.SimpleNamespace(settings=settings.Settings(grid=(('path', 32),)))
+  run = types.SimpleNamespace(settings=settings.Settings())
   return Island(run, Registry(url, lease_s), object_store.open_storage(str(folder)), name)
 
 
