@@ -29,8 +29,7 @@ def check_outside(workdir: str, out: str):
   """Raises InputError if the place is in the workdir of the run, where its files would be among the run's."""
   if '://' in workdir:
     return
-  run_folder, place = pathlib.Path(workdir).resolve(), pathlib.Path(out).resolve()
-  if place == run_folder or run_folder in place.parents:
+  if pathlib.Path(out).resolve().is_relative_to(pathlib.Path(workdir).resolve()):
     raise InputError(f'--out={out} is in --workdir={workdir}, among the files of the run: name a folder outside of it')
 
 

@@ -19,8 +19,6 @@ from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import stopping
 
-MOST_BYTES = 1 << 26  # of engines.json
-
 
 def read_engines(file: str | None):
   """Reads engines.json; raises InputError."""
@@ -28,7 +26,7 @@ def read_engines(file: str | None):
 
   if not file:
     raise InputError('name the file that says where the engines are with --engines=engines.json')
-  command.check_readable('engines', file, MOST_BYTES)
+  command.check_readable('engines', file)
   try:
     data = pathlib.Path(file).read_bytes()
   except OSError as e:

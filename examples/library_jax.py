@@ -29,7 +29,7 @@ def init(key: jax.Array) -> dict:
     return jax.random.normal(next(keys), shape) / np.sqrt(np.prod(shape[:-1]))
 
   def block() -> dict:
-    return {'mix': draw(KERNEL, WIDTH, WIDTH), 'up': draw(WIDTH, 4 * WIDTH), 'down': draw(4 * WIDTH, WIDTH)}
+    return {'mix': draw(KERNEL * WIDTH, WIDTH), 'up': draw(WIDTH, 4 * WIDTH), 'down': draw(4 * WIDTH, WIDTH)}
 
   return {'embed': draw(VOCAB, WIDTH) * 8, 'block_0': block(), 'block_1': block(), 'head': draw(WIDTH, VOCAB)}
 
@@ -38,9 +38,7 @@ def logits(params: dict, tokens_BL: jax.Array) -> jax.Array:
   """Predicts each next byte from the 15 bytes before it: causal convolutions and MLPs."""
   x = params['embed'][tokens_BL]
   for block in (params['block_0'], params['block_1']):
-    padded = jnp.pad(x, ((0, 0), (KERNEL - 1, 0), (0, 0)))
-    windows = jnp.stack([padded[:, k : k + x.shape[1]] for k in range(KERNEL)], 2)
-    h = jnp.einsum('BLKD,KDE->BLE', windows, block['mix'])
+    h = chars.windows(x, KERNEL) @ block['mix']
     x = x + jax.nn.gelu(h / (1e-6 + jnp.std(h, -1, keepdims=True)) @ block['up']) @ block['down']
   return x @ params['head']
 

@@ -22,6 +22,7 @@ from dipaco_jax.storage import object_store
 from dipaco_jax.training import devices
 
 TRY_AGAIN = stopping.TRY_AGAIN  # exit status: a disk, bucket, text or database is full or away
+MOST_BYTES = 1 << 26  # of a text or a list that an option names
 DIVERGED = 65  # exit status: training cannot continue
 AFTER_DIVERGENCE = (
   'the same command resumes from the last checkpoint before that, which helps if a machine was at fault; '
@@ -153,14 +154,14 @@ def check_out(option: str, file: str | None):
     raise InputError(f'--{option}={file} cannot be written: name a file of this machine, in a folder of yours')
 
 
-def check_readable(option: str, file: str, most_bytes: int):
+def check_readable(option: str, file: str):
   """Raises InputError if the local file that an option names has no end, as a pipe or a device, or is too large."""
   if not os.path.exists(file) or os.path.isdir(file):
     return  # reading it raises a clear error; or it is in a bucket
   if not os.path.isfile(file):
     raise InputError(f'--{option}={file} is a pipe or a device: write its content to a file, and name that')
-  if (size := os.path.getsize(file)) > most_bytes:
-    raise InputError(f'--{option}={file} has {size} bytes: name a file of {most_bytes} bytes or less')
+  if (size := os.path.getsize(file)) > MOST_BYTES:
+    raise InputError(f'--{option}={file} has {size} bytes: name a file of {MOST_BYTES} bytes or less')
 
 
 def decode_text(data: bytes, option: str) -> str:

@@ -19,8 +19,6 @@ from dipaco_jax.command_line import command
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display
 
-MOST_BYTES = 1 << 26  # of a text
-
 
 def read_text(text: str | None, file: str | None) -> str:
   """Returns the text that the options give; raises InputError if there is none."""
@@ -30,7 +28,7 @@ def read_text(text: str | None, file: str | None) -> str:
     raise InputError('give a text: --text=WORDS or --file=FILE; --file=- is standard input')
   if file is None:
     return text or ''
-  command.check_readable('file', file, MOST_BYTES)
+  command.check_readable('file', file)
   try:
     data = sys.stdin.buffer.read() if file == '-' else remote_files.read(file)
   except OSError as e:

@@ -146,10 +146,8 @@ def outer_example(module, folder):
 
 
 def inner_example(module, folder):
-  opt, params = (
-    module.make(settings.Inner(weight_decay=0.5)),
-    {name: np.ones((2, 2), 'f') for name in ('embed/tokens', 'w')},
-  )
+  opt = module.make(settings.Inner(weight_decay=0.5))
+  params = {name: np.ones((2, 2), 'f') for name in ('embed/tokens', 'w')}
   updates, _ = opt.update(params, opt.init(params), params)
   np.testing.assert_allclose([updates['embed/tokens'][0, 0], updates['w'][0, 0]], [1, 1.5], rtol=1e-5)
 
