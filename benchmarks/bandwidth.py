@@ -6,7 +6,7 @@ Every worker lives in a network namespace of its own; between it and the storage
 Mbit/s each way (tc tbf). Outer executors are beside the storage. One run for each tau: some phases with every limit,
 and two that do not count, a first, which compiles, and a last, which publishes all. Prints a table in Markdown and, as
 the last line, a JSON object.
-Needs Linux, root, iproute2 and moto[server]; where one is missing it says which, and ends with status 3.
+Needs Linux, root, iproute2 and moto[s3] with Flask; where one is missing it says which, and ends with status 3.
 """
 
 import contextlib
