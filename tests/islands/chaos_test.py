@@ -1,8 +1,8 @@
 """Faults of every kind, drawn by a seed, upon all roles of an islands run: it ends with the bits of an undisturbed one.
 
-`pytest tests/islands/chaos_test.py -n0 -s --chaos_s=1800` goes on for half an hour, run after run, each on another
-database and place of objects; `--chaos_on=sqlite,s3` keeps to one, `--chaos_wire=thin` is over a thin line. In every
-fourth run a worker computes other bits: that run has a digest of its own.
+`pytest tests/islands/chaos_test.py -n0 -s --slow --chaos_s=1800` goes on for half an hour, run after run, each on
+another database and place of objects; `--chaos_on=sqlite,s3` keeps to one, `--chaos_wire=thin` is over a thin line. In
+every fourth run a worker computes other bits: that run has a digest of its own.
 """
 
 import collections

@@ -2,7 +2,7 @@
 
 Registry, storage, scheduling, the return of what is gone and the monitor's collection are the real ones. What tasks
 make are digests of all that went into them: a run that has taken anything else than it should ends with another one.
-`pytest tests/islands/protocol_test.py -n0 -s --protocol_runs=300` plays more of them.
+`pytest tests/islands/protocol_test.py -n0 -s --slow --protocol_runs=300` plays more of them.
 """
 
 import collections
