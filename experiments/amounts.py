@@ -10,6 +10,7 @@ import collections
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import common
 import config
@@ -57,11 +58,11 @@ def row(size: str, kind: str, num_paths: int, documents: int) -> Row:
   """One amount of sharing, with so many paths, on the first so many documents."""
   title, method = SHARING[kind]
   if dense := method == 'dense':
-    changes = config.lasting(size, STEPS[size], config.SIZES[size].alone)
+    changes: dict[str, Any] = {**config.lasting(size, STEPS[size], config.SIZES[size].alone)}
   else:
     side = math.isqrt(num_paths)
     method = f'{method},{num_paths}' if kind == 'diloco' else f'{method},{side}x{side}'
-    changes = config.lasting(size, STEPS[size], TAUS[size][1]) | OUTER['nesterov'] | {'outer.row_weights': True}
+    changes = {**config.lasting(size, STEPS[size], TAUS[size][1]), **OUTER['nesterov'], 'outer.row_weights': True}
   if kind == 'batch':
     changes |= {'train.batch_size': num_paths * config.SIZES[size].config['train']['batch_size']}
   text = {'data.max_documents': documents, 'data.holdout_fraction': HOLDOUT.get(size, 0.05)}
@@ -94,9 +95,9 @@ def lines(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
       continue
     cells = []
     for amount, of in zip(amounts, by_amount, strict=True):
-      rivals = [mean for k in SHARING if (mean := mean_perplexity(found.get(f'{k}_{num_paths}_{amount}', [])))]
+      rivals = [rival for kind in SHARING if (rival := found.get(f'{kind}_{num_paths}_{amount}'))]
       text = common.cell([r['perplexity'] for r in of], '.2f')
-      cells.append(f'**{text}**' if text and mean_perplexity(of) == min(rivals) else text)
+      cells.append(f'**{text}**' if of and mean_perplexity(of) == min(map(mean_perplexity, rivals)) else text)
     seeds = sorted({len(of) for of in by_amount if of})
     parameters = next(r['parameters_total'] for of in by_amount for r in of)
     seeds_text = str(seeds[0]) if len(seeds) == 1 else f'{seeds[0]} to {seeds[-1]}'
@@ -105,9 +106,9 @@ def lines(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
   return table
 
 
-def mean_perplexity(records: Sequence[common.Record]) -> float | None:
-  """Over seeds; None where there are none."""
-  return statistics.fmean(r['perplexity'] for r in records) if records else None
+def mean_perplexity(records: Sequence[common.Record]) -> float:
+  """Over seeds."""
+  return statistics.fmean(r['perplexity'] for r in records)
 
 
 @plot_style.styled

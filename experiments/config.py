@@ -15,6 +15,7 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
     ends          AxB               the same with path-specific embedding, first and last blocks [4]
     own           AxB               the lower half of the blocks over axis a, the upper half path-specific
     blocks_own    AxB               all blocks path-specific, the embedding shared
+    mlps          AxB               all MLPs path-specific, attention over axis a in the lower half, over b in the upper
     third         AxB               the upper third of the blocks path-specific, the rest halved between axes a and b
     rerouted      AxB               dipaco, re-routed every W tokens while evaluating
     discriminative  AxB             the same, with discriminative re-sharding
@@ -294,6 +295,14 @@ def blocks_own(c: ConfigDict, size: Size, numbers: Numbers):
   c.levels = (('shared', 'embed|final_norm', ()), ('own', 'block_', ('a', 'b')))
 
 
+def mlps(c: ConfigDict, size: Size, numbers: Numbers):
+  """Path-specific: the MLPs of all blocks, with their norms; attention is as in `dipaco`."""
+  dipaco(c, size, numbers)
+  low, high = (f'{blocks(half)}attention' for half in halves(c.model.num_layers))
+  own = ('own', 'block_[0-9]+/mlp', ('a', 'b'))
+  c.levels = (('shared', 'embed|final_norm', ()), ('low', low, ('a',)), ('high', high, ('b',)), own)
+
+
 def third(c: ConfigDict, size: Size, numbers: Numbers):
   """Path-specific: the upper third of the blocks. The lower ones are halved between the axes."""
   dipaco(c, size, numbers)
@@ -336,5 +345,7 @@ def blocks(numbers: list[int]) -> str:
 
 METHODS: dict[str, Callable[[ConfigDict, Size, Numbers], None]] = {
   f.__name__: f
-  for f in (dense, larger, diloco, fragments, flat, dipaco, ends, own, blocks_own, third, rerouted, discriminative)
-}
+  for f in (
+    dense, larger, diloco, fragments, flat, dipaco, ends, own, blocks_own, mlps, third, rerouted, discriminative
+  )
+}  # fmt: skip

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
+import amounts
 import beginnings
 import claims
 import common
@@ -35,7 +36,7 @@ from dipaco_jax.processes import display
 MODULES = {
   '../docs/results.md': (),
   'README.md': (methods, paths, pretrained),
-  'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu),
+  'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts),
   'LEDGER.md': (tune,),
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
