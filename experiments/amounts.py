@@ -16,11 +16,13 @@ import common
 import config
 import methods
 import paths
+import pictures
 from runs import Row
 from tau import OUTER, TAUS
 
 from dipaco_jax.reports import palette, plot_style
 
+PERPLEXITY = common.Column('perplexity', 'perplexity')
 ALL = 0
 DOCUMENTS = {
   'test': (60, ALL),
@@ -48,10 +50,10 @@ SHARING = {
 
 def rows(size: str) -> list[Row]:
   usual, amounts = math.prod(config.SIZES[size].grid), DOCUMENTS[size]
-  found = [row(size, kind, usual, documents) for documents in amounts for kind in SHARING]
+  table = [row(size, kind, usual, documents) for documents in amounts for kind in SHARING]
   for num_paths in ENDS.get(size, ()):
-    found += [row(size, kind, num_paths, amount) for amount in (amounts[0], amounts[-1]) for kind in list(SHARING)[1:]]
-  return found
+    table += [row(size, kind, num_paths, amount) for amount in (amounts[0], amounts[-1]) for kind in list(SHARING)[1:]]
+  return table
 
 
 def row(size: str, kind: str, num_paths: int, documents: int) -> Row:
@@ -81,65 +83,70 @@ def split_name(name: str) -> tuple[str, int, str]:
   return kind, int(num_paths), documents
 
 
+def means(rows: Sequence[Row], results: common.Results) -> dict[str, float]:
+  """The mean perplexity of every row that was run."""
+  by_row = {row.name: common.figures(results, row.name, PERPLEXITY) for row in rows}
+  return {name: statistics.fmean(of_seeds) for name, of_seeds in by_row.items() if of_seeds}
+
+
+def lowest(means: Mapping[str, float]) -> dict[tuple[int, str], str]:
+  """The row with the lowest mean, by number of paths and documents."""
+  rivals = collections.defaultdict(list)
+  for name in means:
+    _, num_paths, documents = split_name(name)
+    rivals[num_paths, documents].append(name)
+  return {shared: min(names, key=means.__getitem__) for shared, names in rivals.items()}
+
+
 def lines(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
   """A line for each kind of sharing and number of paths; for each amount of text the lowest mean is bold."""
   amounts = list(dict.fromkeys(split_name(row.name)[2] for row in rows))
-  found = {row.name: [r for (name, _), r in sorted(results.items()) if name == row.name] for row in rows}
-  tokens = {amount: [r['text_tokens'] for name, of in found.items() if name.endswith(f'_{amount}') for r in of]
+  best = set(lowest(means(rows, results)).values())
+  tokens = {amount: [r['text_tokens'] for (name, _), r in results.items() if split_name(name)[2] == amount]
             for amount in amounts}  # fmt: skip
   head = [f'{statistics.median(tokens[amount]) / 1e6:.2g} M tokens' if tokens[amount] else amount for amount in amounts]
   table = [['paths', '', 'seeds', *head, 'parameters'], ['---:', '---', *['---:'] * (len(head) + 2)]]
   for kind, num_paths in dict.fromkeys(split_name(row.name)[:2] for row in rows):
-    by_amount = [found.get(f'{kind}_{num_paths}_{amount}', []) for amount in amounts]
-    if not any(by_amount):
+    records = [r for (name, _), r in results.items() if split_name(name)[:2] == (kind, num_paths)]
+    if not records:
       continue
-    cells = []
-    for amount, of in zip(amounts, by_amount, strict=True):
-      rivals = [rival for kind in SHARING if (rival := found.get(f'{kind}_{num_paths}_{amount}'))]
-      text = common.cell([r['perplexity'] for r in of], '.2f')
-      cells.append(f'**{text}**' if of and mean_perplexity(of) == min(map(mean_perplexity, rivals)) else text)
-    seeds = sorted({len(of) for of in by_amount if of})
-    parameters = next(r['parameters_total'] for of in by_amount for r in of)
-    seeds_text = str(seeds[0]) if len(seeds) == 1 else f'{seeds[0]} to {seeds[-1]}'
-    title = SHARING[kind][0].format(paths=num_paths)
+    names = [f'{kind}_{num_paths}_{amount}' for amount in amounts]
+    by_amount = [common.figures(results, name, PERPLEXITY) for name in names]
+    cells = [common.cell(of_seeds, PERPLEXITY.form) for of_seeds in by_amount]
+    cells = [f'**{cell}**' if name in best else cell for name, cell in zip(names, cells, strict=True)]
+    seeds = sorted({len(of_seeds) for of_seeds in by_amount if of_seeds})
+    seeds_text = ' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
+    title, parameters = SHARING[kind][0].format(paths=num_paths), records[0]['parameters_total']
     table.append([str(num_paths), title, seeds_text, *cells, f'{parameters:,.0f}'])
   return table
-
-
-def mean_perplexity(records: Sequence[common.Record]) -> float:
-  """Over seeds."""
-  return statistics.fmean(r['perplexity'] for r in records)
 
 
 @plot_style.styled
 def picture(table: common.Table, rows: Sequence[Row], results: common.Results):
   """A line for each kind of sharing, a panel for each number of paths; a ring around the lowest of each amount."""
-  by_row = {row.name: [r for (name, _), r in results.items() if name == row.name] for row in rows}
-  counts = sorted({split_name(name)[1] for name, of in by_row.items() if of})
+  counts = sorted({split_name(name)[1] for name in means(rows, results)})
   width = plot_style.WIDE * (1 + 0.4 * max(0, len(counts) - 1))
-  made, axes = plot_style.axes(width, 4.6, max(1, len(counts)), sharey=True, squeeze=False)
+  figure, axes = plot_style.axes(width, 4.6, max(1, len(counts)), sharey=True, squeeze=False)
   for ax, num_paths in zip(axes[0], counts, strict=False):
-    draw(ax, num_paths, by_row)
+    draw(ax, num_paths, [row for row in rows if split_name(row.name)[1] == num_paths], results)
   axes[0][0].set_ylabel('perplexity')
-  return made
+  return figure
 
 
-def draw(ax, num_paths: int, by_row: Mapping[str, Sequence[common.Record]]):
-  """A panel: the rows of one number of paths."""
-  colours = dict(zip(SHARING, plot_style.COLOURS * 2, strict=False))
-  ends, by_amount = [], collections.defaultdict(list)
-  for kind, (title, _) in SHARING.items():
-    points = []
-    for name, of in by_row.items():
-      if split_name(name)[:2] == (kind, num_paths) and of:
-        points.append((of[0]['text_tokens'] / num_paths, mean_perplexity(of)))
-        by_amount[split_name(name)[2]].append(points[-1])
-    if points:
-      xs, ys = zip(*sorted(points), strict=True)
-      ax.plot(xs, ys, 'o-', color=colours[kind], linewidth=1.6, markersize=3)
-      ends.append(plot_style.End(ys[-1], title.format(paths=num_paths), colours[kind]))
-  for x, y in (min(points, key=lambda at: at[1]) for points in by_amount.values()):
-    ax.plot([x], [y], 'o', color=palette.INK, markersize=10, fillstyle='none')
+def draw(ax, num_paths: int, rows: Sequence[Row], results: common.Results):
+  """A panel: the rows of one number of paths, with a dot for each mean."""
+  by_row = means(rows, results)
+  at = {
+    row.name: (pictures.place(row, results, 'text_tokens') / num_paths, by_row[row.name])
+    for row in rows if row.name in by_row
+  }  # fmt: skip
+  titles = {kind: title.format(paths=num_paths) for kind, (title, _) in SHARING.items()}
+  points = {title: [at[name] for name in at if split_name(name)[0] == kind] for kind, title in titles.items()}
+  for title, colour in pictures.by_name(points).items():
+    for place in points[title]:
+      ax.plot(*place, 'o', color=colour, markersize=4)
+  for name in lowest(by_row).values():
+    ax.plot(*at[name], 'o', color=palette.INK, markersize=10, fillstyle='none')
   ax.set_xscale('log')
   ax.set_yscale('log')
   ax.xaxis.set_major_formatter('{x:,.0f}')
@@ -147,19 +154,10 @@ def draw(ax, num_paths: int, by_row: Mapping[str, Sequence[common.Record]]):
   ax.yaxis.set_minor_formatter('{x:.0f}')
   ax.set_title(f'{num_paths} paths')
   ax.set_xlabel('tokens of training text for each path')
-  plot_style.label_ends(ax, ends)
+  pictures.draw_lines(ax, points)
 
 
-COLUMNS = (
-  common.Column('perplexity', 'perplexity'),
-  common.Column('of the last version', 'perplexity_final'),
-  common.Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),
-  common.Column('without German law and code', 'perplexity_by_domain.read'),
-  common.Column('text, tokens', 'text_tokens', '.2g'),
-  common.Column('parameters', 'parameters_total', ',.0f'),
-)
-
-TABLE = common.Table('amounts', 'How much to share, by how much text there is', rows, COLUMNS, picture, lines)
+TABLE = common.Table('amounts', 'How much to share, by how much text there is', rows, (PERPLEXITY,), picture, lines)
 
 if __name__ == '__main__':
   common.main(TABLE, paths.prepare)
