@@ -12,6 +12,7 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
     fragments     P                 the same, its one level cut in three: embedding, lower and upper blocks
     flat          P or AxB          P models that share nothing, k-means
     dipaco        AxB               a lower level over axis a, an upper one over b, all else shared; k-means
+    upper         AxB               the same with the embedding in the upper level, as in the paper
     ends          AxB               the same with path-specific embedding, first and last blocks [4]
     own           AxB               the lower half of the blocks over axis a, the upper half path-specific
     blocks_own    AxB               all blocks path-specific, the embedding shared
@@ -267,6 +268,13 @@ def dipaco(c: ConfigDict, size: Size, numbers: Numbers):
   c.levels = (('shared', 'embed|final_norm', ()), ('low', blocks(low), ('a',)), ('high', blocks(high), ('b',)))
 
 
+def upper(c: ConfigDict, size: Size, numbers: Numbers):
+  """No level over no axis: the embedding, which is the head too, and the last norm vary with the upper half."""
+  dipaco(c, size, numbers)
+  low, high = halves(c.model.num_layers)
+  c.levels = (('low', blocks(low), ('a',)), ('high', f'embed|final_norm|{blocks(high)}', ('b',)))
+
+
 def ends(c: ConfigDict, size: Size, numbers: Numbers):
   """Path-specific: the embedding, and the first and the last block of each level [4]."""
   dipaco(c, size, numbers)
@@ -346,6 +354,6 @@ def blocks(numbers: list[int]) -> str:
 METHODS: dict[str, Callable[[ConfigDict, Size, Numbers], None]] = {
   f.__name__: f
   for f in (
-    dense, larger, diloco, fragments, flat, dipaco, ends, own, blocks_own, mlps, third, rerouted, discriminative
+    dense, larger, diloco, fragments, flat, dipaco, upper, ends, own, blocks_own, mlps, third, rerouted, discriminative
   )
 }  # fmt: skip

@@ -18,6 +18,7 @@ import common
 import downstream
 import methods
 import muon
+import paper_recipe
 import paths
 import pretrained
 import router
@@ -36,9 +37,22 @@ from dipaco_jax.processes import display
 MODULES = {
   '../docs/results.md': (),
   'README.md': (methods, paths, pretrained),
-  'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts),
+  'TABLES.md': (
+    sizes,
+    tau,
+    router,
+    sharing,
+    downstream,
+    wire,
+    muon,
+    upcycle,
+    beginnings,
+    upcycle_gpu,
+    amounts,
+    paper_recipe,
+  ),
   'LEDGER.md': (tune,),
-}
+}  # fmt: skip
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
 TABLES = [table for tables in PAGES.values() for table in tables]
 SIZE = 'micro'  # of the claims
