@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 import amounts
+import amounts_six
 import beginnings
 import claims
 import common
@@ -34,25 +35,16 @@ import wire
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display
 
+MORE = (
+  sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts, paper_recipe,
+  amounts_six,
+)  # fmt: skip
 MODULES = {
   '../docs/results.md': (),
   'README.md': (methods, paths, pretrained),
-  'TABLES.md': (
-    sizes,
-    tau,
-    router,
-    sharing,
-    downstream,
-    wire,
-    muon,
-    upcycle,
-    beginnings,
-    upcycle_gpu,
-    amounts,
-    paper_recipe,
-  ),
+  'TABLES.md': MORE,
   'LEDGER.md': (tune,),
-}  # fmt: skip
+}
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
 TABLES = [table for tables in PAGES.values() for table in tables]
 SIZE = 'micro'  # of the claims

@@ -9,7 +9,7 @@ tables are of the same training text, and of validation text that no choice has 
 
 Of a validation document no more than the first tokens are scored, as many as a row has: in DIR/validation.jsonl.gz it
 is cut into pieces, each of which counts as a document, as a training document is cut into sequences. Tuning documents
-are left whole.
+are left whole. With --without, kinds of text (the field `domain`) are left out of all three.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ import io
 import json
 import os
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from absl import flags
 
@@ -48,6 +48,11 @@ def pieces(line: bytes) -> Iterator[bytes]:
     start = next((i for i in range(start + PIECE, len(text)) if text[i - 1].isspace()), len(text))
 
 
+def kept(lines: Iterable[bytes], without: Collection[str]) -> Iterator[bytes]:
+  """The documents of all other kinds."""
+  return (line for line in lines if not without or json.loads(line).get('domain') not in without)
+
+
 def main():
   data, validation, out = (pathlib.Path(x) for x in (flags.FLAGS.data, flags.FLAGS.validation, flags.FLAGS.out))
   for name, file in (('data', data), ('validation', validation)):
@@ -66,9 +71,9 @@ def main():
       files[name].write(line)
       counts[name] += 1
 
-    for line in opened.enter_context(gzip.open(data, 'rb')):
+    for line in kept(opened.enter_context(gzip.open(data, 'rb')), flags.FLAGS.without):
       write(names[is_for_tuning(line)], line)
-    for line in opened.enter_context(gzip.open(validation, 'rb')):
+    for line in kept(opened.enter_context(gzip.open(validation, 'rb')), flags.FLAGS.without):
       for piece in pieces(line):
         write('validation', piece)
   for name in names:
@@ -81,4 +86,5 @@ if __name__ == '__main__':
   flags.DEFINE_string('data', '', 'Training text: JSON lines with `text`, gzipped.')
   flags.DEFINE_string('validation', '', 'Text of the tables, likewise.')
   flags.DEFINE_string('out', 'runs/split', 'Where the three files go.')
+  flags.DEFINE_list('without', [], 'Kinds of text, as the field `domain` names them, that are left out of all three.')
   command.run(main)

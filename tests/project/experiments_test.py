@@ -148,6 +148,12 @@ def test_validation_text_is_cut_into_pieces_that_begin_with_a_word():
   assert list(split.pieces(short)) == [short]
 
 
+def test_kinds_of_text_are_left_out():
+  lines = [json.dumps({'text': 'a', 'domain': kind}).encode() for kind in ('law_de', 'code', 'wiki_en')]
+  assert list(split.kept(lines, ['law_de', 'code'])) == lines[2:]
+  assert list(split.kept(lines, [])) == lines
+
+
 @pytest.mark.slow
 def test_beginnings_are_scored_like_single_documents(undisturbed):
   run = trained_run.TrainedRun(str(undisturbed))
