@@ -83,11 +83,14 @@ def curves(table: Table, rows: Sequence[Row], results: Results):
 
   Lines have the same colours and end at the same heights in both panels; their names are beside the second.
   """
+  from matplotlib import ticker
+
   made, panels = plot_style.axes(plot_style.WIDE * 1.2, 5.0, 2, sharey=True)
   for ax, title, of in zip(panels, ('tokens that a path has read', 'FLOPs of training'), (tokens, flops), strict=True):
     lines = {row.title: along(row, results, of) for row in rows}
     draw_lines(ax, lines, named=ax is panels[-1])
     ax.set_xscale('log')
+    ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter('{x:.0e}')  # the style shows mathematical text as it is written
     ax.xaxis.set_minor_formatter('')
     ax.set_yscale('log')
