@@ -55,7 +55,9 @@ def pytest_addoption(parser):
 
 
 def pytest_xdist_make_scheduler(config, log):
-  """Gives a worker whole files, and the files of a group of TOGETHER to the same worker."""
+  """With --dist=loadfile: gives a worker whole files, and the files of a group of TOGETHER to the same worker."""
+  if config.getoption('dist') != 'loadfile':
+    return None
   from xdist.scheduler.loadfile import LoadFileScheduling
 
   groups = {f'tests/{name}_test.py': names[0] for names in TOGETHER for name in names}
