@@ -23,6 +23,10 @@ LONGEST_SLOW = (  # with --slow, these too: one of them alone at the end would b
   'invariant_11_poisoned experiments_scripts'
 ).split()
 
+TOGETHER = (  # groups of files, each of which runs in one worker: the files of a group share what takes seconds to make
+  ('islands/stopped_islands', 'invariants/invariant_8_islands'),  # a prepared run
+  ('data/source_seqio', 'data/source_tfds'),  # TensorFlow
+)
 
 MAPS = pathlib.Path('/proc/self/maps')  # on Linux, which lets a process have 65,530, and ends one that wants more
 MANY_MAPS = 20_000
@@ -48,6 +52,22 @@ def pytest_addoption(parser):
   parser.addoption('--protocol_runs', type=int, default=1, help='of each kind in protocol_test.py (1)')
   parser.addoption('--all_crash_points', action='store_true', help='stopped_islands_test.py stops at every point')
   parser.addoption('--islands_on', help='where tests of islands run: all, or one of backends.py, as postgresql,s3')
+
+
+def pytest_xdist_make_scheduler(config, log):
+  """With --dist=loadfile: gives a worker whole files, and the files of a group of TOGETHER to the same worker."""
+  if config.getoption('dist') != 'loadfile':
+    return None
+  from xdist.scheduler.loadfile import LoadFileScheduling
+
+  groups = {f'tests/{name}_test.py': names[0] for names in TOGETHER for name in names}
+
+  class Scheduling(LoadFileScheduling):
+    def _split_scope(self, nodeid):
+      file = super()._split_scope(nodeid)
+      return groups.get(file, file)
+
+  return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(config, items):

@@ -184,6 +184,12 @@ def init(model: Transformer, key: jax.Array) -> Params:
 
 def shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
   """Returns the shapes and dtypes of the parameters, without computing them."""
+  return dict(_traced_shapes(model))
+
+
+@functools.cache
+def _traced_shapes(model: Transformer) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns what `shapes` does; a process asks for the same model several times, and tracing takes long."""
   return jax.eval_shape(lambda: init(model, jax.random.key(0)))
 
 

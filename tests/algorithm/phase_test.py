@@ -46,6 +46,9 @@ def train_step(params, state, batch):
   return optax.apply_updates(params, updates), state, value
 
 
+run_in_one_program = jax.jit(functools.partial(phase.train_phase, train_step))  # traced once for all tests
+
+
 def draw_batches(t: int) -> tuple[np.ndarray, np.ndarray]:
   rng = np.random.default_rng([7, t])
   return rng.normal(size=(PATHS, TAU, 8, 4)).astype('f'), rng.normal(size=(PATHS, TAU, 8, 3)).astype('f')
@@ -56,14 +59,13 @@ def make(optimizer=None, **options) -> tuple[Levels, OuterStep]:
   return levels, OuterStep(levels, optimizer or optax.sgd(0.7, 0.9, nesterov=True), **options)
 
 
-def train(levels, outer, weights=None, run_phase=phase.train_phase, phases=PHASES):
-  """Three phases by default; `weights` are those of each phase."""
+def train(levels, outer, weights=None):
+  """Three phases; `weights` are those of each phase."""
   params = make_params()
   modules, inner = levels.start(params), levels.per_path(OPTIMIZER.init(params))
   state, reports, make_outer_step = outer.init(modules), [], jax.jit(outer.step)
-  run_phase = jax.jit(functools.partial(run_phase, train_step))
-  for t in range(phases):
-    paths, inner, losses = run_phase(levels.paths(modules), inner, draw_batches(t))
+  for t in range(PHASES):
+    paths, inner, losses = run_in_one_program(levels.paths(modules), inner, draw_batches(t))
     assert losses.shape == (PATHS, TAU)
     modules, state, report = make_outer_step(modules, state, paths, weights)
     reports.append(report)
@@ -88,17 +90,14 @@ def test_it_is_algorithm_1(rescale, weights):
 
 
 def test_paths_in_turn_by_vmap_and_on_devices_are_the_same():
-  levels, outer = make()
-  expected, *_ = train(levels, outer, phases=2)
+  levels, _ = make()
+  params = make_params()
+  arguments = levels.paths(levels.start(params)), levels.per_path(OPTIMIZER.init(params)), draw_batches(0)
+  expected = run_in_one_program(*arguments)
   mesh = jax.make_mesh((2, 2), ('a', 'b'))
-  ways = [
-    functools.partial(phase.train_phase, in_turn=True),
-    lambda step, params, inner, batches: phase.train_phase(
-      step, *(phase.spread(x, mesh) for x in (params, inner, batches)), mesh=mesh
-    ),
-  ]
-  for run_phase in ways:
-    found, *_ = train(levels, outer, run_phase=run_phase, phases=2)
+  ways = (dict(in_turn=True), arguments), (dict(mesh=mesh), phase.spread(arguments, mesh))
+  for options, given in ways:
+    found = jax.jit(functools.partial(phase.train_phase, train_step, **options))(*given)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected)
 
 
@@ -121,8 +120,7 @@ def test_a_step_and_a_phase_are_one_program():
     paths, inner, _ = phase.train_phase(train_step, levels.paths(modules), inner, batches)
     return outer.step(modules, state, paths, rates=TAU * RATE)
 
-  run_phase = jax.jit(functools.partial(phase.train_phase, train_step))
-  paths, *_ = run_phase(levels.paths(modules), inner, draw_batches(0))
+  paths, *_ = run_in_one_program(levels.paths(modules), inner, draw_batches(0))
   expected = jax.jit(outer.step)(modules, outer.init(modules), paths, rates=TAU * RATE)
   found = jax.jit(both)(modules, outer.init(modules), inner, draw_batches(0))
   jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-2), found, expected)
@@ -169,8 +167,9 @@ def test_what_rounding_withholds_comes_later():
   levels, outer = make(optax.sgd(1.0), compress='int4')
   modules = levels.start(make_params())
   state, goal = outer.init(modules), jax.tree.map(lambda x: x + 0.1 * jnp.sin(40 * x), levels.paths(modules))
+  step = jax.jit(outer.step)
   for _ in range(6):  # paths that always end at the same place
-    modules, state, _ = outer.step(modules, state, goal)
+    modules, state, _ = step(modules, state, goal)
   assert set(state.residuals) == {'embed', 'block_0/w', 'block_1/w'}, 'what one path has alone is not sent'
   np.testing.assert_array_equal(modules['own']['scale'].reshape(4, 3), goal['scale'])
   np.testing.assert_allclose(modules['ends']['embed'], goal['embed'][0], rtol=0, atol=2e-3)

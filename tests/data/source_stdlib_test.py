@@ -16,9 +16,10 @@ def test_stdlib_is_text_of_several_domains():
   assert sum(len(d.text) for d in train) > 1_000_000
 
 
-def test_stdlib_has_the_language_reference():
-  topics = [
-    d for d in corpus.documents(settings.Data(source='stdlib'), 'train') if d.id.startswith(source_stdlib.TOPICS)
-  ]
+def test_stdlib_has_the_language_reference(monkeypatch):
+  name = source_stdlib.TOPICS
+  file = source_stdlib._list_files()[name]
+  monkeypatch.setattr(source_stdlib, '_list_files', lambda: {name: file})  # the other files take seconds to read
+  topics = [d for d in corpus.documents(settings.Data(source='stdlib'), 'train') if d.id.startswith(name)]
   assert len(topics) > 40 and {d.domain for d in topics} == {'docs'}
   assert not any(d.text.startswith('#') for d in topics), 'as text, not as source'

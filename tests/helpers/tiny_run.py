@@ -1,5 +1,6 @@
 """A whole run of the command, small enough for a test: text, config, process."""
 
+import functools
 import hashlib
 import json
 import os
@@ -38,15 +39,21 @@ def get_config():
 """
 
 
-def write_config(folder: pathlib.Path, documents: int = 300) -> pathlib.Path:
-  """A config file, and documents of two domains with words of their own."""
+@functools.cache
+def make_lines(documents: int) -> str:
+  """Draws documents of two domains with words of their own, once for all tests of a process."""
   rng = np.random.default_rng(0)
   lines = []
   for i in range(documents):
     domain, letters = (('vowels', 'aeiouy'), ('consonants', 'bcdfgklmnprst'))[i % 2]
     words = [''.join(rng.choice(list(letters), rng.integers(2, 6))) for _ in range(rng.integers(20, 60))]
     lines.append(json.dumps({'text': ' '.join(words) + '.', 'domain': domain}))
-  (folder / 'text.jsonl').write_text('\n'.join(lines) + '\n')
+  return '\n'.join(lines) + '\n'
+
+
+def write_config(folder: pathlib.Path, documents: int = 300) -> pathlib.Path:
+  """A config file, and its text."""
+  (folder / 'text.jsonl').write_text(make_lines(documents))
   config = folder / 'config.py'
   config.write_text(CONFIG.format(train=str(folder / 'text.jsonl')))
   return config

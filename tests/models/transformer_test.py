@@ -155,3 +155,13 @@ def test_fresh_parameters_have_the_documented_shapes_and_scales(made):
   assert (params['final_norm/scale'] == 1).all()
   other = transformer.init(made, jax.random.key(1))
   assert not np.array_equal(params['embed/tokens'], other['embed/tokens'])
+
+
+def test_shapes_are_traced_once_and_each_caller_has_a_dict_of_its_own(monkeypatch):
+  model = transformer.make_model(small.settings(model={'width': 24}).model, small.VOCAB)
+  first = transformer.shapes(model)
+  monkeypatch.setattr(transformer, 'init', None)
+  again = transformer.shapes(model)
+  assert again == first
+  first.clear()
+  assert transformer.shapes(model) == again

@@ -1,4 +1,4 @@
-"""A router in front of two of our own servers, as people run them: the paths of the run's router, and engines that die.
+"""A router in front of our own servers, as people run them: the paths of the run's router, and engines that die.
 
 What is right: what a server of the run writes that chooses the path itself.
 """
@@ -23,15 +23,15 @@ TEMPLATE = '{% for m in messages %}<s>{{ m.role }}: {{ m.content }}{% endfor %}<
 
 
 class Running:
-  """Two engines, each of which has all paths, and a router to both."""
+  """Engines, each of which has all paths, and a router to them."""
 
-  def __init__(self, folder):
+  def __init__(self, folder, num_engines):
     self.workdir = folder / 'run'
     made_run.write(self.workdir, made_run.settings(model={'seq_len': 1024}))
     publishing.write_sealed(self.workdir / 'chat_template.jinja', TEMPLATE.encode())
-    self.ports = [ports.free_port(), ports.free_port()]
+    self.ports = [ports.free_port() for _ in range(num_engines)]
     self.options = f'--engines={folder / "engines.json"}', '--grace_s=2', '--max_open=16'
-    self.engines = [self.engine(i) for i in range(2)]
+    self.engines = [self.engine(i) for i in range(num_engines)]
     listed = {
       str(path): [
         {'url': f'http://127.0.0.1:{port}/v1', 'model': f'run/path-{path}', 'api_key_env': 'DIPACO_API_KEY'}
@@ -45,7 +45,7 @@ class Running:
   def wait(self):
     for server in (*self.engines, self.router):
       server.wait()
-    serving.wait_for(lambda: self.num_in() == 8)
+    serving.wait_for(lambda: self.num_in() == 4 * len(self.engines))
 
   def engine(self, i: int) -> serving.Serving:
     return serving.Serving(self.workdir, self.workdir.parent / f'log-{i}', f'--port={self.ports[i]}')
@@ -60,8 +60,9 @@ class Running:
 
 
 @pytest.fixture(scope='module')
-def running(tmp_path_factory):
-  made = Running(tmp_path_factory.mktemp('routed'))
+def running(tmp_path_factory, pytestconfig):
+  """With two engines where one of them is killed, which is slow."""
+  made = Running(tmp_path_factory.mktemp('routed'), 2 if pytestconfig.getoption('--slow') else 1)
   try:
     made.wait()
     yield made
