@@ -223,6 +223,11 @@ class Routing:
   prefix_tokens: int = field(
     32, 'Number of tokens at the beginning of a sequence that the router reads. They do not count in any loss.'
   )
+  by_document: bool = field(
+    False,
+    'Whether all sequences of a training document go to the path that its first sequence is routed to, as a served '
+    'document does. If False, each sequence is routed by its own beginning.',
+  )
   top_n: int = field(1, 'Number of paths that train on each sequence (overlapping shards [2.4.4]).')
   sample: int = field(100_000, 'Maximum number of training sequences, drawn at random, that k-means is fitted on.')
   restarts: int = field(3, 'Number of runs of k-means from different initial centroids; the best one is used.')
