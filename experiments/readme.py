@@ -15,6 +15,7 @@ import amounts
 import beginnings
 import claims
 import common
+import documents
 import downstream
 import methods
 import muon
@@ -36,7 +37,9 @@ from dipaco_jax.processes import display
 MODULES = {
   '../docs/results.md': (),
   'README.md': (methods, paths, pretrained),
-  'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts),
+  'TABLES.md': (
+    *(sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts, documents),
+  ),
   'LEDGER.md': (tune,),
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
