@@ -215,7 +215,7 @@ class Routing:
   method: str = field(
     'kmeans',
     'How sequences are routed to paths: by k-means [2.4.1], product k-means [7.3] or a discriminative '
-    "classifier [2.4.2] of their features, by a hash of the document ('random'), or to the only path "
+    "classifier [2.4.2] of their features, by a hash of their numbers ('random'), or to the only path "
     "('single').",
     choices='kmeans product_kmeans discriminative random single',
     extensible=True,
