@@ -223,7 +223,8 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Prepare) -> int:
   if unknown := set(f.rows) - {row.name for row in rows}:
     raise InputError(f'--rows: there is no {", ".join(unknown)}; there are {", ".join(row.name for row in rows)}')
   planned = [runs.make(size, row, int(seed), f.data, f.validation) for seed in f.seeds for row in rows]
-  results, known = read(table, size, folder), read_all(size, folder)
+  results = read(table, size, folder)
+  known = {} if table.measure else read_all(size, folder)  # records of other tables lack what this table measures
   check_text(table, size, folder, results, planned[0])
   results |= {(p.row.name, p.seed): known[p.key] | {'row': p.row.name} for p in planned if p.key in known}
   write(table, size, folder, results)

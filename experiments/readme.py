@@ -16,6 +16,7 @@ import amounts_six
 import beginnings
 import claims
 import common
+import documents
 import downstream
 import methods
 import muon
@@ -37,7 +38,7 @@ from dipaco_jax.processes import display
 
 MORE = (
   sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts, paper_recipe,
-  amounts_six,
+  documents, amounts_six,
 )  # fmt: skip
 MODULES = {
   '../docs/results.md': (),

@@ -215,13 +215,18 @@ class Routing:
   method: str = field(
     'kmeans',
     'How sequences are routed to paths: by k-means [2.4.1], product k-means [7.3] or a discriminative '
-    "classifier [2.4.2] of their features, by a hash of the document ('random'), or to the only path "
+    "classifier [2.4.2] of their features, by a hash of their numbers ('random'), or to the only path "
     "('single').",
     choices='kmeans product_kmeans discriminative random single',
     extensible=True,
   )
   prefix_tokens: int = field(
     32, 'Number of tokens at the beginning of a sequence that the router reads. They do not count in any loss.'
+  )
+  by_document: bool = field(
+    False,
+    'Whether all sequences of a training document go to the path that its first sequence is routed to, as a served '
+    'document does. If False, each sequence is routed by its own beginning.',
   )
   top_n: int = field(1, 'Number of paths that train on each sequence (overlapping shards [2.4.4]).')
   sample: int = field(100_000, 'Maximum number of training sequences, drawn at random, that k-means is fitted on.')

@@ -79,6 +79,26 @@ def program(network: transformer.Transformer):
   return jax.jit(lambda params, tokens: transformer.features(network, params, tokens))
 
 
+def routed_by(run: run_lib.Run) -> np.ndarray:
+  """Returns the index of the sequence whose features route each training sequence, int64 [N].
+
+  It is the first sequence of the same document with `routing.by_document`, otherwise the sequence itself.
+  """
+  train = run.sequences('train')
+  if not run.settings.routing.by_document:
+    return np.arange(len(train))
+  _, first_M, document_N = np.unique(train.columns()[0], return_index=True, return_inverse=True)
+  return first_M[document_N]
+
+
+def sum_routed_together(routed_by_N: np.ndarray, values_NP: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the sequences that others are routed by, ascending [M], and the sums of the values of all these, [M, P]."""
+  indices_M, text_N = np.unique(routed_by_N, return_inverse=True)
+  sums_MP = np.zeros((len(indices_M), values_NP.shape[1]))
+  np.add.at(sums_MP, text_N, values_NP)
+  return indices_M, sums_MP
+
+
 def router_data(run: run_lib.Run) -> np.ndarray:
   """Returns whether each training sequence belongs to a document that is kept from all training, bool [N] [2.4.2]."""
   return draw_router_data(run.sequences('train'), run.settings)
@@ -101,7 +121,8 @@ def check_router_data(run: run_lib.Run):
   has_other = run.settings.routing.method in router.FITS
   if not (run.settings.rounds or (run.settings.evaluate.refit_router and not has_other)):
     return
-  num_paths, count = run.layout.grid.num_paths, int(router_data(run).sum())
+  num_paths, count = run.layout.grid.num_paths, len(np.unique(routed_by(run)[router_data(run)]))
   if count < num_paths:
-    problem = f'{count} sequences, fewer than the {num_paths} paths: raise it, or give more text'
+    kind = 'documents' if run.settings.routing.by_document else 'sequences'
+    problem = f'{count} {kind}, fewer than the {num_paths} paths: raise it, or give more text'
     raise InputError(f'config.routing.router_fraction={run.settings.routing.router_fraction} keeps {problem}')

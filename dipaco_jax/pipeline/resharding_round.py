@@ -34,8 +34,10 @@ def reshard(run: run_lib.Run, number: int, version: int):
   if not (run.workdir / 'routing' / str(number)).exists():
     indices = np.flatnonzero(features.router_data(run))
     score = functools.partial(log_likelihoods, run, version, indices)
-    labels = path_labels.exact(all_scores(run, number, indices, score))
-    check_scores(number, labels, len(indices))
+    scores_NP = all_scores(run, number, indices, score)
+    indices, scores_NP = features.sum_routed_together(features.routed_by(run)[indices], scores_NP)
+    labels = path_labels.exact(scores_NP)
+    check_scores(number, labels, 'documents' if run.settings.routing.by_document else 'sequences')
     fit = functools.partial(_fit, run, number, indices, labels)
     route_stage.publish_router(run, number, fit, functools.partial(fill, run, number))
   route_stage.write_shards(run, number)
@@ -48,14 +50,14 @@ def figures(run: run_lib.Run, number: int) -> dict[str, Any]:
   return meta | {'moved_fraction': float(np.mean(before != after))} | route_stage.summarize_shards(run, number)
 
 
-def check_scores(number: int, labels: path_labels.Labels, num_sequences: int):
-  """Raises Diverged if no sequence has a label; otherwise warns of the paths with scores that are not finite."""
+def check_scores(number: int, labels: path_labels.Labels, kind: str):
+  """Raises Diverged if no text has a label; otherwise warns of the paths with scores that are not finite."""
   if (labels.paths == path_labels.NONE).all():
     raise Diverged(f'training diverged before round {number} of re-sharding: no path has a finite score on router data')
   if labels.failed.any() and processes.is_first():
     failed = ', '.join(f'{path} on {labels.failed[path]}' for path in np.flatnonzero(labels.failed))
-    message = 'round %d of re-sharding: scores that are not finite give no label: path %s of %d router sequences'
-    logging.warning(message, number, failed, num_sequences)
+    message = 'round %d of re-sharding: scores that are not finite give no label: path %s of %d router %s'
+    logging.warning(message, number, failed, len(labels.paths), kind)
 
 
 def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documents: np.ndarray, paths: np.ndarray):
@@ -105,16 +107,17 @@ def fill(run: run_lib.Run, number: int, fitted: own_router.AnyRouter, paths_NT: 
 
   Changes the training sequences' `paths_NT` in place; returns how many each path was given, for the record.
   """
-  given_P = np.zeros(run.layout.grid.num_paths, np.int64)
+  given_P, routed_by_N = np.zeros(run.layout.grid.num_paths, np.int64), features.routed_by(run)
   for _ in range(ATTEMPTS):  # because moved sequences may change what is held back
     dealt = route_stage.deal(run, paths_NT.copy(), len(given_P))
-    trains_N = (dealt.assignment[:, 0] >= 0) & ~dealt.held
+    trains_N = (dealt.assignment[:, 0] >= 0) & ~dealt.held & (routed_by_N == np.arange(len(routed_by_N)))
     count_P = np.bincount(paths_NT[trains_N].reshape(-1), minlength=len(given_P))
     if count_P.all():
       break
     for path, mine in _suitable(run, number, fitted, paths_NT, np.flatnonzero(trains_N), count_P):
-      paths_NT[mine, -1] = path  # instead of its worst
-      given_P[path] += len(mine)
+      moves_N = np.isin(routed_by_N, mine)
+      paths_NT[moves_N, -1] = path  # instead of its worst
+      given_P[path] += moves_N.sum()
   if given_P.any():
     each = ', '.join(f'{path} gets {given_P[path]}' for path in np.flatnonzero(given_P))
     message = (

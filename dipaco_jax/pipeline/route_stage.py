@@ -55,8 +55,8 @@ def summarize_shards(run: run_lib.Run, number: int) -> dict[str, Any]:
 
 
 def _fit(run: run_lib.Run, method: str) -> Fitted:
-  s, num_sequences = run.settings, len(run.sequences('train'))
-  drawn = np.sort(np.random.default_rng(s.seed).permutation(num_sequences)[: s.routing.sample])
+  s, candidates = run.settings, np.unique(features.routed_by(run))
+  drawn = candidates[np.sort(np.random.default_rng(s.seed).permutation(len(candidates))[: s.routing.sample])]
   if is_reference(method):
     [texts] = features.texts(run, 'train', [drawn])
     return own_router.fit(s.routing, s.num_paths, s.seed, texts), {}
@@ -65,8 +65,9 @@ def _fit(run: run_lib.Run, method: str) -> Fitted:
 
 
 def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
-  """Returns paths by a hash of each sequence's number, [N, top_n], as a control without a router."""
-  ids = (f'{split}/{i}' for i in range(len(run.sequences(split))))
+  """Returns paths by a hash of sequences' numbers (`features.routed_by`), [N, top_n], as a control without a router."""
+  numbers = features.routed_by(run) if split == 'train' else range(len(run.sequences(split)))
+  ids = (f'{split}/{i}' for i in numbers)
   return router.random_assignment(run.settings.seed, ids, run.layout.grid.num_paths, top_n)
 
 
@@ -90,8 +91,8 @@ def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], men
 
   def publish():
     paths = {split: np.concatenate([*map(tensors.read_array, _parts(run, folder, split))]) for split in top}
-    if capacity:
-      paths['train'] = _assign_within(run, fitted, capacity)
+    routed_by_N = features.routed_by(run)
+    paths['train'] = _assign_within(run, fitted, routed_by_N) if capacity else paths['train'][routed_by_N]
     meta = seals.read_json(folder / 'meta.json') | mend(fitted, paths['train'])
     others: dict[str, files.Data] = {'meta.json': seals.dumps(meta).encode()}
     others['router.safetensors'] = seals.read(folder / 'router.safetensors')
@@ -138,10 +139,14 @@ def _routed(run: run_lib.Run, fitted: own_router.AnyRouter, split: str, top_n: i
     yield np.concatenate(routes).astype(np.int32)
 
 
-def _assign_within(run: run_lib.Run, fitted: own_router.AnyRouter, capacity: float) -> np.ndarray:
-  """Returns the paths [N, 1] of training text. No path gets more than `capacity` times the mean."""
-  num_paths, scores_NP = run.layout.grid.num_paths, scores(run, fitted, 'train')
-  return within(scores_NP, math.ceil(capacity * len(scores_NP) / num_paths))[:, None]
+def _assign_within(run: run_lib.Run, fitted: own_router.AnyRouter, routed_by_N: np.ndarray) -> np.ndarray:
+  """Returns the paths [N, 1] of training text. No path gets more than `routing.capacity` times the mean.
+
+  Sequences are counted, or documents if all sequences of a document are routed together.
+  """
+  indices_M, text_N = np.unique(routed_by_N, return_inverse=True)
+  room = math.ceil(run.settings.routing.capacity * len(indices_M) / run.layout.grid.num_paths)
+  return within(scores(run, fitted, 'train', indices_M), room)[text_N][:, None]
 
 
 def within(scores_NP: np.ndarray, room: int) -> np.ndarray:

@@ -50,12 +50,15 @@ def refit(run: run_lib.Run, scored: token_losses.TokenLosses | None) -> dict[str
 
 
 def fit(run: run_lib.Run, nll_NP: np.ndarray) -> tuple[own_router.AnyRouter, dict[str, Any]]:
-  """Fits a router to the paths' losses on router data, nats a sequence; returns it, or the last router, and figures."""
+  """Fits a router to the paths' losses on router data, nats a sequence; returns it, or the last router, and figures.
+
+  With `routing.by_document`, it is fitted to the sums over documents and the features of their first sequences.
+  """
   s = run.settings
-  indices = np.flatnonzero(features.router_data(run))
+  indices, nll_NP = features.sum_routed_together(features.routed_by(run)[features.router_data(run)], nll_NP)
   last = run.router(run.settings.rounds)
   if last is not None and len(indices) < LEAST_SEQUENCES * nll_NP.shape[1]:
-    logging.warning('the router is not fitted again: %d sequences of router data are too few', len(indices))
+    logging.warning('the router is not fitted again: %d sequences to fit it to are too few', len(indices))
     return last, _about(len(indices), None, None, True)
   if not np.isfinite(nll_NP).any():
     raise Diverged('training diverged: no path has a finite loss on router data')

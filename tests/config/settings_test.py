@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import re
@@ -400,6 +401,15 @@ def test_digest_looks_at_the_named_fields_only():
   assert settings.digest(s, 'data.', 'seed') == settings.digest(other, 'data.', 'seed')
   assert settings.digest(s, 'grid') != settings.digest(Settings(), 'grid')
   assert len(settings.digest(s)) == 64
+
+
+def test_a_field_that_was_added_changes_a_digest_only_with_another_value():
+  s = from_dict(FULL)
+  before = {name: x for name, x in fields.flatten(s.to_dict()).items() if name.startswith('routing.')}
+  assert before.pop('routing.by_document') is False
+  assert settings.digest(s, 'routing') == hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()
+  other = dataclasses.replace(s, routing=dataclasses.replace(s.routing, by_document=True))
+  assert settings.digest(s, 'routing') != settings.digest(other, 'routing')
 
 
 def test_differences_name_what_may_not_change():

@@ -162,6 +162,25 @@ def test_a_path_that_has_diverged_gets_no_labels_but_continues(rerouted, tmp_pat
   run.metrics.close()
 
 
+def test_the_label_of_a_document_is_the_path_with_the_highest_sum_of_its_sequences(rerouted, tmp_path):
+  """The first round again, from the same scores."""
+  for name in ('sequences', 'stages', 'features', 'routing/0', 'shards/0', 'routing/1-scores'):
+    shutil.copytree(rerouted / name, tmp_path / name)
+  s = stage_records.read_settings(rerouted)
+  run = run_lib.unattended(tmp_path, dataclasses.replace(s, routing=dataclasses.replace(s.routing, by_document=True)))
+  resharding_round.reshard(run, 1, 1)
+  documents = run.sequences('train').columns()[0]
+  scores = np.stack([np.load(tmp_path / 'routing' / '1-scores' / f'{path}.npy') for path in range(4)], 1)
+  kept = documents[router_data(rerouted)]
+  labels = [scores[kept == document].sum(0).argmax() for document in np.unique(kept)]
+  found = resharding_round.figures(run, 1)
+  np.testing.assert_allclose(found['label_frequency_by_path'], np.bincount(labels, minlength=4) / len(labels))
+  assert found['router_sequences'] == len(labels) < len(kept)
+  paths = run.routed('train', 1)[:, 0]
+  assert all(len({*paths[documents == document]}) == 1 for document in np.unique(documents))
+  run.metrics.close()
+
+
 def test_killed_while_scoring_fitting_and_sharding(rerouted, tmp_path):
   config, workdir = rerouted.parent / 'config.py', tmp_path / 'run'
   scores, routing = workdir / 'routing' / '1-scores', workdir / 'routing'

@@ -102,6 +102,76 @@ def test_a_path_that_a_round_leaves_without_text_is_given_what_suits_it(undistur
     made.metrics.close()
 
 
+def by_document(run, **changes):
+  """The run with `routing.by_document`, and of each training sequence the first one of its document."""
+  routing = dataclasses.replace(run.settings.routing, by_document=True, **changes)
+  first_of: dict[int, int] = {}
+  firsts = [first_of.setdefault(document, i) for i, document in enumerate(run.sequences('train').columns()[0].tolist())]
+  assert len(first_of) < len(firsts) and len(run.sequences('train').counts) == 3  # several sequences, several parts
+  return dataclasses.replace(run, settings=dataclasses.replace(run.settings, routing=routing)), np.array(firsts)
+
+
+@pytest.mark.parametrize('top_n', [1, 2])
+def test_sequences_of_a_document_go_where_its_first_is_routed(undisturbed, tmp_path, monkeypatch, top_n):
+  run, _ = opened(undisturbed, tmp_path, 'sequences', 'stages', 'features')
+  run, firsts = by_document(run, top_n=top_n, restarts=1)
+  monkeypatch.setattr(route_stage, 'PART_ROWS', 100)  # parts end inside documents
+  route_stage.route(run)
+  z_ND = jax.numpy.asarray(np.load(undisturbed / 'features' / 'train.npy'))
+  fitted = router.fit('kmeans', jax.random.key(0), z_ND[np.unique(firsts)], (2, 2), run.settings.routing)
+  expected = np.asarray(router.route(fitted, z_ND, top_n))
+  np.testing.assert_array_equal(run.router(0).centroids, fitted.centroids)
+  np.testing.assert_array_equal(run.routed('train', 0), expected[firsts])
+  assert (expected != expected[firsts]).any()  # some would go elsewhere by their own beginnings
+  run.metrics.close()
+
+
+def test_a_capacity_counts_documents_that_are_routed_together(undisturbed, tmp_path):
+  run, fitted = opened(undisturbed, tmp_path, 'sequences', 'stages', 'features')
+  run, firsts = by_document(run, capacity=1.05)
+  route_stage.publish_router(run, 0, lambda: (fitted, {}))
+  routed = run.routed('train', 0)[:, 0]
+  np.testing.assert_array_equal(routed, routed[firsts])
+  documents = np.unique(firsts)
+  free = np.asarray(router.route(fitted, np.load(undisturbed / 'features' / 'train.npy')))[documents, 0]
+  room = np.ceil(1.05 * len(documents) / 4)
+  assert np.bincount(routed[documents]).max() <= room < np.bincount(free).max()
+  run.metrics.close()
+
+
+def test_a_path_without_text_is_given_whole_documents(undisturbed, tmp_path):
+  run, fitted = opened(undisturbed, tmp_path, 'sequences', 'stages', 'features')
+  run, firsts = by_document(run)
+  biased = fitted._replace(bias=fitted.bias - 1e4 * (np.arange(4) == 2))
+  route_stage.publish_router(run, 1, lambda: (biased, {}), functools.partial(resharding_round.fill, run, 1))
+  routed = run.routed('train', 1)[:, 0]
+  np.testing.assert_array_equal(routed, routed[firsts])
+  given = seals.read_json(tmp_path / 'routing' / '1' / 'meta.json')['given_by_path']
+  assert given == [0, 0, (routed == 2).sum(), 0] and given[2] > len(np.unique(firsts[routed == 2])) > 0
+  run.metrics.close()
+
+
+def test_a_random_path_is_drawn_for_a_document(undisturbed, tmp_path):
+  run, _ = opened(undisturbed, tmp_path, 'sequences', 'stages')
+  run, firsts = by_document(run, method='random')
+  alone = dataclasses.replace(run, settings=stage_records.read_settings(undisturbed))
+  of_sequences = route_stage.by_hash(alone, 'train', 2)
+  np.testing.assert_array_equal(route_stage.by_hash(run, 'train', 2), of_sequences[firsts])
+  np.testing.assert_array_equal(*(route_stage.by_hash(either, 'validation', 1) for either in (run, alone)))
+  run.metrics.close()
+
+
+def test_scores_of_a_document_are_summed():
+  routed_by_N, scores_NP = np.array([4, 4, 9, 2, 2, 2]), np.arange(12.0).reshape(6, 2)
+  scores_NP[1, 1] = np.nan
+  indices, sums_MP = features.sum_routed_together(routed_by_N, scores_NP)
+  assert indices.tolist() == [2, 4, 9]
+  np.testing.assert_array_equal(sums_MP, [[24, 27], [2, np.nan], [4, 5]])
+  alone, same_NP = features.sum_routed_together(np.arange(6), scores_NP)
+  assert alone.tolist() == list(range(6))
+  np.testing.assert_array_equal(same_NP, scores_NP)
+
+
 def test_too_little_router_data_is_said_before_training(undisturbed, tmp_path):
   run, _ = opened(undisturbed, tmp_path, 'sequences', 'stages')
   s = run.settings
@@ -117,7 +187,7 @@ class ByFeature:
   uses_features = True
 
   def fit(self, texts, num_paths, seed):
-    assert len(texts) == 400 and seed == 0
+    assert len(texts) in (100, 400) and seed == 0
     return {'like': texts.features[:num_paths]}
 
   def scores(self, state, texts):
@@ -128,13 +198,13 @@ def make(config):
 """
 
 
-@pytest.mark.parametrize('changes', [{'top_n': 2}, {'capacity': 1.1}])
+@pytest.mark.parametrize('changes', [{'top_n': 2}, {'capacity': 1.1}, {'by_document': True, 'sample': 100}])
 def test_a_user_defined_router_has_what_built_in_ones_have(undisturbed, tmp_path, monkeypatch, changes):
   (tmp_path / 'own_by_feature.py').write_text(OWN)
   monkeypatch.syspath_prepend(tmp_path)
   user_modules.trust(['own_by_feature'])
   run, _ = opened(undisturbed, tmp_path, 'sequences', 'base', 'stages')
-  routing = dataclasses.replace(run.settings.routing, method='own_by_feature:make', sample=400, **changes)
+  routing = dataclasses.replace(run.settings.routing, method='own_by_feature:make', **{'sample': 400} | changes)
   run = dataclasses.replace(run, settings=dataclasses.replace(run.settings, routing=routing))
   monkeypatch.setattr(route_stage, 'PART_ROWS', 128)
   meta = route_stage.route(run)
@@ -143,6 +213,8 @@ def test_a_user_defined_router_has_what_built_in_ones_have(undisturbed, tmp_path
   routed = run.routed('train', 0)
   if routing.top_n == 2:
     np.testing.assert_array_equal(routed, np.argsort(-scores_NP, axis=1, kind='stable')[:, :2])
+  elif routing.by_document:
+    np.testing.assert_array_equal(routed[:, 0], scores_NP.argmax(1)[by_document(run)[1]])
   else:
     assert np.bincount(routed[:, 0]).max() <= np.ceil(1.1 * len(routed) / 4) < np.bincount(scores_NP.argmax(1)).max()
   assert sum(meta['validation_sequences']) == len(run.routed('validation', 0))

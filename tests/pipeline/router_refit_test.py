@@ -1,5 +1,6 @@
 """A router fitted after training: it is chosen by what paths lose, and all that routes afterwards routes by it."""
 
+import dataclasses
 import json
 import math
 import shutil
@@ -10,6 +11,7 @@ import pytest
 import tiny_run
 
 from dipaco_jax.config import settings
+from dipaco_jax.data import holdouts
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.inference import trained_run
 from dipaco_jax.pipeline import features, router_refit, run as run_lib
@@ -93,6 +95,20 @@ def test_text_that_one_path_alone_can_read_is_sent_there(refitted):
   [z_ND] = features.compute(run, 'validation')
   assert own_router.arrays(fitted).keys() == own_router.arrays(run.router(0)).keys()
   assert (np.asarray(router.route(fitted, z_ND)) == 2).all()
+
+
+@pytest.mark.slow
+def test_a_router_for_documents_is_fitted_to_sums_over_their_sequences(refitted):
+  run = opened(refitted)
+  routing = dataclasses.replace(run.settings.routing, by_document=True)
+  run = dataclasses.replace(run, settings=dataclasses.replace(run.settings, routing=routing))
+  kept, train = features.router_data(run), run.sequences('train')
+  documents = train.columns()[0][kept]
+  _, about = router_refit.fit(run, np.full((len(documents), 4), 7.0))
+  tested = holdouts.draw_documents(train.contents()[kept], 0, router_refit.TESTED_SHARE, 'tested')
+  expected = 7 * tested.sum() / len(np.unique(documents[tested]))
+  assert about['router_refit']['nats'] == pytest.approx(expected) and expected > 7
+  assert about['router_refit']['router_sequences'] == len(np.unique(documents))
 
 
 def test_first_sequences_weigh_as_much_as_all_others():

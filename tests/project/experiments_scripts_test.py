@@ -1,5 +1,6 @@
 """The scripts of the experiments run missing rows, once."""
 
+import gzip
 import json
 import os
 import re
@@ -67,3 +68,18 @@ def test_two_processes_make_the_bases_of_two_seeds_beside_each_other(tmp_path):
   assert all(
     record['before'] == json.loads(file.read_text()) for record, file in zip(records, sorted(bases), strict=True)
   )
+
+
+@pytest.mark.slow
+def test_routing_by_document_is_measured_on_pieces_and_beginnings(tmp_path):
+  """Also a row that another table has results of, which have no beginnings."""
+  tiny_run.write_config(tmp_path)
+  (tmp_path / 'documents.jsonl.gz').write_bytes(gzip.compress((tmp_path / 'text.jsonl').read_bytes()))
+  finish(start(tmp_path, '--rows=flat'))
+  options = '--rows=flat,flat_documents', f'--documents={tmp_path / "documents.jsonl.gz"}'
+  out, _ = finish(start(tmp_path, *options, script='documents.py'))
+  assert '| flat MoE, 4 paths, k-means, by document | 1 |' in out
+  records = {r['row']: r for r in json.loads((tmp_path / 'results' / 'test' / 'documents.json').read_text())['runs']}
+  assert all(r['texts']['pieces']['perplexity'] == r['perplexity'] for r in records.values())
+  assert all(r['texts']['beginnings_refit']['perplexity'] > 1 for r in records.values())
+  assert records['flat']['perplexity'] != records['flat_documents']['perplexity']
