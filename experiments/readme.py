@@ -12,11 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 
 import amounts
+import baselines
 import beginnings
 import claims
 import common
 import downstream
 import methods
+import mixtures
 import muon
 import paths
 import pretrained
@@ -36,7 +38,10 @@ from dipaco_jax.processes import display
 MODULES = {
   '../docs/results.md': (),
   'README.md': (methods, paths, pretrained),
-  'TABLES.md': (sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts),
+  'TABLES.md': (
+    *(sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts),
+    *(baselines, mixtures),
+  ),
   'LEDGER.md': (tune,),
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}

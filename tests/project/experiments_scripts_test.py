@@ -67,3 +67,18 @@ def test_two_processes_make_the_bases_of_two_seeds_beside_each_other(tmp_path):
   assert all(
     record['before'] == json.loads(file.read_text()) for record, file in zip(records, sorted(bases), strict=True)
   )
+
+
+@pytest.mark.slow
+def test_versions_and_paths_of_finished_runs_are_averaged_and_mixed(tmp_path):
+  tiny_run.write_config(tmp_path)
+  options = '--rows=flat,dense_batch_both', '--seeds=0'
+  finish(start(tmp_path, *options, script='baselines.py'))
+  finish(start(tmp_path, *options, script='mixtures.py'))
+  runs = json.loads((tmp_path / 'results' / 'test' / 'mixtures.json').read_text())['runs']
+  records = {record['row']: record for record in runs}
+  assert records['dense_batch_both']['mixtures'].keys() == {'run', 'ema', 'decay', 'versions'}
+  assert records['flat']['mixtures'].keys() == {'run', 'soup', 'cbtm', 'temperature'}
+  assert records['dense_batch_both']['mixtures']['versions'] == records['dense_batch_both']['phases'] == 4
+  for record in runs:
+    assert record['mixtures']['run'] == pytest.approx(record['perplexity'], rel=1e-4)
