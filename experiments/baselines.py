@@ -106,26 +106,29 @@ def served_flops(record: common.Record) -> float:
 
 
 def points(rows: Sequence[Row], results: common.Results) -> list[dict[str, Any]]:
-  """Of each row that was run: title, mean perplexity, stored parameters, FLOPs of training and of a served token."""
+  """Of each row that was run: title, mean perplexity, parameters, FLOPs of training and of a served token."""
   found = []
   for row in rows:
     records = [record for (name, _), record in results.items() if name == row.name and record['perplexity']]
     if records:
       mean = statistics.fmean(record['perplexity'] for record in records)
-      facts = {name: records[0][name] for name in ('parameters_total', 'train_flops')}
+      facts = {name: records[0][name] for name in ('parameters_total', 'parameters_path', 'train_flops')}
       found.append({'title': row.title, 'perplexity': mean, 'served': served_flops(records[0]), **facts})
   return found
 
 
-def lowest(points: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-  """The lowest point of each number of stored parameters, rising, by FLOPs of training to one digit."""
-  by_flops: dict[str, dict[int, Mapping[str, Any]]] = {}
+def lowest(points: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+  """Lines: the lowest point of each number of stored parameters, rising.
+
+  A line is of equal FLOPs of training, to one digit, and either of dense models or of paths that differ.
+  """
+  lines: dict[tuple[str, bool], dict[int, Mapping[str, Any]]] = {}
   for point in points:
-    of_flops = by_flops.setdefault(f'{point["train_flops"]:.0e}', {})
-    known = of_flops.get(point['parameters_total'])
-    if known is None or point['perplexity'] < known['perplexity']:
-      of_flops[point['parameters_total']] = point
-  return {flops: [mine[x] for x in sorted(mine)] for flops, mine in by_flops.items()}
+    stored = point['parameters_total']
+    line = lines.setdefault((f'{point["train_flops"]:.0e}', stored == point['parameters_path']), {})
+    if stored not in line or point['perplexity'] < line[stored]['perplexity']:
+      line[stored] = point
+  return [[line[stored] for stored in sorted(line)] for line in lines.values()]
 
 
 @plot_style.styled
@@ -134,18 +137,20 @@ def picture(table: common.Table, rows: Sequence[Row], results: common.Results):
   figure, ax = plot_style.axes(plot_style.WIDE, 5.0)
   of_rows = points(rows, results)
   costs = sorted({point['served'] for point in of_rows})
-  for line in lowest(of_rows).values():
+  for line in lowest(of_rows):
     ax.plot(*places(line), color=palette.FAINT, linewidth=1.6, zorder=1)
+    is_dense = line[0]['parameters_total'] == line[0]['parameters_path']
     for point in line:
       at = point['parameters_total'], point['perplexity']
-      ax.annotate(point['title'], at, (4, -9), textcoords='offset points', fontsize=plot_style.SMALL)
+      title = point['title'].removeprefix('equal FLOPs: ')
+      ax.annotate(title, at, (5, -11 if is_dense else 6), textcoords='offset points', fontsize=plot_style.SMALL)
   for cost in costs:
     share = math.log(cost / costs[0]) / math.log(costs[-1] / costs[0]) if cost > costs[0] else 0.0
     mine = places([point for point in of_rows if point['served'] == cost])
     words = f'{amounts.count(cost)} FLOPs a served token'
     ax.plot(*mine, 'o', color=palette.mix(palette.BLUE, palette.ORANGE, share), markersize=6, label=words)
   ax.set_xscale('log')
-  ax.set_xticks(sorted({point['parameters_total'] for point in of_rows}))
+  ax.set_xticks(sorted({point['parameters_path'] for point in of_rows}))
   ax.xaxis.set_major_formatter('{x:,.0f}')
   ax.minorticks_off()
   ax.margins(x=0.2)

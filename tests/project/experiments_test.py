@@ -136,12 +136,13 @@ def test_averages_of_versions_give_the_newest_the_most_weight():
 
 
 def test_lines_of_baselines_join_the_lowest_rows_of_equal_flops():
-  def point(flops, parameters, perplexity):
-    return {'train_flops': flops, 'parameters_total': parameters, 'perplexity': perplexity}
+  def point(flops, stored, of_path, perplexity):
+    numbers = {'train_flops': flops, 'parameters_total': stored, 'parameters_path': of_path}
+    return numbers | {'perplexity': perplexity}
 
-  worse, low, high, other = point(1e13, 1, 9.0), point(1e13, 1, 8.0), point(1.01e13, 4, 5.0), point(4e12, 1, 12.0)
-  found = readme.baselines.lowest([worse, high, low, other])
-  assert list(found.values()) == [[low, high], [other]]
+  worse, low, high = point(1e13, 1, 1, 9.0), point(1e13, 1, 1, 8.0), point(1.01e13, 4, 4, 5.0)
+  paths, cheaper = point(1e13, 4, 1, 6.0), point(4e12, 1, 1, 12.0)
+  assert readme.baselines.lowest([worse, high, low, paths, cheaper]) == [[low, high], [paths], [cheaper]]
 
 
 def test_path_specific_ends_leave_a_block_of_each_level():
