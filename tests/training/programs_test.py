@@ -135,7 +135,7 @@ def test_a_step_with_loss_on_the_prefix_counts_all_targets_and_evaluation_does_n
   turn, params = np.zeros(0, np.int32), jax.device_put(base)
   arguments = rows[0][None], rows[1][None], np.int32(0), np.ones((), 'f'), turn
   stepped, _, metrics = made.steps(params, made.fresh_state(params), *arguments)
-  loss, gradient = jax.value_and_grad(small.mean_loss(made.model, 0))(base, *rows)
+  loss, gradient = jax.jit(jax.value_and_grad(small.mean_loss(made.model, 0)))(base, *rows)
   # Losses near 4 nats and gradients below 10, sums over the rows' targets.
   close = 10 * small.ROWS * small.LENGTH * small.EPS
   np.testing.assert_allclose(metrics['loss'], [loss], rtol=0, atol=close)
