@@ -13,12 +13,14 @@ from collections.abc import Callable, Sequence
 
 import amounts
 import amounts_six
+import baselines
 import beginnings
 import claims
 import common
 import documents
 import downstream
 import methods
+import mixtures
 import muon
 import paper_recipe
 import paths
@@ -37,8 +39,8 @@ from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display
 
 MORE = (
-  sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts, paper_recipe,
-  documents, amounts_six,
+  sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts, baselines,
+  mixtures, paper_recipe, documents, amounts_six,
 )  # fmt: skip
 MODULES = {
   '../docs/results.md': (),

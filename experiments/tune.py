@@ -2,13 +2,15 @@
 
 With text of its own, see split.py. A base is trained at the same rate as what follows it; as many steps as
 in table (4), and for the small model as in table (1). Methods of table (1) are tried at its steps too, each at three
-rates or four after the base of the best, and those of tables (2) and (5) at two or three after theirs.
+rates or four after the base of the best, and those of tables (2) and (5) at two or three after theirs; rows of table
+(15) with a rate of their own at three.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import baselines
 import common
 import config
 import methods
@@ -37,6 +39,9 @@ TRIED = {
     ('Nesterov', ('diloco', 'own', 'flat')): (0.03, 0.1, 0.3),
   }),
 }  # fmt: skip
+# Of table (15): shares for the dense model with an outer step, and for dense models of other widths.
+OF_OUTER = (0.125, 0.25, 0.5)
+OF_WIDTHS = (0.25, 0.5, 1)
 METHODS = ('dense', 'diloco', 'kmeans', 'own', 'ends', 'flat', 'diloco_own', 'dense_batch')
 
 
@@ -52,6 +57,7 @@ def rows(size: str) -> list[Row]:
     *tried('muon_', 'dense, Muon', 'dense', muon, rates),
     *of_table(size, 'paths'),
     *of_table(size, 'pretrained'),
+    *of_baselines(size),
     *tried('larger_', 'larger dense', 'larger', lasting_larger(size), rates),
   ]
 
@@ -116,6 +122,18 @@ def of_table(size: str, table: str) -> list[Row]:
       found.append(row._replace(name=f'{name}_{rate}', title=title))
       if (words, kind) == ('averages', 'diloco'):
         found.append(weighed(found[-1], f'{table}_weighed_diloco_{rate}', True))
+  return found
+
+
+def of_baselines(size: str) -> list[Row]:
+  """Rows of table (15) that have a rate of their own, at three shares of the base's peak rate each."""
+  peak = config.SIZES[size].config['inner']['learning_rate']
+  found = []
+  for name in (row.name for row in baselines.alone(size, {})):
+    for share in OF_OUTER if name == 'outer' else OF_WIDTHS:
+      row = next(row for row in baselines.alone(size, {name: share}) if row.name == name)
+      rate = f'{peak * share:g}'
+      found.append(row._replace(name=f'baselines_{name}_{rate}', title=f'table (15), {row.title}, {rate}'))
   return found
 
 

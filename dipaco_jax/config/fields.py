@@ -46,6 +46,7 @@ class Field(NamedTuple):
   extensible: bool = False  # whether users may name a part of their own, as 'package.module:name' (extension.py)
   example: str = ''  # a value as it is written in Python, for fields that are not plain numbers or strings
   may_change: bool = False  # whether it may differ when a run is resumed, because it does not change results
+  added: bool = False  # whether runs of this format exist without it: digests leave its default out, so theirs hold
 
 
 def field(default: Any, about: str, choices: str = '', **bounds: Any) -> Any:

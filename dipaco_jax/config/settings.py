@@ -28,7 +28,6 @@ from dipaco_jax.core.errors import InputError
 
 FORMAT = 2  # of workdirs and registries: a run is continued and read by versions of its format alone
 WRITTEN_BY = 'written_by'  # beside the settings of a run: its version and format
-ADDED = {'routing.by_document': False}  # fields that runs of this format may lack: with these values digests omit them
 BESIDE = (WRITTEN_BY, 'seal')
 SECTIONS = {'model', 'levels', 'train', 'outer'}  # some of those that the settings of a run have in any format
 
@@ -93,6 +92,11 @@ class Settings:
     return math.prod(size for _, size in self.grid)
 
   @property
+  def num_untrained_tokens(self) -> int:
+    """Number of tokens at the beginning of a sequence that the training loss does not count."""
+    return 0 if self.train.loss_on_prefix else self.routing.prefix_tokens
+
+  @property
   def rounds(self) -> int:
     """Number of rounds of re-sharding."""
     return self.routing.rounds if self.routing.method == 'discriminative' else 0
@@ -150,8 +154,11 @@ def of_run(values: Mapping[str, Any] | None) -> Settings:
 def digest(settings: Settings, *prefixes: str) -> str:
   """Returns the sha256 of the canonical JSON of the fields that start with one of `prefixes` (none: all)."""
   values = fields.flatten(settings.to_dict())
-  values = {name: value for name, value in values.items() if name not in ADDED or value != ADDED[name]}
-  chosen = {name: value for name, value in values.items() if not prefixes or name.startswith(prefixes)}
+  defaults = fields.flatten(Settings().to_dict())
+  omitted = {name for name, f in fields.fields(Settings) if f.added and values[name] == defaults[name]}
+  chosen = {
+    name: value for name, value in values.items() if name not in omitted and (not prefixes or name.startswith(prefixes))
+  }
   named = {extension.module_of(value) for value in chosen.values() if extension.is_reference(value)}
   chosen |= {f'extensions.{module}': sha256 for module, sha256 in settings.extensions if module in named}
   return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()

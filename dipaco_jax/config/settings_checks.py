@@ -127,7 +127,7 @@ def _check_choice(name: str, value: str, field: Field) -> None:
 
 
 def _check_routing(s: Any, num_paths: int) -> None:
-  _check_length('model', s.model.seq_len, s.routing.prefix_tokens, 'is not trained on')
+  _check_length('model', s.model.seq_len, s.routing.prefix_tokens, 'chooses the path, and shorter rows are left out')
   if s.routing.top_n > num_paths:
     raise InputError(f'config.routing.top_n={s.routing.top_n} is more than the {num_paths} paths of config.grid')
   if s.routing.method == 'single' and num_paths > 1:

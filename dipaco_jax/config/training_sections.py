@@ -23,6 +23,11 @@ class Train:
   microbatch: int = field(
     0, 'Maximum number of rows that a device computes at once; gradients are accumulated. 0 means all.', zero=True
   )
+  loss_on_prefix: bool = field(
+    False,
+    'Whether the training loss also counts the tokens that the router reads. Evaluation never counts them.',
+    added=True,
+  )
   steps_per_dispatch: int = field(
     8,
     'Maximum number of inner steps in one compiled program. The largest divisor of train.steps_per_phase '
@@ -221,12 +226,15 @@ class Routing:
     extensible=True,
   )
   prefix_tokens: int = field(
-    32, 'Number of tokens at the beginning of a sequence that the router reads. They do not count in any loss.'
+    32,
+    'Number of tokens at the beginning of a sequence that the router reads. No loss counts them, '
+    'except that of training with train.loss_on_prefix.',
   )
   by_document: bool = field(
     False,
     'Whether all sequences of a training document go to the path that its first sequence is routed to, as a served '
     'document does. If False, each sequence is routed by its own beginning.',
+    added=True,
   )
   top_n: int = field(1, 'Number of paths that train on each sequence (overlapping shards [2.4.4]).')
   sample: int = field(100_000, 'Maximum number of training sequences, drawn at random, that k-means is fitted on.')

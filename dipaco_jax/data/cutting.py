@@ -12,7 +12,7 @@ class Cutting(NamedTuple):
 
   seq_len: int  # maximum number of tokens of a training sequence
   eval_len: int  # maximum number of tokens of a validation sequence
-  prefix_tokens: int  # number of first tokens that no loss counts; sequences that are not longer are dropped
+  prefix_tokens: int  # number of first tokens that no evaluation counts; sequences that are not longer are dropped
   pieces: int = 1  # maximum number of validation sequences from a piece of a longer text
 
 

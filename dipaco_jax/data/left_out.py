@@ -1,7 +1,7 @@
 """Counts and descriptions of what tokenizing leaves out: short sequences, bad records, copies of validation text.
 
-The router reads the first `routing.prefix_tokens` tokens of a sequence, and no loss counts them [2.4]. So a shorter
-sequence would train nothing.
+The router reads the first `routing.prefix_tokens` tokens of a sequence, and no evaluation counts them [2.4]. Sequences
+that are not longer are dropped, also with `train.loss_on_prefix`, so that this field changes no training text.
 """
 
 import collections

@@ -2,8 +2,8 @@
 
 A training document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed, by its own first
 tokens [2.4]. A validation document gives its first `eval_len` tokens, or, if it is a piece of a longer text, some
-sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no loss would count them, and counted
-(`left_out`).
+sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no evaluation would count them, and
+counted (`left_out`).
 
 The folder of a part has `<split>.array_record`, in which a record is one sequence with the number of its document, so
 that hold-outs are drawn by document, and the index of its domain; `<split>.documents` and `<split>.domains`, arrays of

@@ -1,7 +1,7 @@
 """Cross-entropy in chunks, so that the [B, L, V] logits never exist; and which targets count [2.4].
 
 Only targets after a sequence's first `prefix_tokens` (the paper: 32) count, for every method: the prefix is for the
-router.
+router. With `train.loss_on_prefix`, training counts all targets, and evaluation those alone.
 """
 
 import functools

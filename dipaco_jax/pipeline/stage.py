@@ -31,7 +31,10 @@ STAGES = (
   Stage(
     'pretrain',
     'training the base model',
-    ('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'routing.router_fraction'),
+    (
+      *('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'train.loss_on_prefix'),
+      'routing.router_fraction',
+    ),
     ('shards/base', 'base'),
     ('shards/base*', 'base', 'checkpoints/pretrain', 'metrics.jsonl', 'events'),
   ),

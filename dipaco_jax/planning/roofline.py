@@ -29,7 +29,7 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   rows = s.train.batch_size * s.model.seq_len
   plain = dataclasses.replace(s.model, loss_chunk=rows, vocab_chunk=0, layers='unrolled', attention='xla')
   model = transformer.make_model(plain, s.tokenizer.vocab_size)
-  compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, model, s.routing.prefix_tokens), 0)
+  compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, model, s.num_untrained_tokens), 0)
   optimizer = choices.make_inner_of_run(s)
   params = transformer.shapes(model)
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)

@@ -90,7 +90,7 @@ def _residual_bytes(s: settings_lib.Settings, rows: int) -> int:
   """Returns the bytes that are kept for the backward pass, without the parameters."""
   model = transformer.make_model(s.model, s.tokenizer.vocab_size)
   tokens = jax.ShapeDtypeStruct((rows, s.model.seq_len), np.int32)
-  compute = functools.partial(loss.path_loss, model, s.routing.prefix_tokens)
+  compute = functools.partial(loss.path_loss, model, s.num_untrained_tokens)
 
   def residuals(params, tokens):
     return jax.vjp(lambda params: compute(params, tokens, tokens), params, has_aux=True)[1]

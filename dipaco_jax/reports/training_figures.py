@@ -27,7 +27,7 @@ def losses(run: Run) -> Picture | None:
 
 
 def holdout(run: Run) -> Picture | None:
-  curve = run.history.holdout
+  curve, s = run.history.holdout, run.settings
   if not np.isfinite(curve.values).any():
     return None
   caption = "Each path on its shard's hold-out: where the loss rises, the path overfits."
@@ -35,7 +35,8 @@ def holdout(run: Run) -> Picture | None:
     caption += ' The dense control has a hold-out of all text.'
   if (pointers := path_figures.best_versions(run)) and min(pointers[0]) == pointers[1]:
     caption += ' All paths were best after the last phase, so early stopping takes them all from it.'
-  if (apart := overfitting(run.history, run.settings.train.steps_per_phase)) and apart > EXPLAINED_GAP:
+  apart = None if s.train.loss_on_prefix else overfitting(run.history, s.train.steps_per_phase)  # else of other targets
+  if apart and apart > EXPLAINED_GAP:
     caption += (
       f' In the last phase it lies {apart:.1f} nats above the training loss, a perplexity {np.exp(apart):.1f} times as '
       'high: paths know what they were trained on far better than other text of its kind. More text, fewer paths or '

@@ -141,7 +141,7 @@ class Programs:
 
     Donates params and state. If paths are sampled, a path of weight 0 is not trained.
     """
-    loss = functools.partial(loss_lib.path_loss, self.model, self.settings.routing.prefix_tokens)
+    loss = functools.partial(loss_lib.path_loss, self.model, self.settings.num_untrained_tokens)
     at_once = self.settings.train.microbatch
     compute = functools.partial(inner_lib.gradient, loss, at_once)
     if self.placement.data > 1:

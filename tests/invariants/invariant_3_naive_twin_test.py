@@ -35,6 +35,7 @@ CASES = {
   'sampled': (AB, small.MIXED_LEVELS, {'train': dict(paths_per_phase=2, phases=4)}),
   'schedule': (AB, small.MIXED_LEVELS, {'train': dict(schedule=((0, (0,)), (1, (0, 1)), (2, (0, 1, 2, 3))))}),
   'lost': (AB, small.MIXED_LEVELS, {'outer': dict(lost=0.5), 'train': dict(phases=4)}),
+  'loss on the prefix': (AB, small.MIXED_LEVELS, {'train': dict(loss_on_prefix=True)}),
   'inherited': (AB, small.MIXED_LEVELS, {'pretrain': dict(steps=5), 'inner': dict(rewarm_steps=3)}),
   'inherited once': (AB, small.MIXED_LEVELS, {'pretrain': dict(steps=5), 'inner': dict(keep_state=False)}),
 }
@@ -80,7 +81,7 @@ def test_twin(case, devices, tmp_path):
   ]
   modules, _, states, history = twin.train(
     job.base, ours, small.batch, active, [1.0 + path for path in range(paths)], layout.grid, layout.levels,
-    layout.owner, small.mean_loss(made.model, s.routing.prefix_tokens), s, 16,
+    layout.owner, small.mean_loss(made.model, 0 if s.train.loss_on_prefix else 8), s, 16,
     lambda phase: np.flatnonzero(outer.lost_paths(s.outer.lost, (paths,), s.seed, phase)).tolist(),
   )  # fmt: skip
   # A step errs by the rounding of a parameter (below 2), and of a direction that is a sum over the rows' targets;

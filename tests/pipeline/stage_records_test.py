@@ -1,12 +1,13 @@
 """Stages' records: when one counts as done, what reopening takes back, and which fields each stage depends on."""
 
 import dataclasses
+import hashlib
 import json
 import time
 
 import pytest
 
-from dipaco_jax.config import fields
+from dipaco_jax.config import fields, settings
 from dipaco_jax.config.settings import Settings
 from dipaco_jax.pipeline import stage, stage_records
 
@@ -80,6 +81,14 @@ def test_a_digest_covers_the_fields_of_the_stages_before():
   other = changed('tokenizer', vocab_size=300)
   assert not any(stage.digest(S, name) == stage.digest(other, name) for name in stage.NAMES)
   assert json.dumps([one.name for one in stage.up_to('route')]) == '["tokenize", "pretrain", "route"]'
+
+
+def test_a_base_is_of_its_own_loss_and_digests_leave_out_the_default_that_earlier_runs_lack():
+  other = changed('train', loss_on_prefix=True)
+  assert [stage.digest(S, name) == stage.digest(other, name) for name in stage.NAMES] == [True] + [False] * 4
+  of_earlier = {name: value for name, value in fields.flatten(S.to_dict()).items() if name != 'train.loss_on_prefix'}
+  sha256 = hashlib.sha256(json.dumps(of_earlier, sort_keys=True).encode()).hexdigest()
+  assert settings.digest(S) == sha256 != settings.digest(other)
 
 
 def test_a_run_that_met_a_bad_record_continues_with_what_it_has_when_such_are_left_out(tmp_path):

@@ -83,3 +83,18 @@ def test_routing_by_document_is_measured_on_pieces_and_beginnings(tmp_path):
   assert all(r['texts']['pieces']['perplexity'] == r['perplexity'] for r in records.values())
   assert all(r['texts']['beginnings_refit']['perplexity'] > 1 for r in records.values())
   assert records['flat']['perplexity'] != records['flat_documents']['perplexity']
+
+
+@pytest.mark.slow
+def test_versions_and_paths_of_finished_runs_are_averaged_and_mixed(tmp_path):
+  tiny_run.write_config(tmp_path)
+  options = '--rows=flat,dense_batch_both', '--seeds=0'
+  finish(start(tmp_path, *options, script='baselines.py'))
+  finish(start(tmp_path, *options, script='mixtures.py'))
+  runs = json.loads((tmp_path / 'results' / 'test' / 'mixtures.json').read_text())['runs']
+  records = {record['row']: record for record in runs}
+  assert records['dense_batch_both']['mixtures'].keys() == {'run', 'ema', 'decay', 'versions'}
+  assert records['flat']['mixtures'].keys() == {'run', 'soup', 'cbtm', 'temperature'}
+  assert records['dense_batch_both']['mixtures']['versions'] == records['dense_batch_both']['phases'] == 4
+  for record in runs:
+    assert record['mixtures']['run'] == pytest.approx(record['perplexity'], rel=1e-4)

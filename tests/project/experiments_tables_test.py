@@ -208,6 +208,15 @@ def test_rates_and_outer_steps_of_other_tables_are_the_best_too():
       assert len(of_kind) < 3 or min(of_kind, key=lambda at: of_kind[at]) == (rate, nesterov), (table, kind)
 
 
+def test_rates_of_baselines_are_the_best_too():
+  for size, config_of_size in config.SIZES.items():
+    found = common.read(readme.tune.TABLE, size, common.RESULTS)
+    for name in (row.name for row in readme.baselines.alone(size, {})):
+      tried = {row: r['perplexity_final'] for (row, _), r in found.items() if row.startswith(f'baselines_{name}_')}
+      rate = config_of_size.config['inner']['learning_rate'] * readme.baselines.SHARES.get(size, {}).get(name, 1)
+      assert len(tried) < 3 or min(tried, key=lambda row: tried[row]).endswith(f'_{rate:g}'), (size, name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('table', readme.TABLES, ids=lambda table: table.name)
 def test_every_table_can_be_drawn_and_written(table, tmp_path):
@@ -220,11 +229,12 @@ def test_every_table_can_be_drawn_and_written(table, tmp_path):
       one = runs.make('test', row, 0)
       record = {
         'row': row.name, 'seed': 0, 'config': one.config, 'text': 'x', 'perplexity': number + i,
+        'variant': one.variant, 'changes': dict(row.changes), 'parameters_total': 10 + i // 2,
         'perplexity_final': 9.0,
         'bits_per_byte': 2.0 + i, 'steps_per_phase': one.settings.train.steps_per_phase, 'parameters_path': 10 + i,
         'perplexity_by_step': [[8, 9.0], [16, 8.0]], 'train_tokens': 200, 'pretrain_tokens': 100, 'pretrain_steps': 8,
-        'steps': 8, 'paths': 4, 'train_flops': 1e9, 'cosine': {'low': [0.1]}, 'averaging_gap': [0.1, 0.2],
-        'validation_loss': 2.0, 'loss': 2.0 + i / 10,
+        'steps': 8, 'paths': 4, 'train_flops': 1e9, 'text_tokens': 1000, 'cosine': {'low': [0.1]},
+        'averaging_gap': [0.1, 0.2], 'validation_loss': 2.0, 'loss': 2.0 + i / 10,
         'environment': {'devices': 1, 'device': 'cpu', 'cpus': 2}, 'wall_s': {'train': 1.0},
         'routers': {'first': {'value': -0.1, 'accuracy': 0.5}}, 'downstream': {'next': 0.3},
       }  # fmt: skip

@@ -8,6 +8,7 @@ import math
 import sys
 
 import jax
+import numpy as np
 import pytest
 import repository
 import slow
@@ -22,6 +23,7 @@ from dipaco_jax.telemetry import performance
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 import beginnings
 import config
+import mixtures
 import readme
 import runs
 import split
@@ -98,6 +100,49 @@ def test_methods_of_equal_flops_have_equal_flops(size):
   equal = [flops(settings_of(size, method)) for method in ('dipaco', 'diloco', 'flat', f'dense,{num_paths}')]
   assert len(set(equal)) == 1
   assert flops(settings_of(size, 'larger')) == pytest.approx(equal[0], rel=0.02)  # whole phases of tau
+  once = ('dense', 'dense_tokens')
+  for row in (row for row in readme.baselines.rows(size) if row.name not in once):
+    found = flops(runs.make(size, row, 0).settings)
+    assert found == pytest.approx(equal[0], rel=0.02), row.name  # whole rows of a batch
+
+
+def test_rows_of_tuning_differ_from_those_of_baselines_in_the_rate_alone():
+  rows = {row.name: row for row in readme.baselines.alone('micro', readme.baselines.SHARES['micro'])}
+  tuned = [row for row in readme.tune.rows('micro') if row.name.startswith('baselines_')]
+  assert len(tuned) == 3 * len(rows)
+  for row in tuned:
+    name, _, rate = row.name.removeprefix('baselines_').rpartition('_')
+    found, expected = (runs.make('micro', one, 0).settings for one in (row, rows[name]))
+    assert found.train.learning_rate in (float(rate), 0.0)  # 0: that of the base
+    assert dataclasses.replace(found, train=dataclasses.replace(found.train, learning_rate=0.0)) == dataclasses.replace(
+      expected, train=dataclasses.replace(expected.train, learning_rate=0.0)
+    )
+
+
+def test_a_mixture_of_paths_mixes_probabilities_of_tokens():
+  rng = np.random.default_rng(0)
+  nll_PNL, distance_NP = rng.uniform(0, 5, (3, 4, 6)), rng.uniform(0, 9, (4, 3))
+  weights_NP = np.exp(-distance_NP / 2.0)
+  weights_NP /= weights_NP.sum(1, keepdims=True)
+  expected_NL = -np.log(np.einsum('NP,PNL->NL', weights_NP, np.exp(-nll_PNL)))
+  np.testing.assert_allclose(mixtures.mixture_nats(nll_PNL, distance_NP, 2.0), expected_NL, rtol=1e-5)
+  nearest_NL = nll_PNL[distance_NP.argmin(1), np.arange(4)]
+  np.testing.assert_allclose(mixtures.mixture_nats(nll_PNL, distance_NP, 1e-3), nearest_NL, rtol=1e-5)
+
+
+def test_averages_of_versions_give_the_newest_the_most_weight():
+  versions = [{'x': np.full(2, value, 'f')} for value in (0.0, 1.0, 3.0)]
+  np.testing.assert_allclose(mixtures.averages(versions, 0.8)['x'], 0.8 * 0.2 * 1 + 0.2 * 3, rtol=1e-6)
+
+
+def test_lines_of_baselines_join_the_lowest_rows_of_equal_flops():
+  def point(flops, stored, of_path, perplexity):
+    numbers = {'train_flops': flops, 'parameters_total': stored, 'parameters_path': of_path}
+    return numbers | {'perplexity': perplexity}
+
+  worse, low, high = point(1e13, 1, 1, 9.0), point(1e13, 1, 1, 8.0), point(1.01e13, 4, 4, 5.0)
+  paths, cheaper = point(1e13, 4, 1, 6.0), point(4e12, 1, 1, 12.0)
+  assert readme.baselines.lowest([worse, high, low, paths, cheaper]) == [[low, high], [paths], [cheaper]]
 
 
 def test_path_specific_ends_leave_a_block_of_each_level():

@@ -122,3 +122,22 @@ def test_sums_are_zero_after_an_outer_step(made):
 
 def test_the_display_has_words_for_every_program():
   assert set(programs.NAMES) <= performance.WORDS.keys()
+
+
+def test_a_step_with_loss_on_the_prefix_counts_all_targets_and_evaluation_does_not():
+  changes = {'model': dict(num_layers=1), 'inner': dict(optimizer='sgd', clip_norm=0.0, warmup_steps=0)}
+  s = small.settings(train=dict(loss_on_prefix=True), **changes)
+  made = small.make_programs(s)
+  base, rows = small.base(made.model), small.batch(0, 0)
+  usual = small.make_programs(small.settings(**changes))
+  assert len({of.evaluate.lower(base, *rows).as_text() for of in (made, usual)}) == 1
+
+  turn, params = np.zeros(0, np.int32), jax.device_put(base)
+  arguments = rows[0][None], rows[1][None], np.int32(0), np.ones((), 'f'), turn
+  stepped, _, metrics = made.steps(params, made.fresh_state(params), *arguments)
+  loss, gradient = jax.jit(jax.value_and_grad(small.mean_loss(made.model, 0)))(base, *rows)
+  # Losses near 4 nats and gradients below 10, sums over the rows' targets.
+  close = 10 * small.ROWS * small.LENGTH * small.EPS
+  np.testing.assert_allclose(metrics['loss'], [loss], rtol=0, atol=close)
+  expected = {name: base[name] - s.inner.learning_rate * np.asarray(gradient[name]) for name in base}
+  small.assert_close(small.fetched(stepped), expected, close)
