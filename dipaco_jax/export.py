@@ -138,21 +138,22 @@ def main():
       export_base(run, out.resolve(), options.dtype)
     print(f'{out}: the base')
     return
-  numbers = range(run.layout.grid.num_paths) if options.all else [run.number(command.path_named(options.path))]
-  folders = {number: out / str(number) if options.all else out for number in numbers}
+  numbers = range(run.layout.grid.num_paths) if options.all else [run.number(options.path)]
+  name = run.layout.grid.path_name
+  folders = {number: out / name(number) if options.all else out for number in numbers}
   for folder in folders.values():
     check_out(folder)
   for number, folder in folders.items():
     to = folder.resolve()  # a link stays a link
     of = functools.partial(export, run, number, out=to, dtype=options.dtype)
-    with display.doing(f'writing path {number}', tells=False):
+    with display.doing(f'writing path {name(number)}', tells=False):
       version = run.at_version(number, options.version, of)
-    print(f'{folder}: path {number} at version {version}')
+    print(f'{folder}: path {name(number)} at version {version}')
 
 
 if __name__ == '__main__':
   flags.DEFINE_string('workdir', None, 'Workdir of the run: a folder, s3://BUCKET/... or gs://BUCKET/...')
-  flags.DEFINE_string('path', None, 'Path to export, by its number or its coordinates, such as 1,0.')
+  flags.DEFINE_string('path', None, 'Path to export, by its number, its name or its coordinates, such as 1,0.')
   flags.DEFINE_bool('all', False, 'Whether to export all paths, each to its own folder below --out.')
   flags.DEFINE_bool('base', False, 'Whether to export the base model, from which all paths started.')
   flags.DEFINE_string('out', None, 'Folder to write to.')

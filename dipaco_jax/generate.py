@@ -27,7 +27,7 @@ def stream(engine, texts, shows_prompts: bool = True):
     while not text.paths:
       engine.step()
     if len(texts) > 1:
-      print(f'--- path {text.paths[0]}')
+      print(f'--- path {engine.run.layout.grid.path_name(text.paths[0])}')
     if shows_prompts:
       print(shown(engine.run.tokenizer.decode(text.request.tokens)), end='', flush=True)
     while not text.finished:
@@ -39,7 +39,8 @@ def stream(engine, texts, shows_prompts: bool = True):
 def summary(engine, texts, seconds: float) -> str:
   """Returns a line: tokens, seconds, paths, and what changes of path have cost."""
   num_tokens = sum(text.num_new for text in texts)
-  paths = '; '.join(', '.join(map(str, text.paths)) for text in texts)
+  name = engine.run.layout.grid.path_name
+  paths = '; '.join(', '.join(map(name, text.paths)) for text in texts)
   line = f'{num_tokens} tokens in {seconds:.1f} s, by path {paths}'
   if engine.recomputed_without_cache:
     share = engine.recomputed / engine.recomputed_without_cache
@@ -52,7 +53,7 @@ def requests_from_flags(run, max_length: int) -> list[Request]:
   f = flags.FLAGS
   if f.samples < 1:
     raise InputError(f'--samples={f.samples} should be 1 or more')
-  path = None if f.path is None else run.number(command.path_named(f.path))
+  path = None if f.path is None else run.number(f.path)
   template = load_template(run) if f.chat else None
   requests: list[Request] = []
   for prompt in f.prompt:
@@ -125,7 +126,7 @@ if __name__ == '__main__':
   flags.DEFINE_string(
     'path',
     None,
-    'Path for all texts, as a number such as 3 or coordinates such as 1,0. By default, the router chooses.',
+    'Path for all texts, as a number such as 3, a name or coordinates such as 1,0. By default, the router chooses.',
   )
   flags.DEFINE_integer(
     'version', None, 'Version of the modules. By default, the version that early stopping chose for each path.'

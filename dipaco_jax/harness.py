@@ -38,7 +38,7 @@ def main():
   command.check_devices()
   with display.doing('loading the tasks'):
     tasks, manager = lm_eval_tasks.load_tasks(f.tasks, f.include_path)
-  path = None if f.path is None else command.path_named(f.path)
+  path = f.path
   model = lm_eval_model.Dipaco(f.workdir, path, f.version, f.batch_size, f.trust_modules)
   options = {'num_fewshot': f.num_fewshot, 'limit': f.limit, 'task_manager': manager, 'log_samples': False}
   results = lm_eval.simple_evaluate(model=model, tasks=tasks, **options)
@@ -55,7 +55,7 @@ if __name__ == '__main__':
   flags.DEFINE_string(
     'path',
     None,
-    'Path for all texts, as a number such as 3 or coordinates such as 1,0. By default, the router chooses.',
+    'Path for all texts, as a number such as 3, a name or coordinates such as 1,0. By default, the router chooses.',
   )
   flags.DEFINE_integer(
     'version', None, 'Version of the modules. By default, the version that early stopping chose for each path.'

@@ -12,6 +12,7 @@ from typing import Any
 from absl import flags
 
 from dipaco_jax.algorithm import averaging_gap
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.command_line import bucket_copy, command
 from dipaco_jax.config import settings
 from dipaco_jax.core import printable
@@ -134,19 +135,19 @@ def _now(facts: Any) -> list[str]:
     with contextlib.suppress(InputError):  # of another version of this program, whose table is shown all the same
       own_run = run.unattended(pathlib.Path(os.devnull), settings.of_run(config.meta['config']))
       here = island.Island(own_run, facts, object_store.open_storage(os.devnull), 'status')
+      grid = here.layout.grid
       lines += status_table.time_left(facts, own_run.settings)
-      lines += [f'waiting for {why}: {_paths(paths)}' for why, paths in schedule.waits(here).items()]
-      lines += [
-        f'without its worker, {n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again: {_paths(paths)}'
-        for (n, s), paths in lineage.costs(here).items()
-      ]
+      lines += [f'waiting for {why}: {_paths(grid, paths)}' for why, paths in schedule.waits(here).items()]
+      for (n, s), paths in lineage.costs(here).items():
+        again = f'{n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again'
+        lines.append(f'without its worker, {again}: {_paths(grid, paths)}')
       lines += wire_status.lines(here)
       lines += [text] if (text := time_table.in_words(run_costs.seconds(here))) else []
   return lines
 
 
-def _paths(paths: list[int]) -> str:
-  return f'path {", ".join(map(str, paths))}'
+def _paths(grid: Grid, paths: list[int]) -> str:
+  return f'path {", ".join(map(grid.path_name, paths))}'
 
 
 def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, running: bool) -> list[str]:
@@ -168,7 +169,7 @@ def _training(workdir: pathlib.Path, stage: str, config: settings.Settings, runn
     position += f'{config.pretrain.steps + steps_in_all:,}'
   lines = [f'{position}, {100 * done / total:.0f}% of {"it" if is_control else "this stage"}']
   left, losses = total - done, [loss for loss in last['loss'] if loss is not None]
-  loss_name = whose_loss(last['paths'], num_paths).replace('_', ' ')
+  loss_name = whose_loss(last['paths'], num_paths, Grid(config.grid).path_name).replace('_', ' ')
   figures = [f'{loss_name} {statistics.mean(losses):.3f}'] if losses else [f'{loss_name} is not a number']
   if last.get('tokens_per_s'):
     figures.append(f'{last["tokens_per_s"]:,.0f} tokens/s')

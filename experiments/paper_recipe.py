@@ -26,7 +26,7 @@ DENSE_SHARES = {'micro': 0.5}
 
 RESCALED = OUTER['nesterov'] | {'outer.rescale': True, 'outer.row_weights': False}
 # What each row changes in the recipe: its title, the method of config.py, and fields.
-SWITCHES: dict[str, tuple[str, str, Mapping[str, Any]]] = {
+SWITCHES: dict[str, tuple[str, str, dict[str, Any]]] = {
   'paper': ("the paper's recipe", 'upper', {}),
   'kmeans': ('k-means alone', 'upper', {'routing.method': 'kmeans'}),
   'product': ('product k-means alone', 'upper', {'routing.method': 'product_kmeans'}),

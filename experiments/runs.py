@@ -290,7 +290,7 @@ def compress(s: settings.Settings) -> str:
 def cost(run: Run) -> float:
   """FLOPs of the paths' training."""
   s = run.settings
-  tokens = math.prod(dict(s.grid).values()) * s.train.phases * s.train.steps_per_phase * s.train.batch_size
+  tokens = s.num_paths * s.train.phases * s.train.steps_per_phase * s.train.batch_size
   return performance.flops_per_token(s.model, s.tokenizer.vocab_size, s.model.seq_len) * tokens * s.model.seq_len
 
 

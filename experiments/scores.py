@@ -10,6 +10,7 @@ import additive_labels
 import coordinate_labels
 import numpy as np
 
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.config import settings
 from dipaco_jax.data import holdouts, sequences
 from dipaco_jax.models import transformer
@@ -34,7 +35,7 @@ def read(workdir: pathlib.Path, s: settings.Settings) -> tuple[np.ndarray, np.nd
 
 def ascent(scores_NP: np.ndarray, start_N: np.ndarray, s: settings.Settings, sweeps: int) -> path_labels.Labels:
   """Labels by coordinate ascent from the path that the first router sent a sequence to."""
-  shape = tuple(size for _, size in s.grid)
+  shape = Grid(s.grid).shape
   return coordinate_labels.coordinate_ascent(lambda chosen, paths: scores_NP[chosen, paths], start_N, shape, sweeps)
 
 
@@ -44,7 +45,7 @@ def compare(workdir: pathlib.Path, s: settings.Settings) -> dict[str, Any]:
   The additive fit is given the cross of the path that the first router sent a sequence to, the paths that differ from
   it in one coordinate; `additive_more` as many again, drawn at random.
   """
-  shape = tuple(size for _, size in s.grid)
+  shape = Grid(s.grid).shape
   scores_NP, start_N, _, _ = read(workdir, s)
 
   def score(chosen, paths):

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dipaco_jax.algorithm.errors import InputError
 
 Coordinates = tuple[int, ...]
+Axis = int | tuple[str, ...] | list[str]  # the size of an axis, or the names of its coordinates
 CONFIG_LEVELS = 'config.levels'  # in errors: where a user of the program names the levels
 
 
@@ -41,23 +42,32 @@ class Level:
 class Grid:
   """A grid of paths: named axes, sorted by name; paths are numbered in row-major order, the last axis fastest.
 
+  The coordinates of an axis may have names. Then a path has a name too.
+
   Examples:
     >>> grid = Grid(a=2, b=3)
     >>> grid, grid.num_paths, grid.coordinates(4), grid.path((1, 1))
     (a2xb3, 6, (1, 1), 4)
+    >>> grid = Grid(owner=('clinic', 'court'), topic=2)
+    >>> grid, grid.path_name(3), grid.find('court,1')
+    (owner2xtopic2, 'court,1', 3)
   """
 
-  def __init__(self, /, *axes: Mapping[str, int] | Iterable[tuple[str, int]], **sizes: int):
-    """Makes a grid from the sizes of its axes, as in Grid(a=2, b=4) or Grid({'a': 2, 'b': 4}).
+  def __init__(self, /, *axes: Mapping[str, Axis] | Iterable[tuple[str, Axis]], **sizes: Axis):
+    """Makes a grid from the sizes of its axes, as in Grid(a=2, b=4), or from their coordinates' names.
 
-    Raises InputError for sizes without names, a size that is not an integer of at least 1, or a name that is 'data' or
-    no identifier.
+    Raises InputError for sizes without names, a size that is not an integer of at least 1, the name of an axis that is
+    'data' or no identifier, or coordinates' names that are no identifiers or occur twice.
     """
     try:
-      self.sizes: dict[str, int] = dict(sorted(dict(*axes, **sizes).items()))
+      given_axes: dict[str, Axis] = dict(sorted(dict(*axes, **sizes).items()))
     except (TypeError, ValueError) as e:
       given = ', '.join(map(repr, axes))
       raise InputError(f"Grid({given}): name the axes, as in Grid(a=2, b=4) or Grid({{'a': 2, 'b': 4}})") from e
+    self.coordinate_names = {name: tuple(x) for name, x in given_axes.items() if isinstance(x, tuple | list)}
+    for name, coordinates in self.coordinate_names.items():
+      _check_coordinate_names(name, coordinates)
+    self.sizes = {name: len(x) if isinstance(x, tuple | list) else x for name, x in given_axes.items()}
     for name, size in self.sizes.items():
       if not isinstance(size, numbers.Integral) or size < 1:
         raise InputError(f'grid axis {name!r} has size {size!r}; it should be an integer of at least 1')
@@ -65,10 +75,14 @@ class Grid:
         raise InputError(f"grid axis {name!r}: use a short identifier other than 'data' (the devices inside a path)")
 
   def __eq__(self, other: object) -> bool:
-    return isinstance(other, Grid) and self.sizes == other.sizes
+    return isinstance(other, Grid) and self._axes == other._axes
 
   def __hash__(self) -> int:
-    return hash(tuple(self.sizes.items()))
+    return hash(self._axes)
+
+  @property
+  def _axes(self) -> tuple[tuple[str, Axis], ...]:
+    return tuple((self.sizes | self.coordinate_names).items())
 
   def __repr__(self) -> str:
     return 'x'.join(f'{name}{size}' for name, size in self.sizes.items()) or 'single'
@@ -104,6 +118,43 @@ class Grid:
         raise InputError(f'coordinates {coordinates} are outside the grid {self}')
       index = index * size + c
     return index
+
+  def path_name(self, path: int) -> str:
+    """Returns a path's coordinates by their names, such as 'court' or 'court,1'; its number if no axis has names."""
+    if not self.coordinate_names:
+      return str(path)
+    by_axis = zip(self.names, self.coordinates(path), strict=True)
+    return ','.join(self.coordinate_names[axis][c] if axis in self.coordinate_names else str(c) for axis, c in by_axis)
+
+  def find(self, path: int | str | Sequence[int | str]) -> int:
+    """Returns the index of a path that is given by its index or by coordinates, each a number or a name.
+
+    Raises InputError if the grid has no such path.
+
+    Example:
+      >>> Grid(a=2, b=3).find('1,2'), Grid(a=2, b=3).find('5'), Grid(owner=('clinic', 'court')).find('court')
+      (5, 5, 1)
+    """
+    text = ','.join(map(str, path)) if isinstance(path, tuple | list) else str(path)
+    if text.strip().isdecimal() and not isinstance(path, tuple | list):
+      if int(text) < self.num_paths:
+        return int(text)
+    elif len(given := text.split(',') if text else []) == len(self.names):
+      found = [self._coordinate(axis, c) for axis, c in zip(self.names, given, strict=True)]
+      if None not in found:
+        return self.path(tuple(c for c in found if c is not None))
+    raise InputError(f'{text}: {self._describe_paths()}')
+
+  def _coordinate(self, axis: str, given: str) -> int | None:
+    """Returns a coordinate that is given by its number or its name; None if the axis lacks it."""
+    if given in (named := self.coordinate_names.get(axis, ())):
+      return named.index(given)
+    return int(given) if given.strip().isdecimal() and int(given) < self.sizes[axis] else None
+
+  def _describe_paths(self) -> str:
+    sizes = ' x '.join(map(str, self.shape)) or 'one path'
+    named = ''.join(f'; {axis} is one of {", ".join(names)}' for axis, names in self.coordinate_names.items())
+    return f'the paths are 0 to {self.num_paths - 1}, of a grid of {sizes}{named}'
 
   def points(self) -> Iterator[Coordinates]:
     """Yields the coordinates of all paths, in the order of their indices."""
@@ -146,6 +197,18 @@ class Grid:
   def lacking(self, level: Level) -> tuple[int, ...]:
     """Returns the positions of the other axes: those that the outer gradient is averaged over."""
     return tuple(i for i, name in enumerate(self.names) if name not in level.axes)
+
+
+def _check_coordinate_names(axis: str, names: Sequence[str]) -> None:
+  """Raises InputError unless each name is a short identifier, so that it can be told from a number, and occurs once."""
+  for name in names:
+    if not isinstance(name, str) or not re.fullmatch(r'[A-Za-z]\w{0,59}', name, re.ASCII):
+      fix = 'begin with a letter, and use letters, digits and _, 60 at most'
+      raise InputError(f'grid axis {axis!r} has the name {name!r}: {fix}')
+  if len({name.casefold() for name in names}) < len(names):
+    raise InputError(f'grid axis {axis!r} has a name twice: {", ".join(names)}; use each once')
+  if not names:
+    raise InputError(f'grid axis {axis!r} has no names: give each coordinate one, or give their number')
 
 
 def make_levels(

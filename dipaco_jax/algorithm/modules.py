@@ -49,7 +49,7 @@ class Layout:
 
 
 def make_layout(
-  axes: Iterable[tuple[str, int]], specs: Iterable[tuple[str, str, Sequence[str]]], names: Iterable[str],
+  axes: Iterable[tuple[str, grid_lib.Axis]], specs: Iterable[tuple[str, str, Sequence[str]]], names: Iterable[str],
   source: str = grid_lib.CONFIG_LEVELS,
 ) -> Layout:  # fmt: skip
   """Makes a layout from the settings' `grid` and `levels` and parameters' names; raises InputError as `grid` does."""

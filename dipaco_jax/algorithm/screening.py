@@ -93,7 +93,7 @@ def exclusion_reason(moved: Mapping[str, float], usual: Mapping[str, float], exc
 def exclusion_message(grid: Grid, path: int, why: str, worker: str = '') -> str:
   """Returns the log message for a path that is left out of an outer step; `worker` trained it, if that is known."""
   where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
-  who = f'path {path}' + (f' ({where})' if where else '') + (f' of {worker}' if worker else '')
+  who = f'path {grid.path_name(path)}' + (f' ({where})' if where else '') + (f' of {worker}' if worker else '')
   return f'{who} takes no part in the outer step: {why}; it continues from the new modules, with fresh optimizer state'
 
 

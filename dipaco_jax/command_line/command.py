@@ -136,14 +136,6 @@ def full_disk_told(where: str) -> Iterator[None]:
     raise errors.Unavailable(f'the disk of {where} is full; run it again when there is space') from e
 
 
-def path_named(text: str) -> int | tuple[int, ...]:
-  """Parses --path: a path's number, or its coordinates."""
-  parts = text.split(',')
-  if not all(part.strip().isdecimal() for part in parts):
-    raise InputError(f'--path={text}: give its number, such as 3, or its coordinates, such as 1,0')
-  return tuple(map(int, parts)) if len(parts) > 1 else int(text)
-
-
 def check_out(option: str, file: str | None):
   """Raises InputError, before any work, if the file that an option names cannot be written."""
   if not file:

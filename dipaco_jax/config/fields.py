@@ -7,6 +7,7 @@ import typing
 from collections.abc import ItemsView, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from dipaco_jax.algorithm.grid import Axis
 from dipaco_jax.core.errors import InputError
 
 PLAIN = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a text'}
@@ -131,8 +132,8 @@ def _mixture(value: Any, name: str) -> tuple[Source, ...]:
   return tuple(mixture)
 
 
-def _grid(axes: Any, expected: str) -> tuple[tuple[str, int], ...]:
-  """Converts axes and their sizes, sorted by name; `expected` describes the expected value for errors."""
+def _grid(axes: Any, expected: str) -> tuple[tuple[str, Axis], ...]:
+  """Converts axes and their sizes or names, sorted by axis; `expected` describes the expected value for errors."""
   if not isinstance(axes, (ItemsView, tuple, list)):
     raise InputError(f'config.grid={axes!r} should be {expected}')
   pairs = [tuple(axis) if isinstance(axis, (tuple, list)) else (axis,) for axis in axes]
@@ -141,7 +142,14 @@ def _grid(axes: Any, expected: str) -> tuple[tuple[str, int], ...]:
   names = [_convert(axis, str, 'grid axis', '') for axis, _ in pairs]
   if len({*names}) < len(names):
     raise InputError(f'config.grid={tuple(pairs)!r} names an axis twice')
-  return tuple(sorted((axis, _convert(size, int, f'grid.{axis}', '')) for axis, size in pairs))
+  return tuple(sorted((axis, _axis(axis, size)) for axis, size in pairs))
+
+
+def _axis(name: str, size: Any) -> Axis:
+  """Converts the size of a grid's axis, or the names of its coordinates."""
+  if isinstance(size, tuple | list):
+    return _convert(size, tuple[str, ...], f'grid.{name}', "{'owner': ('clinic', 'court')}")
+  return _convert(size, int, f'grid.{name}', '')
 
 
 def _tuple(value: Any, kind: Any, name: str, example: str) -> tuple:

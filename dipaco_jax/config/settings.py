@@ -8,11 +8,11 @@ DiPaCo paper, arXiv 2403.10616.
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import dipaco_jax
+from dipaco_jax.algorithm.grid import Axis, Grid
 from dipaco_jax.config import extension, fields, settings_checks, text_settings
 from dipaco_jax.config.fields import Source as Source, field
 from dipaco_jax.config.model_sections import Data as Data, Model as Model, Pretrain as Pretrain, Tokenizer as Tokenizer
@@ -34,7 +34,7 @@ SECTIONS = {'model', 'levels', 'train', 'outer'}  # some of those that the setti
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """A run. `grid` maps axis names to sizes; `levels` are (name, pattern, axes): every parameter matches exactly one."""
+  """A run. `grid` has sizes or names by axis; `levels` are (name, pattern, axes): each parameter matches just one."""
 
   seed: int = field(
     0, 'Seed of all random draws. The same seed gives the same modules, bit for bit.', zero=True, most=2**63 - 1
@@ -51,8 +51,10 @@ class Settings:
     choices='warn reject',
     may_change=True,
   )
-  grid: tuple[tuple[str, int], ...] = field(
-    (), 'Grid axes and their sizes; every combination is a path. Empty means one path.', example="{'a': 4, 'b': 4}"
+  grid: tuple[tuple[str, Axis], ...] = field(
+    (),
+    'Grid axes and their sizes, or the names of their coordinates; every combination is a path. Empty means one path.',
+    example="{'a': 4, 'b': 4}",
   )
   levels: tuple[tuple[str, str, tuple[str, ...]], ...] = field(
     (('all', '.*', ()),),
@@ -89,7 +91,7 @@ class Settings:
 
   @property
   def num_paths(self) -> int:
-    return math.prod(size for _, size in self.grid)
+    return Grid(self.grid).num_paths
 
   @property
   def num_untrained_tokens(self) -> int:

@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.config import text_settings, wires
 from dipaco_jax.config.extension import is_reference
 from dipaco_jax.config.fields import Field, fields, flatten
@@ -53,7 +54,7 @@ def check(s: Any) -> None:
 def _check_replicas(s: Any) -> None:
   """Raises InputError if paths that are one model would have to compete for texts."""
   varied = {axis for _, _, axes in s.levels for axis in axes}
-  replicas = [axis for axis, size in s.grid if size > 1 and axis not in varied]
+  replicas = [axis for axis, size in Grid(s.grid).sizes.items() if size > 1 and axis not in varied]
   if s.routing.method == 'discriminative' and replicas:
     problem = f'no level varies over the grid axis {replicas[0]!r}, so its paths are equal and none suits a text better'
     raise InputError(f"config.routing.method='discriminative': {problem}; use 'kmeans'")

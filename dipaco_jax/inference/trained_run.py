@@ -184,7 +184,7 @@ class TrainedRun:
     except Missing:
       return {}
 
-  def path(self, path: int | Sequence[int], version: int | None = None) -> Path:
+  def path(self, path: int | str | Sequence[int | str], version: int | None = None) -> Path:
     """Loads a path; see `load`."""
     number = self.number(path)
     return self.at_version(number, version, functools.partial(self._path, number))
@@ -229,17 +229,12 @@ class TrainedRun:
       raise InputError(f'{where}: {difference}: these are not the files of one run')
     return rows
 
-  def number(self, path: int | Sequence[int]) -> int:
-    """Returns the number of a path given by number or coordinates; raises InputError if there is no such path."""
-    grid = self.layout.grid
-    if isinstance(path, int | np.integer):
-      if 0 <= path < grid.num_paths:
-        return int(path)
-    elif len(path) == len(grid.shape) and all(i in range(size) for i, size in zip(path, grid.shape, strict=True)):
-      return grid.path(tuple(path))
-    text = ','.join(map(str, path)) if isinstance(path, tuple | list) else path
-    sizes = ' x '.join(map(str, grid.shape)) or 'one path'
-    raise InputError(f'--path={text}: the paths are 0 to {grid.num_paths - 1}, of a grid of {sizes}')
+  def number(self, path: int | str | Sequence[int | str]) -> int:
+    """Returns the number of a path given by number, name or coordinates; raises InputError if there is no such path."""
+    try:
+      return self.layout.grid.find(path)
+    except InputError as e:
+      raise InputError(f'--path={e}') from e
 
   def module_files(self, number: int, version: int) -> dict[str, tuple[str, str]]:
     """Returns {level: (file, sha256)} of a path's modules; raises InputError if there is no such version."""

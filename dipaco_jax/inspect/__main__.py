@@ -54,7 +54,7 @@ def main():
     command.check_devices()
     command.keep_programs()
   every = excerpt_choice.chunk_tokens(run.settings) if options.every is None else options.every
-  path = None if options.path is None else run.number(command.path_named(options.path))
+  path = None if options.path is None else run.number(options.path)
   text_excerpts = excerpts.of_text(run, text, every, path, options.version)
   grid = run.layout.grid
   if options.html:
@@ -72,7 +72,8 @@ if __name__ == '__main__':
   flags.DEFINE_string(
     'path',
     None,
-    'Path that reads the whole text, as a number such as 3 or coordinates such as 1,0. By default, the router chooses.',
+    'Path that reads the whole text, as a number such as 3, a name or coordinates such as 1,0. By default, the router'
+    ' chooses.',
   )
   flags.DEFINE_integer(
     'version', None, 'Version of the modules. By default, the version that early stopping chose for each path.'

@@ -92,8 +92,8 @@ class Backup:
     taken = {role['about'].get('task') for role in registry.roles() if role['silent_s'] < registry.lease_s}
     for row in sorted(late, key=running_s, reverse=True):
       task = Task(*(row[name] for name in Task._fields))
-      if COPY + task.words not in taken:
-        registry.beat(self.island.name, 'worker', {'task': COPY + task.words})  # at once, for other backups
+      if (copied := COPY + self.island.words(task)) not in taken:
+        registry.beat(self.island.name, 'worker', {'task': copied})  # at once, for other backups
         return task
     return None
 

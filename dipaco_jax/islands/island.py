@@ -25,7 +25,7 @@ from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeigh
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs, run as run_lib
 from dipaco_jax.registry import fact_names
-from dipaco_jax.registry.registry import Fact, Registry
+from dipaco_jax.registry.registry import Fact, Registry, Task
 from dipaco_jax.storage import files, lock, module_store, object_store as storage_lib, seals, tensors
 from dipaco_jax.training import module_publishing
 
@@ -33,6 +33,7 @@ OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 OUTER = 'outer'  # a module's outer state: its object in the fact's metadata
 DIFFERENCES = 'differences'  # of modules, in storage
 STATES = 'states'  # of paths, in storage
+OF_PATHS = ('train', 'piece', 'evaluate')  # kinds of tasks whose key is a path
 CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 
@@ -171,6 +172,11 @@ class Island:
   def own_modules(self, path: int) -> list[str]:
     """Returns the keys of the modules that stay with a path."""
     return [module for level, module in self.modules_of(path).items() if level in self.own_levels]
+
+  def words(self, task: Task) -> str:
+    """Returns what people are shown of a task: its kind, its path by name or its module, and its number."""
+    name = self.layout.grid.path_name(int(task.key)) if task.kind in OF_PATHS else task.key
+    return f'{task.kind} {name} {task.number}'.replace('  ', ' ')
 
   def paths_through(self, module: str) -> list[int]:
     """Returns the paths that go through a module."""

@@ -29,7 +29,7 @@ class Lease:
     self.role = role
     self.task = task
     self.is_copy = task.owner != island.name
-    self.about: dict[str, Any] = {'task': COPY * self.is_copy + task.words}
+    self.about: dict[str, Any] = {'task': COPY * self.is_copy + island.words(task)}
     self.fetch: futures.Future | None = None
     self.ahead: Callable[[float], None] = lambda share: None  # called with the share of the task that is left
     self.observe: Callable[[], dict[str, Any]] = dict  # returns how far the task is, where it does not note that itself

@@ -117,7 +117,7 @@ class Role:
       schedule.schedule(self.island, standing)
       self.failures, self.done = 0, self.done + 1
       measured = {name: lease.about[name] for name in ('loss', 'tokens_per_s') if lease.about.get(name) is not None}
-      self.progress.update(self.done, last=lease.task.words, **measured)
+      self.progress.update(self.done, last=self.island.words(lease.task), **measured)
 
   def settle(self, but: int):
     """Takes what has ended of the publications, and waits for all `but` the last ones; raises an error of theirs."""

@@ -137,8 +137,9 @@ def _smaller(s: settings_lib.Settings, machine: Machine) -> Sequence[tuple[str, 
       f'{change} --config.train.offload',
     )
     smaller.append((change.strip(), s))
-  while max((size for _, size in s.grid), default=1) > 2 and grid_lib.Grid(s.grid).num_paths > 4:
-    s = dataclasses.replace(s, grid=tuple((name, max(2, size // 2) if size > 2 else size) for name, size in s.grid))
-    grid = ' '.join(f'--config.grid.{name}={size}' for name, size in s.grid)
+  while max((sizes := grid_lib.Grid(s.grid).sizes).values(), default=1) > 2 and s.num_paths > 4:
+    sizes = {name: max(2, size // 2) if size > 2 else size for name, size in sizes.items()}
+    s = dataclasses.replace(s, grid=tuple(sizes.items()))
+    grid = ' '.join(f'--config.grid.{name}={size}' for name, size in sizes.items())
     smaller.append((f'{change} {grid}'.strip(), s))
   return smaller

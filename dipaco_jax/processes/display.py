@@ -12,7 +12,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 QUICK_S = 1.0  # shorter activities are not shown
@@ -258,11 +258,11 @@ class Progress:
     self._printed = self._line
 
 
-def whose_loss(paths: Sequence[int], num_paths: int) -> str:
+def whose_loss(paths: Sequence[int], num_paths: int, path_name: Callable[[int], str] = str) -> str:
   """Names the mean loss of some of the paths, for `Progress.update`."""
   if num_paths == 1:
     return 'loss'
-  return f'path_{paths[0]}_loss' if len(paths) == 1 else f'mean_loss_of_{len(paths)}_paths'
+  return f'path_{path_name(paths[0])}_loss' if len(paths) == 1 else f'mean_loss_of_{len(paths)}_paths'
 
 
 def _show(name: str, value: Any) -> str:

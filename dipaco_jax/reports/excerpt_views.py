@@ -148,4 +148,4 @@ def _style(grid: Grid, path: int) -> str:
 def _place(grid: Grid, path: int) -> str:
   """Returns 'path 3: a 1, b 1'."""
   axes = ', '.join(f'{name} {at}' for name, at in zip(grid.names, grid.coordinates(path), strict=True))
-  return f'path {path}: {axes}' if len(grid.shape) > 1 else f'path {path}'
+  return f'path {grid.path_name(path)}: {axes}' if len(grid.shape) > 1 else f'path {grid.path_name(path)}'

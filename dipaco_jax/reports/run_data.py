@@ -32,8 +32,8 @@ class Run(NamedTuple):
 
 
 def path_names(grid: Grid) -> list[str]:
-  """Returns what paths are called: the numbers that commands know them by."""
-  return [str(path) for path in range(grid.num_paths)] if grid.num_paths > 1 else ['path']
+  """Returns what paths are called: the names or numbers that commands know them by."""
+  return [*map(grid.path_name, range(grid.num_paths))] if grid.num_paths > 1 else ['path']
 
 
 def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[str, Any]] | None = None) -> Run:

@@ -111,9 +111,9 @@ class Journal:
     values |= {**means, 'learning_rate': learning_rate, 'tokens_per_s': rate}
     self._rows.write('step', self._name, updates, **values, **({'skipped': skipped} if skipped.any() else {}))
     self._note_not_finite(step, trained, finite, skipped)
-    num_paths = job.programs.layout.grid.num_paths
-    shown: dict[str, Any] = {display.whose_loss(trained, num_paths): float(means['loss'].mean())}
-    shown |= {'phase': phase + 1} if num_paths > 1 else {}
+    grid = job.programs.layout.grid
+    shown: dict[str, Any] = {display.whose_loss(trained, grid.num_paths, grid.path_name): float(means['loss'].mean())}
+    shown |= {'phase': phase + 1} if grid.num_paths > 1 else {}
     shown |= {'tokens_per_s': rate} if rate else {}
     self._progress.update(updates, **shown)
 

@@ -124,6 +124,29 @@ def test_paths_and_coordinates_outside_the_grid_are_rejected(axes):
     grid.path((0,) * (len(grid.shape) + 1))
 
 
+def test_a_path_is_found_by_number_name_and_coordinates():
+  named = Grid(owner=('clinic', 'court', 'press'), topic=2)
+  assert named != Grid(owner=3, topic=2) and named == Grid({'topic': 2, 'owner': ['clinic', 'court', 'press']})
+  assert [named.path_name(path) for path in range(3)] == ['clinic,0', 'clinic,1', 'court,0']
+  for path in range(named.num_paths):
+    forms = path, str(path), named.path_name(path), named.coordinates(path)
+    assert [named.find(form) for form in forms] == [path] * 4
+  assert Grid(a=2, b=2).path_name(3) == '3' and Grid(a=2, b=2).find('1,0') == 2
+
+
+@pytest.mark.parametrize('path', ['bank', 'court', 'court,2', '6', 6, -1, '-1', '', (1,), ('court', 'clinic'), '1,1,1'])
+def test_a_path_that_is_not_in_the_grid_is_not_found(path):
+  message = 'the paths are 0 to 5, of a grid of 3 x 2; owner is one of clinic, court, press'
+  with pytest.raises(ValueError, match=message):
+    Grid(owner=('clinic', 'court', 'press'), topic=2).find(path)
+
+
+@pytest.mark.parametrize('names', [('a', 'A'), ('1',), (), ('a b',), ('a/b',), ('',), ('x' * 61,), (1, 2)])
+def test_bad_names_of_coordinates_are_rejected(names):
+  with pytest.raises(ValueError, match="grid axis 'owner' has"):
+    Grid(owner=names)
+
+
 def test_levels_take_the_grids_order_of_axes():
   grid = Grid({'a': 2, 'b': 3})
   levels = grids.make_levels(grid, [('one', 'x', ['b', 'a']), ('two', 'y', ())])

@@ -17,7 +17,6 @@ import safetensors.numpy
 from repository import ROOT
 
 from dipaco_jax import export
-from dipaco_jax.command_line import command as command_lib
 from dipaco_jax.config.settings import Model
 from dipaco_jax.data import sequences
 from dipaco_jax.huggingface import config_json, families, model_folder
@@ -125,7 +124,7 @@ def test_a_folder_of_ours_is_written_again_and_no_other(run, exported, tmp_path)
   shutil.copytree(exported / '0', tmp_path / 'out')
   before = {file.name: file.read_bytes() for file in (tmp_path / 'out').iterdir()}
   (tmp_path / 'out' / 'model.safetensors').write_bytes(b'')
-  export.export(run, run.number(command_lib.path_named('0,0')), run.best_versions[0], tmp_path / 'out', 'float32')
+  export.export(run, run.number('0,0'), run.best_versions[0], tmp_path / 'out', 'float32')
   assert before == {file.name: file.read_bytes() for file in (tmp_path / 'out').iterdir()}
   (tmp_path / 'mine').mkdir()
   export.check_out(tmp_path / 'mine')  # empty
@@ -192,7 +191,7 @@ def test_a_folder_that_cannot_be_made_is_an_error_that_names_the_fix(run):
 @pytest.mark.parametrize('path', ['one', '1,', '-1', '4', '2,0', '0,0,0'])
 def test_a_path_that_does_not_exist_is_rejected(run, path):
   with pytest.raises(ValueError, match='--path='):
-    run.number(command_lib.path_named(path))
+    run.number(path)
 
 
 @pytest.mark.slow

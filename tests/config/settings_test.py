@@ -157,6 +157,13 @@ def test_round_trip_through_json():
   assert {type(section) for section in vars(s).values()} <= {int, tuple, *typing.get_type_hints(Settings).values()}
 
 
+def test_coordinates_with_names_survive_json():
+  levels = (('all', '.*', ('owner',)),)
+  s = from_dict(Settings().to_dict() | {'grid': {'owner': ['clinic', 'court']}, 'levels': levels})
+  assert s.num_paths == 2 and s.grid == (('owner', ('clinic', 'court')),)
+  assert from_dict(json.loads(json.dumps(s.to_dict()))) == s
+
+
 @pytest.mark.parametrize('given, globs', [('my/*.txt', ('my/*.txt',)), ('a,b', ('a', 'b')), (['a', 'b'], ('a', 'b'))])
 def test_globs_may_be_one_string(given, globs):
   assert from_dict({'data': {'source': 'files', 'train': given}}).data.train == globs
@@ -205,6 +212,7 @@ LEVELS = "tuple: config.levels is written as (('all', '.*', ()),)"
     ({'levels': (('all', 1, ()),)}, 'config.levels[0][1]=1 should be a text'),
     ({'levels': (('all', '.*', 'a'),)}, f"config.levels[0][2]='a' should be a {LEVELS}"),
     ({'grid': {'a': 2.0}}, 'config.grid.a=2.0 should be a whole number'),
+    ({'grid': {'a': ('x', 1)}}, 'config.grid.a[1]=1 should be a text'),
     ({'grid': {3: 2}}, 'config.grid axis=3 should be a text'),
     ({'grid': {'a': 2, 3: 2}}, 'config.grid axis=3 should be a text'),
     ({'grid': (4, 4)}, "config.grid=((4,), (4,)) should be a dict: config.grid is written as {'a': 4, 'b': 4}"),

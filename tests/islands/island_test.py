@@ -12,7 +12,7 @@ import tiny_run
 from dipaco_jax.config import settings
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import island
-from dipaco_jax.registry.registry import Fact
+from dipaco_jax.registry.registry import Fact, Task
 from dipaco_jax.storage import files, lock
 
 made = one_process.made
@@ -27,6 +27,20 @@ def test_the_name_of_an_object_tells_the_task_that_made_it():
   for name in ('objects/modules/0/low-0123456789abcdef.safetensors', 'shards/0', 'routing/0', 'base', 'stages'):
     assert island.maker(name) == ('prepare', '', 0)
   assert island.maker('shards/2') == island.maker('routing/2') == ('reroute', '', 2)
+
+
+def test_tasks_are_shown_with_the_names_of_paths(made):
+  grid = tuple((axis, ('north', 'south')) for axis, _ in made.run.settings.grid)
+  s = dataclasses.replace(made.run.settings, grid=grid)
+  named = dataclasses.replace(made, run=dataclasses.replace(made.run, settings=s))
+  for kind, key, of_numbers, of_names in (
+    ('train', '1', 'train 1 7', f'train {named.layout.grid.path_name(1)} 7'),
+    ('outer', 'low/0', 'outer low/0 7', 'outer low/0 7'),
+    ('prepare', '', 'prepare 7', 'prepare 7'),
+  ):
+    task = Task(0, kind, key, 7, 1, 'me', 0)
+    assert (made.words(task), named.words(task)) == (of_numbers, of_names)
+  assert 'south' in named.layout.grid.path_name(1)
 
 
 def test_a_workdir_that_another_process_holds_is_waited_for(made, tmp_path):
