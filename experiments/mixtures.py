@@ -90,7 +90,9 @@ def of_paths(run: run_lib.Run, trained: TrainedRun, paths: list[dict[str, np.nda
   soup = {name: np.mean([path[name] for path in paths], axis=0) for name in paths[0]}
   distances, scored = {}, {}
   for split in ('train', 'validation'):
-    scored[split] = rerouted_perplexity.score(run, split)
+    of_split = rerouted_perplexity.score(run, split)
+    assert of_split  # this is the first process
+    scored[split] = of_split
     distances[split] = -route_stage.scores(run, trained.router.fitted, split, indices_of(run, split))
 
   def cbtm(split: str, temperature: float) -> float:
