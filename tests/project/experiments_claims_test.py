@@ -1,13 +1,20 @@
 """Claims on the page of experiments are computed from results, and rejected if the results contradict them."""
 
+import doctest
+import itertools
 import sys
 
+import numpy as np
 import pytest
 import repository
+from scipy import stats
+
+from dipaco_jax.core import bootstrap
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 import claims  # after the path
 import fits
+import intervals
 import readme
 
 
@@ -100,3 +107,61 @@ def test_laws_of_the_tables():
   )
   loss, said = claims.render(['predicted', 'micro', '48_3_1000'], found).split(', where the law says ')
   assert loss == said
+
+
+def test_examples_of_intervals_run():
+  assert doctest.testmod(intervals, extraglobs={'np': np}) == (0, 3)
+
+
+def test_quantiles_are_those_of_student():
+  for df, quantiles in intervals.STUDENT.items():
+    assert quantiles == pytest.approx(stats.t.ppf([0.95, 0.8], df), abs=6e-4)
+
+
+def test_a_pooled_variance_is_the_mean_over_pairs_of_rows():
+  rng = np.random.default_rng(0)
+  rows_RN, others_QN = rng.normal(size=(5, 3)), rng.normal(size=(4, 3))
+
+  def mean_over(pairs):
+    return np.mean([(a - b).var(ddof=1) for a, b in pairs])
+
+  alike = intervals.pool_alike(rows_RN)
+  assert alike == pytest.approx((mean_over(itertools.combinations(rows_RN, 2)), 8))
+  kinds = intervals.pool_kinds(rows_RN, others_QN)
+  assert kinds.variance == pytest.approx(mean_over(itertools.product(rows_RN, others_QN))) and 2 < kinds.df < 16
+  pairs = intervals.pool_pairs(rows_RN)
+  assert pairs.variance == pytest.approx(np.mean(rows_RN.var(axis=1, ddof=1))) and 2 < pairs.df < 10
+  assert intervals.pool_pairs(rows_RN[:1]) == pytest.approx((rows_RN[0].var(ddof=1), 2))
+  assert intervals.pool_kinds(rows_RN[:1] * 0, others_QN * 0).variance == 0
+
+
+def test_an_interval_over_sources_covers_the_truth_where_either_noise_is_most(monkeypatch):
+  """90% less three standard errors of 100 draws."""
+  monkeypatch.setattr(bootstrap, 'RESAMPLES', 300)
+  rng = np.random.default_rng(0)
+  for of_seed, of_source in ((0.3, 0.1), (0.1, 3.0)):
+    covered = 0
+    for _ in range(100):
+      mine_NS = of_seed * rng.normal(size=(3, 1)) + of_source * rng.normal(size=40)
+      error = of_seed * (rng.chisquare(12) / 12 / 3) ** 0.5
+      nats_2NS = np.stack([3 + mine_NS, np.full((3, 40), 3.0)])
+      low, high = intervals.over_sources(nats_2NS, np.ones((3, 40)), np.ones((1, 40), bool), np.positive, error, 12)
+      covered += low < 0 < high
+    assert covered > 81, (of_seed, of_source)
+
+
+def test_an_interval_is_of_the_sources_of_its_groups():
+  """Without noise of seeds: of one kind, or a mean of kinds with equal weights; none of too few sources."""
+  rng = np.random.default_rng(0)
+  kind_S = np.arange(60) < 50
+  tokens_NS = rng.integers(50, 200, (2, 60)).astype(float)
+  loss_S = np.where(kind_S, 3.0, 5.0)
+  nats_2NS = np.stack([(loss_S - 0.5) * tokens_NS, loss_S * tokens_NS])
+
+  def interval(*groups):
+    found = intervals.over_sources(nats_2NS, tokens_NS, np.stack(groups), np.exp, 0.0, 2)
+    return found and pytest.approx(found, rel=1e-6)
+
+  both = np.exp(3.5) - np.exp(4.0)
+  assert (np.exp(2.5) - np.exp(3),) * 2 == interval(kind_S) and (both,) * 2 == interval(kind_S, ~kind_S)
+  assert interval(kind_S & (np.arange(60) < 7)) is None
