@@ -14,6 +14,7 @@ import statistics
 from collections.abc import Sequence
 
 import common
+import intervals
 import paths
 import runs
 import sizes
@@ -26,7 +27,7 @@ def difference(results: Results, row: str, other: str, field: str) -> tuple[floa
   """Returns the mean over seeds of ROW minus OTHER, its standard error, and its minimum; inf with one seed."""
   found = [mine - others for mine, others in pairs(results, row, other, field)]
   error = statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else math.inf
-  return statistics.fmean(found), error, common.half_width(found)
+  return statistics.fmean(found), error, intervals.half_width(found)
 
 
 def lower(results: Results, row: str, other: str, field: str = 'perplexity') -> str:
@@ -120,7 +121,7 @@ def over(results: Results, row: str, other: str, limit: str, field: str = 'perpl
 def ratio(results: Results, row: str, other: str, field: str) -> tuple[float, float]:
   """ROW as a percentage of OTHER: the mean over seeds, and half of its interval; inf with one seed."""
   found = [100 * mine / others for mine, others in pairs(results, row, other, field)]
-  return statistics.fmean(found), common.half_width(found)
+  return statistics.fmean(found), intervals.half_width(found)
 
 
 def pairs(results: Results, row: str, other: str, field: str) -> list[tuple[float, float]]:
