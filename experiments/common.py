@@ -58,6 +58,7 @@ class Table(NamedTuple):
   lines: Callable[..., list[list[str]]] | None = None  # its cells, of (rows, results), in a form of its own
   sizes: Sequence[str] = tuple(config.SIZES)  # that it has rows for
   measure: Callable[[runs.Run, pathlib.Path], Record] | None = None  # what a run's record has beside the usual fields
+  part: Callable[[str], str] = lambda row: ''  # by name of a row; seeds' variance is pooled over rows of one part
 
 
 # -- results

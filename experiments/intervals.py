@@ -6,8 +6,8 @@ the table, as the mean of the variances of all differences between rows of the t
     s^2 = mean over rows a of one kind and b of the other of  var over seeds of (y_a - y_b)
 
 Rows of two kinds differ in variance, and rows of one kind differ too: the variance of a difference is never less than
-that of its own seeds. With the variances of table (1) and no true difference, that finds one in 7% of the pairs at 10%,
-in up to 14% of the noisiest; a variance pooled over all rows alike finds one in up to 32%.
+that of its own seeds. With rows as unlike as those of tables (1) and (2) and no true difference, that finds one in 7%
+of all pairs, and in 9 to 20% of those with the noisiest rows; one variance for all rows would find one in up to 32%.
 
 Where losses by source are known, the choice of validation text counts too (`over_sources`).
 """
@@ -120,7 +120,7 @@ def over_sources(
   A draw takes as many sources as there are, with replacement, the same for both models and for all seeds, as these were
   measured on one text. To its difference, a mean over seeds, noise of the seeds is added: `error * t`, t from Student's
   distribution. To draw three seeds with replacement instead would cover the truth in 66% of cases where seeds are most
-  of the noise; this covers it in 90 to 94%.
+  of the noise; this covers it in 88 to 93%.
 
   Args:
     nats_2NS: of both models, by seed and source.

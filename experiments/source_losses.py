@@ -143,6 +143,11 @@ def groups_of(field: str, kind_S: np.ndarray) -> np.ndarray | None:
   return np.ones((1, len(kind_S)), bool) if field in ALL_TEXT else None
 
 
+def mean_loss(nats_S: np.ndarray, tokens_S: np.ndarray, groups_GS: np.ndarray) -> np.ndarray:
+  """Returns the mean over groups of sources of their losses, nats a token; with any axes before that of sources."""
+  return np.mean([(nats_S * group_S).sum(-1) / (tokens_S * group_S).sum(-1) for group_S in groups_GS], axis=0)
+
+
 def mean(losses: Sequence[Losses]) -> Losses:
   """Returns the mean over seeds, whose sources are the same."""
   first = losses[0]

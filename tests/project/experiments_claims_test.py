@@ -16,9 +16,10 @@ import claims  # after the path
 import fits
 import intervals
 import readme
+import source_losses
 
 
-def test_a_claim_needs_a_difference_above_twice_its_standard_error():
+def test_a_claim_needs_an_interval_on_one_side_of_0():
   def of(name, *found):
     return {(name, seed): {'perplexity': x} for seed, x in enumerate(found)}
 
@@ -36,7 +37,7 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
   assert claims.render(['lower', 'grid', 'grid', 'again:perplexity'], both) == '2.05 ± 0.05'
   assert claims.render(['higher', 'grid', 'grid', 'perplexity:again'], both) == '2.05 ± 0.05'
   unsure = of('dense', 10.0, 12.0, 11.0) | of('grid', 9.0, 12.5, 10.9)
-  assert claims.render(['unclear', 'grid', 'dense'], unsure) == '-0.20 ± 0.44'
+  assert claims.render(['unclear', 'grid', 'dense'], unsure) == '-0.20 ± 0.44, detectable from 1.7'
   assert claims.render(['versus', 'grid', 'dense'], sure) == '**-1.10 ± 0.06**'
   assert claims.render(['versus', 'dense', 'grid'], sure) == '+1.10 ± 0.06'
   assert claims.render(['versus', 'grid', 'dense'], unsure) == '(-0.20 ± 0.44)'
@@ -58,6 +59,60 @@ def test_a_claim_needs_a_difference_above_twice_its_standard_error():
   ):
     with pytest.raises(ValueError):
       claims.render(words, results)
+
+
+def of_kind(name: str, models: int, *found: float, by_source=()) -> dict:
+  """Results of a row by seed, whose paths are so many models."""
+  of = {'parameters_path': 10, 'parameters_total': 10 * models}
+  by_source = by_source or [None] * len(found)
+  return {
+    (name, seed): of | {'perplexity': x, 'by_source': losses}
+    for seed, (x, losses) in enumerate(zip(found, by_source, strict=True))
+  }
+
+
+def test_a_variance_is_pooled_over_rows_of_the_same_kinds_and_is_never_below_its_own():
+  grids = {'grid': (9.0, 10.0, 11.0), 'own': (8.8, 9.8, 10.8), 'flat': (9.0, 10.4, 11.0)}
+  dense = {'dense': (9.5, 9.5, 9.5), 'long': (9.4, 9.5, 9.3)}
+  results = {}
+  for models, rows in ((4, grids), (1, dense)):
+    for name, found in rows.items():
+      results |= of_kind(name, models, *found)
+  # Of the grids' differences the variances are 0, 0.16 / 3 and 0.16 / 3, of the dense rows' one 0.01.
+  assert claims.difference(results, 'long', 'dense', 'perplexity').error == pytest.approx((0.01 / 3) ** 0.5)
+  assert claims.difference(results, 'own', 'grid', 'perplexity').error == pytest.approx((0.32 / 9 / 3) ** 0.5)
+  assert claims.difference(results, 'flat', 'grid', 'perplexity').error == pytest.approx((0.16 / 3 / 3) ** 0.5)
+  assert claims.difference(results, 'grid', 'dense', 'perplexity').error > (0.9 / 3) ** 0.5
+  other_part = results | of_kind('paths_own', 4, 5.0, 9.0, 20.0)
+  assert claims.difference(other_part, 'own', 'grid', 'perplexity').error > 1
+  of_part = claims.render(['unclear', 'own', 'grid'], other_part, readme.beginnings.part)
+  assert of_part == claims.render(['unclear', 'own', 'grid'], results) == '-0.20 ± 0.11, detectable from 0.33'
+
+
+def test_rows_with_losses_are_compared_over_sources_too():
+  """Of sources that differ in what a grid gains: seeds agree, so that the interval is that of sources."""
+  rng = np.random.default_rng(0)
+  tokens, kind = rng.integers(60, 900, 60).astype(float), np.array(['law_de', 'code'] * 30)
+  base = rng.normal(3.0, 0.3, 60)
+
+  def row(name: str, models: int, of: np.ndarray) -> dict:
+    losses = source_losses.Losses('x', kind, tokens, {'paths': of * tokens, 'base': base * tokens})
+    packed = [source_losses.pack(losses)] * 3
+    found = source_losses.perplexity(losses, ['law_de', 'code'])
+    results = of_kind(name, models, found, found, found, by_source=packed)
+    by_domain = {k: source_losses.perplexity(losses, [k]) for k in ('law_de', 'code')}
+    return {at: record | {'perplexity_by_domain': by_domain, 'other': found - 1} for at, record in results.items()}
+
+  results = row('dense', 1, base) | row('own', 4, base - 0.05 + rng.normal(0, 0.5, 60))
+  found = claims.difference(results, 'own', 'dense', 'perplexity')
+  assert found.over_sources and found.low < -0.5 < found.high and found.low < found.mean < found.high
+  assert claims.render(['unclear', 'own', 'dense'], results).startswith(f'{found.mean:+.2f} [{found.low:+.2f}, ')
+  assert claims.difference(results, 'own', 'dense', 'perplexity_by_domain.law_de').over_sources
+  assert not claims.difference(results, 'own', 'dense', 'other').over_sources  # no losses are known of it
+  wrong = results | {at: record | {'perplexity': 2.0} for at, record in results.items() if at == ('own', 1)}
+  assert not claims.difference(wrong, 'own', 'dense', 'perplexity').over_sources  # of other versions
+  without = results | {('own', 0): results['own', 0] | {'by_source': None}}
+  assert claims.render(['lower', 'own', 'dense'], without).endswith(' ± 0.00') == (found.mean < 0)
 
 
 def test_means_over_kinds_of_text_leave_out_those_that_they_name():
@@ -136,7 +191,7 @@ def test_a_pooled_variance_is_the_mean_over_pairs_of_rows():
 
 
 def test_an_interval_over_sources_covers_the_truth_where_either_noise_is_most(monkeypatch):
-  """90% less three standard errors of 100 draws."""
+  """88% in 1,000 draws; here of 100, less three standard errors."""
   monkeypatch.setattr(bootstrap, 'RESAMPLES', 300)
   rng = np.random.default_rng(0)
   for of_seed, of_source in ((0.3, 0.1), (0.1, 3.0)):
@@ -147,7 +202,7 @@ def test_an_interval_over_sources_covers_the_truth_where_either_noise_is_most(mo
       nats_2NS = np.stack([3 + mine_NS, np.full((3, 40), 3.0)])
       low, high = intervals.over_sources(nats_2NS, np.ones((3, 40)), np.ones((1, 40), bool), np.positive, error, 12)
       covered += low < 0 < high
-    assert covered > 81, (of_seed, of_source)
+    assert covered >= 78, (of_seed, of_source)
 
 
 def test_an_interval_is_of_the_sources_of_its_groups():
