@@ -152,7 +152,15 @@ COLUMNS = (
   Column('pieces, mean of kinds', 'texts.pieces.kinds'),
   Column('pieces, mean of kinds, router refitted', 'texts.pieces_refit.kinds'),
 )
-TABLE = common.Table('beginnings', 'Beginnings of documents', rows, COLUMNS, pictures.dots)
+
+
+def part(row: str) -> str:
+  """The table that a row's run is of."""
+  first = row.partition('_')[0]
+  return first if first in (paths.TABLE.name, pretrained.TABLE.name) else methods.TABLE.name
+
+
+TABLE = common.Table('beginnings', 'Beginnings of documents', rows, COLUMNS, pictures.dots, part=part)
 
 
 def main() -> int:

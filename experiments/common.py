@@ -8,7 +8,6 @@ table, even if its workdir no longer exists. If the config has changed since, it
 
 import contextlib
 import json
-import math
 import os
 import pathlib
 import statistics
@@ -17,7 +16,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import config
+import intervals
 import runs
+import source_losses
 from absl import flags
 from deadline import Deadline
 from runs import Record, Row
@@ -30,8 +31,6 @@ from dipaco_jax.storage import lock
 RESULTS = runs.HERE / 'results'
 LONGEST_RUN_S = 7 * 24 * 3600.0
 TRY_AGAIN = (command.TRY_AGAIN, 130, 143)  # exit statuses of a run that continues when it is started again
-
-SURE = {2: 6.31, 3: 2.92, 4: 2.35, 5: 2.13, 6: 2.02}  # Student's t of 90%, both ways, by seeds; with more seeds 2
 
 Results = dict[tuple[str, int], Record]  # by row and seed
 Prepare = Callable[[Sequence[runs.Run]], None]
@@ -59,6 +58,7 @@ class Table(NamedTuple):
   lines: Callable[..., list[list[str]]] | None = None  # its cells, of (rows, results), in a form of its own
   sizes: Sequence[str] = tuple(config.SIZES)  # that it has rows for
   measure: Callable[[runs.Run, pathlib.Path], Record] | None = None  # what a run's record has beside the usual fields
+  part: Callable[[str], str] = lambda row: ''  # by name of a row; seeds' variance is pooled over rows of one part
 
 
 # -- results
@@ -67,7 +67,7 @@ class Table(NamedTuple):
 def read(table: Table, size: str, folder: pathlib.Path) -> Results:
   """Returns a table's results, without those of configs that have changed since."""
   file = folder / size / f'{table.name}.json'
-  records = json.loads(file.read_text())['runs'] if file.exists() else []
+  records = read_records(file) if file.exists() else []
   rows = {row.name: row for row in table.rows(size)}
   return {
     (r['row'], r['seed']): r
@@ -77,9 +77,15 @@ def read(table: Table, size: str, folder: pathlib.Path) -> Results:
 
 
 def read_all(size: str, folder: pathlib.Path) -> dict[str, Record]:
-  """Every result of a size, by its run's key."""
-  records = [r for file in sorted((folder / size).glob('*.json')) for r in json.loads(file.read_text())['runs']]
+  """Every result of a size, by its run's key; of equal runs the last, with losses by source if one has them."""
+  records = [r for file in sorted((folder / size).glob('*.json')) for r in read_records(file)]
+  records.sort(key=lambda r: bool(r.get('by_source')))
   return {f'{r["config"]}-{r["text"]}': r for r in records}
+
+
+def read_records(file: pathlib.Path) -> list[Record]:
+  contents = json.loads(file.read_text())
+  return source_losses.put_sources_back(contents['runs'], contents.get('sources', {}))
 
 
 def write(table: Table, size: str, folder: pathlib.Path, results: Results):
@@ -94,7 +100,9 @@ def publish_table(table: Table, size: str, folder: pathlib.Path, results: Result
   """As `write`, of these results alone."""
   order = [row.name for row in table.rows(size)]
   records = [results[at] for at in sorted(results, key=lambda at: (order.index(at[0]), at[1]))]
+  records, sources = source_losses.set_sources_apart(records)
   contents = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
+  contents |= {'sources': sources} if sources else {}
   publish(folder / size / f'{table.name}.json', json.dumps(contents, indent=1) + '\n')
   if records and table.picture:
     from dipaco_jax.reports import plot_style
@@ -148,20 +156,14 @@ def lowest(table: Table, size: str, results: Results) -> str | None:
   return min((name for name in found if found[name]), key=lambda name: statistics.fmean(found[name]), default=None)
 
 
-def half_width(numbers: Sequence[float]) -> float:
-  """Half of the interval of the mean; inf of one number."""
-  if len(numbers) < 2:
-    return math.inf
-  return SURE.get(len(numbers), 2.0) * statistics.stdev(numbers) / math.sqrt(len(numbers))
-
-
 def cell(numbers: Sequence[float], form: str, interval: bool = False) -> str:
   """Mean, and of several seeds the standard deviation over them, or the interval; of counts the mean alone."""
   if not numbers:
     return ''
   mean, several = statistics.fmean(numbers), len(numbers) > 1 and form.endswith('f') and not form.endswith('.0f')
   if several and interval:
-    return f'{mean:{form}} ({mean - half_width(numbers):{form}} to {mean + half_width(numbers):{form}})'
+    half = intervals.half_width(numbers)
+    return f'{mean:{form}} ({mean - half:{form}} to {mean + half:{form}})'
   return f'{mean:{form}} ± {statistics.stdev(numbers):{form.lstrip("+")}}' if several else f'{mean:{form}}'
 
 
@@ -227,6 +229,7 @@ def run(table: Table, size: str, folder: pathlib.Path, prepare: Prepare) -> int:
   known = {} if table.measure else read_all(size, folder)  # records of other tables lack what this table measures
   check_text(table, size, folder, results, planned[0])
   results |= {(p.row.name, p.seed): known[p.key] | {'row': p.row.name} for p in planned if p.key in known}
+  fill_losses(pathlib.Path(f.workdir) / size, planned, results)
   write(table, size, folder, results)
   wanted = [p for p in planned if not f.rows or p.row.name in f.rows]
   if missing := [p for p in wanted if (p.row.name, p.seed) not in results]:
@@ -242,6 +245,17 @@ def check_text(table: Table, size: str, folder: pathlib.Path, results: Results, 
   """Raises InputError if existing results are of another text."""
   if any(r['text'] != planned.text for r in results.values()):
     raise InputError(f'{folder / size / table.name}.json is of another text: give its --data, or other --results')
+
+
+def fill_losses(workdirs: pathlib.Path, planned: Sequence[runs.Run], results: Results) -> bool:
+  """Adds losses by source to results that were made without them, if their workdirs are still there; whether to any."""
+  filled = False
+  for one in planned:
+    record = results.get((one.row.name, one.seed))
+    if record and not record.get('by_source') and (losses := runs.find_losses(one, workdirs, record)):
+      results[one.row.name, one.seed] = record | {'by_source': losses}
+      filled = True
+  return filled
 
 
 def run_missing(
@@ -286,18 +300,20 @@ def score_finished(table: Table, field: str, score: Callable[[runs.Run, pathlib.
   f = flags.FLAGS
   folder, workdirs = pathlib.Path(f.results), pathlib.Path(f.workdir) / f.size
   results = read(table, f.size, folder)
-  for seed in map(int, f.seeds):
-    for row in table.rows(f.size):
-      one = runs.make(f.size, row, seed, f.data, f.validation)
-      if (row.name, seed) in results or (f.rows and row.name not in f.rows):
-        continue
-      check_text(table, f.size, folder, results, one)
-      if not runs.is_finished(one, workdirs):
-        raise InputError(
-          f'{row.name}, seed {seed} is not in {workdirs}: run the script of its table first, with the same options'
-        )
-      results[row.name, seed] = runs.make_record(one, workdirs) | {'row': row.name, field: score(one, workdirs)}
-      write(table, f.size, folder, results)
+  planned = [runs.make(f.size, row, int(seed), f.data, f.validation) for seed in f.seeds for row in table.rows(f.size)]
+  if fill_losses(workdirs, planned, results):
+    write(table, f.size, folder, results)
+  for one in planned:
+    name, seed = one.row.name, one.seed
+    if (name, seed) in results or (f.rows and name not in f.rows):
+      continue
+    check_text(table, f.size, folder, results, one)
+    if not runs.is_finished(one, workdirs):
+      raise InputError(
+        f'{name}, seed {seed} is not in {workdirs}: run the script of its table first, with the same options'
+      )
+    results[name, seed] = runs.make_record(one, workdirs) | {'row': name, field: score(one, workdirs)}
+    write(table, f.size, folder, results)
   print(f'{table.title}\n\n{to_markdown(table, f.size, results)}')
   return 0
 

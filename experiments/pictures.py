@@ -5,7 +5,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from common import Column, Results, Table, figure, figures, half_width
+from common import Column, Results, Table, figure, figures
+from intervals import half_width
 from runs import Row
 
 from dipaco_jax.reports import palette, plot_style

@@ -50,6 +50,7 @@ MODULES = {
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}
 TABLES = [table for tables in PAGES.values() for table in tables]
+BY_NAME = {table.name: table for table in TABLES}
 SIZE = 'micro'  # of the claims
 CLAIM = re.compile(r'<!-- ([a-z]+(?: [^ <>\n]+)+) -->[^<]*<!-- / -->')
 HERE = pathlib.Path(__file__).parent
@@ -87,21 +88,16 @@ def render(words: str, folder: pathlib.Path, tables: Sequence[common.Table]) -> 
     words, count = re.subn(place, inside.replace('\\', r'\\'), words, flags=re.DOTALL)
     if count != 1:
       raise InputError(f'there are {count} places for the table {table.name}: it needs one')
-  by_name = {table.name: table for table in TABLES}
-
-  @functools.cache
-  def results(name: str) -> common.Results:
-    if name not in by_name:
-      raise InputError(f'there is no table {name!r} to claim something of')
-    return common.read(by_name[name], SIZE, folder)
-
-  return CLAIM.sub(lambda found: claim(found, results), words)
+  read = functools.cache(lambda name: common.read(BY_NAME[name], SIZE, folder))
+  return CLAIM.sub(lambda found: claim(found, read), words)
 
 
-def claim(found: re.Match, results: Callable[[str], common.Results]) -> str:
+def claim(found: re.Match, read: Callable[[str], common.Results]) -> str:
   """A claim's marker and figure, by a table's results; raises InputError where they do not bear it out."""
   kind, name, *of = found[1].split()
-  return f'<!-- {found[1]} -->{claims.render([kind, *of], results(name))}<!-- / -->'
+  if name not in BY_NAME:
+    raise InputError(f'there is no table {name!r} to claim something of')
+  return f'<!-- {found[1]} -->{claims.render([kind, *of], read(name), BY_NAME[name].part)}<!-- / -->'
 
 
 def main():

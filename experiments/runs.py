@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import config
 import jax
 import scores
+import source_losses
 
 from dipaco_jax import recipe
 from dipaco_jax.algorithm import compression, modules, outer
@@ -198,7 +199,16 @@ def make_record(run: Run, folder: pathlib.Path) -> Record:
     'steps_of_path': steps_of_path(kept),
     'labels': scores.compare(workdir(run, folder), run.settings) if scored else None,
     'routers': scores.routers(workdir(run, folder), run.settings) if scored and has_sklearn() else None,
+    'by_source': source_losses.pack_run(workdir(run, folder), run.settings.data.validation),
   }  # fmt: skip
+
+
+def find_losses(run: Run, folder: pathlib.Path, record: Record) -> source_losses.Packed | None:
+  """Losses by source for a record made without them; None unless its workdir is still there, with the same modules."""
+  file = workdir(run, folder) / 'report.json'
+  if not file.exists() or json.loads(file.read_text()).get('modules_sha256') != record.get('modules_sha256'):
+    return None
+  return source_losses.pack_run(file.parent, run.settings.data.validation)
 
 
 def told(base: pathlib.Path) -> pathlib.Path:

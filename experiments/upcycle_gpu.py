@@ -11,7 +11,6 @@ Forgetting is how much worse text of kinds that are not trained on has become, i
 """
 
 import functools
-import glob
 import hashlib
 import math
 import os
@@ -85,7 +84,7 @@ def rows(size: str) -> list[Row]:
 def measure(run: Run, workdirs: pathlib.Path) -> common.Record:
   """Returns what a record has beside the usual fields; then removes the checkpoints, which are many gigabytes."""
   workdir = runs.workdir(run, workdirs)
-  train, validation = (matching_files(x) for x in (run.settings.data.train, run.settings.data.validation))
+  train, validation = (source_losses.matching_files(x) for x in (run.settings.data.train, run.settings.data.validation))
   losses = source_losses.read(workdir, validation)
   trained = sorted({d.get('domain', 'all') for file in train for d in source_losses.read_documents(file)})
   shutil.rmtree(workdir / 'checkpoints', ignore_errors=True)
@@ -93,16 +92,10 @@ def measure(run: Run, workdirs: pathlib.Path) -> common.Record:
     'perplexity_trained': source_losses.perplexity(losses, trained),
     'forgetting': forgetting(losses, trained),
     'trained_kinds': trained,
-    'by_source': source_losses.pack(losses),
     'model_sha256': model_sha256(workdirs / 'model'),
     'wire_bytes': None,  # arithmetic on a model of other sizes
     'state_bytes': None,
   }
-
-
-def matching_files(globs: Sequence[Any]) -> list[str]:
-  """Returns the files that --data or --validation names."""
-  return sorted(file for pattern in globs for file in glob.glob(pattern, recursive=True))
 
 
 def forgetting(losses: Losses, trained: Sequence[str]) -> float | None:

@@ -39,14 +39,19 @@ def interval(
 
 
 def quantiles(
-  statistic: Callable[[np.ndarray], np.ndarray], columns_KN: np.ndarray, contents_N: np.ndarray, seed: int = 0
+  statistic: Callable[[np.ndarray], np.ndarray],
+  columns_KN: np.ndarray,
+  contents_N: np.ndarray,
+  seed: int = 0,
+  level: float = LEVEL,
 ) -> tuple[float, float] | None:
-  """Returns the middle LEVEL of a statistic of K sums over documents; None in the cases that `interval` names.
+  """Returns the middle part of a statistic of K sums over documents; None in the cases that `interval` names.
 
   Args:
     statistic: maps the sums of each draw [K, draws] to a number for each draw [draws].
     columns_KN: the K quantities of each sequence.
     contents_N: the digest of each sequence's document; sequences with equal ones are drawn together.
+    level: how large the middle part is.
   """
   documents, document_N = np.unique(contents_N, return_inverse=True)
   count = len(documents)
@@ -58,8 +63,8 @@ def quantiles(
   drawn_statistics = []
   for start in range(0, RESAMPLES, rows):
     drawn = rng.integers(count, size=(min(rows, RESAMPLES - start), count))
-    drawn_statistics.append(statistic(columns_KD[:, drawn].sum(-1)))
-  low, high = np.quantile(np.concatenate(drawn_statistics), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    drawn_statistics.append(statistic(np.stack([column_D[drawn].sum(-1) for column_D in columns_KD])))
+  low, high = np.quantile(np.concatenate(drawn_statistics), [(1 - level) / 2, (1 + level) / 2])
   return float(low), float(high)
 
 

@@ -2,15 +2,20 @@
 
 import contextlib
 import json
+import pathlib
 import re
 import sys
 import threading
 
+import numpy as np
 import pytest
 import repository
 from experiment_scripts import start
 
 from dipaco_jax.config import settings
+from dipaco_jax.data import equality
+from dipaco_jax.pipeline import document_losses
+from dipaco_jax.storage import publishing, tensors
 
 sys.path.insert(0, str(repository.ROOT / 'experiments'))
 import again
@@ -18,6 +23,7 @@ import common
 import config
 import readme
 import runs
+import source_losses
 from runs import Row
 
 FOLDER = runs.HERE
@@ -85,6 +91,76 @@ def test_writing_keeps_what_another_process_has_written(tmp_path):
     common.write(table, 'test', tmp_path, {('dense', seed): record})
   assert json.loads((tmp_path / 'test' / 't.json').read_text())['runs'] == list(of_seed.values())
   assert [file.name for file in (tmp_path / 'test').iterdir()] == ['t.json']
+
+
+def made_losses(count: int, seed: int = 0) -> source_losses.Losses:
+  """Of as many sources of two kinds, 4 nats a token with the base, 3.3 with paths."""
+  rng = np.random.default_rng(seed)
+  tokens, base = rng.integers(60, 2000, count).astype(float), rng.normal(4.0, 0.35, count)
+  kind = np.where(np.arange(count) % 2, 'law_de', 'wiki_en')
+  paths = base - 0.7 + rng.normal(0, 0.12, count)
+  return source_losses.Losses('x', kind, tokens, {'paths': paths * tokens, 'base': base * tokens})
+
+
+def test_losses_of_1500_sources_add_6_kb_to_a_record_and_keep_its_perplexity():
+  losses = made_losses(1500)
+  packed = source_losses.pack(losses)
+  assert len(packed['nats']) < 6000
+  by_kind = [source_losses.perplexity(of, ['law_de']) for of in (losses, source_losses.unpack(packed))]
+  assert by_kind[1] == pytest.approx(by_kind[0], rel=1e-4)
+
+
+def test_a_file_of_results_has_the_sources_of_a_text_once(tmp_path):
+  table = common.Table('t', 'A table', lambda size: ROWS[:2], COLUMNS, None)
+  packed = [source_losses.pack(made_losses(30, seed)) for seed in (0, 0, 1)]
+  of = {'dense': (packed[0], packed[2]), 'grid': (packed[1], None)}  # the third is of another tokenizer
+  results = {
+    (row.name, seed): {'row': row.name, 'seed': seed, 'config': runs.make('test', row, seed).config, 'text': 'x'}
+    | ({'by_source': losses} if (losses := of[row.name][seed]) else {})
+    for row in ROWS[:2] for seed in (0, 1)
+  }  # fmt: skip
+  common.write(table, 'test', tmp_path, dict(results))
+  file = tmp_path / 'test' / 't.json'
+  assert file.read_text().count(json.dumps(packed[0]['sources'])) == 1 and len(packed[0]['sources']) > 100
+  assert len(json.loads(file.read_text())['sources']) == 2
+  assert common.read(table, 'test', tmp_path) == results
+  assert {r['row'] for r in common.read_all('test', tmp_path).values() if 'by_source' in r} == {'dense', 'grid'}
+
+
+def write_run(workdir: pathlib.Path, texts: list[str]):
+  """A finished run's losses of its validation documents, 10 tokens each: 30 nats with paths, 40 with the base."""
+  count = len(texts)
+  arrays = {f'nats/{name}': np.full(count, nats) for name, nats in (('paths', 30.0), ('base', 40.0))}
+  arrays |= {name: np.full(count, 10) for name in ('tokens', 'bytes', 'domain', 'path', 'text', 'beginning')}
+  arrays['content'] = np.array([equality.digest(text) for text in texts], np.uint64)
+  (workdir / 'evaluation').mkdir(parents=True)
+  publishing.write_sealed(workdir / document_losses.FILE, tensors.to_bytes(arrays))
+  (workdir / 'report.json').write_text(json.dumps({'modules_sha256': 'm'}))
+
+
+def test_results_get_losses_by_source_from_their_workdirs(tmp_path):
+  documents = [{'text': f'text {i}', 'source': f'book {i // 2}', 'domain': 'books'} for i in range(6)]
+  validation = tmp_path / 'validation.jsonl'
+  validation.write_text('\n'.join(map(json.dumps, documents)))
+  one = runs.make('test', ROWS[0], 0, str(tmp_path / 'train.jsonl'), str(validation))
+  write_run(runs.workdir(one, tmp_path), [document['text'] for document in documents])
+
+  def fill(**record) -> dict | None:
+    record = {'modules_sha256': 'm'} | record
+    results = {('dense', 0): record}
+    assert common.fill_losses(tmp_path, [one], results) == (results['dense', 0] != record)
+    return results['dense', 0].get('by_source')
+
+  losses = source_losses.unpack(fill())
+  assert losses.kind.tolist() == ['books'] * 3 and losses.tokens.tolist() == [20] * 3
+  assert losses.nats['paths'] == pytest.approx(60) and losses.nats['base'] == pytest.approx(80)
+  assert fill(by_source='there') == 'there'
+  assert fill(modules_sha256='another') is None  # a workdir that was made again elsewhere
+  workdir = runs.workdir(one, tmp_path)
+  (tmp_path / 'plain.txt').write_text('text 0')
+  assert source_losses.pack_run(workdir, [str(tmp_path / 'plain.txt')]) is None
+  (workdir / document_losses.FILE).unlink()
+  assert fill() is None
 
 
 def test_one_process_at_a_time_claims_a_run(tmp_path):
