@@ -101,7 +101,7 @@ def publish_table(table: Table, size: str, folder: pathlib.Path, results: Result
   order = [row.name for row in table.rows(size)]
   records = [results[at] for at in sorted(results, key=lambda at: (order.index(at[0]), at[1]))]
   records, sources = source_losses.set_sources_apart(records)
-  contents = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
+  contents: dict[str, Any] = {'table': table.name, 'lowest': lowest(table, size, results), 'runs': records}
   contents |= {'sources': sources} if sources else {}
   publish(folder / size / f'{table.name}.json', json.dumps(contents, indent=1) + '\n')
   if records and table.picture:
