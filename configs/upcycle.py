@@ -39,7 +39,7 @@ def get_config(model: str, workdir: str = '') -> ConfigDict:
     c.outer.row_weights = False  # nothing is averaged
     return c
   # Which path suits a text best is learned anew when paths are trained: by the router that they were trained by, grids
-  # of a pretrained base were behind its dense training on beginnings of documents (experiments/README.md, section 5).
+  # of a pretrained base were behind its dense training on beginnings of documents (experiments/TABLES.md, section 5).
   c.routing.router_fraction = 0.02
   c.evaluate.refit_router = True
   c.evaluate.control = False  # `dense:` is; the base alone is compared with in any case

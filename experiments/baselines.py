@@ -13,6 +13,7 @@ from typing import Any
 import common
 import config
 import methods
+import sizes
 from common import Column
 from runs import Row
 
@@ -47,7 +48,13 @@ def rows(size: str) -> list[Row]:
   by_name = {row.name: row for row in methods.rows(size)}
   usual = [by_name[name] for name in USUAL]
   switched = [switch(size, by_name[name], kind) for name, kinds in SWITCHED.items() for kind in kinds]
-  return [*usual, *switched, *alone(size, SHARES.get(size, {}))]
+  return [*usual, *switched, *alone(size, SHARES.get(size, {})), short(size)]
+
+
+def short(size: str) -> Row:
+  """The widest dense model of table (3), with the steps and so with a part of the FLOPs that it has there."""
+  row = next(row for row in reversed(sizes.rows(size)) if row.method == 'dense')
+  return row._replace(name='short', title=f'dense, {row.title.replace(", 1x1", "")}')
 
 
 def switch(size: str, row: Row, kind: str) -> Row:

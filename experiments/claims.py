@@ -1,4 +1,4 @@
-"""Figures in sentences of README.md: computed from the results, and rejected if the results contradict them.
+"""Figures in sentences of the pages: computed from the results, and rejected if the results contradict them.
 
     <!-- lower TABLE ROW OTHER [FIELD or FIELD:FIELD] -->1.23 ± 0.10<!-- / -->
 

@@ -44,8 +44,8 @@ MORE = (
 )  # fmt: skip
 MODULES = {
   '../docs/results.md': (),
-  'README.md': (methods, paths, pretrained),
-  'TABLES.md': MORE,
+  'README.md': (),
+  'TABLES.md': (methods, paths, pretrained, *MORE),
   'LEDGER.md': (tune,),
 }
 PAGES = {name: [module.TABLE for module in of_page] for name, of_page in MODULES.items()}

@@ -233,9 +233,9 @@ def test_claims_stand_between_their_markers(tmp_path):
     readme.render(words.replace('methods', 'others') + tables, tmp_path, readme.TABLES)
 
 
-def test_every_command_of_the_page_is_there():
+def test_every_command_of_the_pages_is_there():
   scripts = {
-    word for word in (FOLDER / 'README.md').read_text().replace('`', ' ').split() if word.startswith('experiments/')
+    word for word in (FOLDER / 'TABLES.md').read_text().replace('`', ' ').split() if word.startswith('experiments/')
   }
   assert {'experiments/methods.py', 'experiments/readme.py', 'experiments/split.py'} <= scripts
   assert not [name for name in scripts if ':' not in name and not (FOLDER.parent / name).is_file()]

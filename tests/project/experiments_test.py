@@ -100,8 +100,8 @@ def test_methods_of_equal_flops_have_equal_flops(size):
   equal = [flops(settings_of(size, method)) for method in ('dipaco', 'diloco', 'flat', f'dense,{num_paths}')]
   assert len(set(equal)) == 1
   assert flops(settings_of(size, 'larger')) == pytest.approx(equal[0], rel=0.02)  # whole phases of tau
-  once = ('dense', 'dense_tokens')
-  for row in (row for row in readme.baselines.rows(size) if row.name not in once):
+  fewer = ('dense', 'dense_tokens', 'short')
+  for row in (row for row in readme.baselines.rows(size) if row.name not in fewer):
     found = flops(runs.make(size, row, 0).settings)
     assert found == pytest.approx(equal[0], rel=0.02), row.name  # whole rows of a batch
 
