@@ -18,6 +18,9 @@ The variant is SIZE,METHOD or SIZE,METHOD,NUMBERS. Without the three data flags 
     blocks_own    AxB               all blocks path-specific, the embedding shared
     mlps          AxB               all MLPs path-specific, attention over axis a in the lower half, over b in the upper
     third         AxB               the upper third of the blocks path-specific, the rest halved between axes a and b
+    owners        none              a path for each kind of text, its owner; all share one model
+    owners_mlps, owners_upper, owners_blocks, owners_alone
+                  none              the same; MLPs, the upper half of the blocks, all blocks, or all are an owner's own
     rerouted      AxB               dipaco, re-routed every W tokens while evaluating
     discriminative  AxB             the same, with discriminative re-sharding
 
@@ -38,7 +41,11 @@ from dipaco_jax.telemetry import performance
 Numbers = tuple[int, ...]
 UNLIKE = 'law_de'  # the kind of text that is least like the rest
 UNREAD = (UNLIKE, 'code')  # text that the base of table (5) has not read
-MEANS = {'others': (UNLIKE,), 'read': UNREAD}  # geometric means over the kinds of text but these
+MEANS = {'others': (UNLIKE,), 'read': UNREAD, 'each': ()}  # geometric means over the kinds of text but these
+OWNERS = {
+  'test': ('consonants', 'vowels'),
+  'micro': ('books_en', 'code', 'gov_news_blog', 'law_de', 'law_en', 'science_abstracts', 'tech_docs', 'wiki_en'),
+}  # kinds of text, by size
 LAST = {'train.early_stopping': False}  # the change of rows that are measured at their last version
 
 
@@ -322,6 +329,38 @@ def third(c: ConfigDict, size: Size, numbers: Numbers):
   c.levels = (('shared', 'embed|final_norm', ()), *levels)
 
 
+def owners(c: ConfigDict, size: Size, numbers: Numbers):
+  """A path for each owner of text; all share one model."""
+  of_size = next((OWNERS[name] for name, one in SIZES.items() if one is size and name in OWNERS), OWNERS['micro'])
+  c.grid = ConfigDict({'owner': of_size})
+  c.routing.method = 'owner'
+
+
+def owners_mlps(c: ConfigDict, size: Size, numbers: Numbers):
+  """An owner's own: the MLPs of all blocks, with their norms."""
+  owners(c, size, numbers)
+  c.levels = (('shared', 'embed|final_norm|attention', ()), ('own', 'block_[0-9]+/mlp', ('owner',)))
+
+
+def owners_upper(c: ConfigDict, size: Size, numbers: Numbers):
+  """An owner's own: the upper half of the blocks."""
+  owners(c, size, numbers)
+  low, high = halves(c.model.num_layers)
+  c.levels = (('shared', f'embed|final_norm|{blocks(low)}', ()), ('own', blocks(high), ('owner',)))
+
+
+def owners_blocks(c: ConfigDict, size: Size, numbers: Numbers):
+  """An owner's own: all blocks."""
+  owners(c, size, numbers)
+  c.levels = (('shared', 'embed|final_norm', ()), ('own', 'block_', ('owner',)))
+
+
+def owners_alone(c: ConfigDict, size: Size, numbers: Numbers):
+  """All is an owner's own."""
+  owners(c, size, numbers)
+  c.levels = (('all', '.*', ('owner',)),)
+
+
 def rerouted(c: ConfigDict, size: Size, numbers: Numbers):
   """Costs an evaluation of all router data and validation documents under all paths."""
   dipaco(c, size, numbers)
@@ -354,6 +393,7 @@ def blocks(numbers: list[int]) -> str:
 METHODS: dict[str, Callable[[ConfigDict, Size, Numbers], None]] = {
   f.__name__: f
   for f in (
-    dense, larger, diloco, fragments, flat, dipaco, upper, ends, own, blocks_own, mlps, third, rerouted, discriminative
+    dense, larger, diloco, fragments, flat, dipaco, upper, ends, own, blocks_own, mlps, third,
+    owners, owners_mlps, owners_upper, owners_blocks, owners_alone, rerouted, discriminative,
   )
 }  # fmt: skip

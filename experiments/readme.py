@@ -22,6 +22,7 @@ import downstream
 import methods
 import mixtures
 import muon
+import owners
 import paper_recipe
 import paths
 import pretrained
@@ -40,7 +41,7 @@ from dipaco_jax.processes import display
 
 MORE = (
   sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts, baselines,
-  mixtures, paper_recipe, documents, amounts_six,
+  mixtures, paper_recipe, documents, amounts_six, owners,
 )  # fmt: skip
 MODULES = {
   '../docs/results.md': (),

@@ -10,8 +10,10 @@ tables are of the same training text, and of validation text that no choice has 
 Of a validation document no more than the first tokens are scored, as many as a row has: in DIR/validation.jsonl.gz it
 is cut into pieces, each of which counts as a document, as a training document is cut into sequences. Tuning documents
 are left whole. With --without, kinds of text (the field `domain`) are left out of all three.
+With --interleave, training text has about as many bytes of each kind in its first documents, however many are read.
 """
 
+import collections
 import contextlib
 import gzip
 import hashlib
@@ -53,6 +55,21 @@ def kept(lines: Iterable[bytes], without: Collection[str]) -> Iterator[bytes]:
   return (line for line in lines if not without or json.loads(line).get('domain') not in without)
 
 
+def interleaved(lines: Iterable[bytes]) -> Iterator[bytes]:
+  """The documents, of each kind in their order; the next is always of the kind with the fewest bytes so far."""
+  by_kind = collections.defaultdict[str, collections.deque[bytes]](collections.deque)
+  for line in lines:
+    by_kind[json.loads(line)['domain']].append(line)
+  taken = dict.fromkeys(sorted(by_kind), 0)
+  while taken:
+    kind = min(taken, key=taken.__getitem__)
+    line = by_kind[kind].popleft()
+    taken[kind] += len(json.loads(line)['text'].encode())
+    if not by_kind[kind]:
+      del taken[kind]
+    yield line
+
+
 def main():
   data, validation, out = (pathlib.Path(x) for x in (flags.FLAGS.data, flags.FLAGS.validation, flags.FLAGS.out))
   for name, file in (('data', data), ('validation', validation)):
@@ -71,7 +88,8 @@ def main():
       files[name].write(line)
       counts[name] += 1
 
-    for line in kept(opened.enter_context(gzip.open(data, 'rb')), flags.FLAGS.without):
+    lines = kept(opened.enter_context(gzip.open(data, 'rb')), flags.FLAGS.without)
+    for line in interleaved(lines) if flags.FLAGS.interleave else lines:
       write(names[is_for_tuning(line)], line)
     for line in kept(opened.enter_context(gzip.open(validation, 'rb')), flags.FLAGS.without):
       for piece in pieces(line):
@@ -87,4 +105,5 @@ if __name__ == '__main__':
   flags.DEFINE_string('validation', '', 'Text of the tables, likewise.')
   flags.DEFINE_string('out', 'runs/split', 'Where the three files go.')
   flags.DEFINE_list('without', [], 'Kinds of text, as the field `domain` names them, that are left out of all three.')
+  flags.DEFINE_bool('interleave', False, 'Whether the first documents to train on have as many bytes of each kind.')
   command.run(main)

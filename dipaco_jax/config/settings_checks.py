@@ -4,9 +4,9 @@ import math
 from typing import Any
 
 from dipaco_jax.algorithm.grid import Grid
-from dipaco_jax.config import text_settings, wires
+from dipaco_jax.config import owners, text_settings, wires
 from dipaco_jax.config.extension import is_reference
-from dipaco_jax.config.fields import Field, fields, flatten
+from dipaco_jax.config.fields import Field, fields, flatten, sources
 from dipaco_jax.core.errors import InputError
 
 MAX_PATHS = 2**16  # a report, and the tables of a run, have an entry for each
@@ -144,7 +144,9 @@ def _check_routing(s: Any, num_paths: int) -> None:
       )
       requirement += ': the last shards need phases, too'
       raise InputError(f'config.routing.phases_per_round={s.routing.phases_per_round} {requirement}')
-  if s.routing.capacity and s.routing.method in ('random', 'single'):
+  if s.routing.method == 'owner':
+    _check_owners(s)
+  if s.routing.capacity and s.routing.method in ('random', 'owner', 'single'):
     raise InputError(f'config.routing.capacity requires a router with scores, which {s.routing.method!r} does not have')
   if 0 < s.routing.capacity < 1:
     raise InputError(
@@ -152,6 +154,15 @@ def _check_routing(s: Any, num_paths: int) -> None:
     )
   if s.routing.capacity and s.routing.top_n > 1:
     raise InputError(f'config.routing.capacity requires config.routing.top_n=1, not {s.routing.top_n}')
+
+
+def _check_owners(s: Any) -> None:
+  """Raises InputError if the owners have no names, or too few paths, or a source of text is named after none."""
+  grid = Grid(s.grid)
+  if s.routing.top_n > (most := grid.num_paths // len(owners.names(grid))):
+    raise InputError(f'config.routing.top_n={s.routing.top_n} is more than the {most} paths of an owner')
+  for source in [*sources(s.data.train), *sources(s.data.validation)]:
+    owners.check_domain(grid, source.name)
 
 
 def _check_length(section: str, length: int, prefix: int, why: str) -> None:

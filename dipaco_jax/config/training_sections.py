@@ -220,9 +220,9 @@ class Routing:
   method: str = field(
     'kmeans',
     'How sequences are routed to paths: by k-means [2.4.1], product k-means [7.3] or a discriminative '
-    "classifier [2.4.2] of their features, by a hash of their numbers ('random'), or to the only path "
-    "('single').",
-    choices='kmeans product_kmeans discriminative random single',
+    "classifier [2.4.2] of their features, by a hash of their numbers ('random'), to the owner that their domain is "
+    "named after ('owner'), or to the only path ('single').",
+    choices='kmeans product_kmeans discriminative random owner single',
     extensible=True,
   )
   prefix_tokens: int = field(

@@ -253,7 +253,7 @@ class TrainedRun:
     """
     if self._router is None:
       method = self.settings.routing.method
-      if method in ('random', 'single') and not self.settings.evaluate.refit_router:
+      if method in ('random', 'owner', 'single') and not self.settings.evaluate.refit_router:
         raise InputError(f'config.routing.method={method!r} has no router: name a path')
       raise InputError(f'there is no router yet: {NOT_YET}')
     return self._router

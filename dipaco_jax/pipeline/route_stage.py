@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dipaco_jax.config import owners
 from dipaco_jax.config.extension import is_reference
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import shards
@@ -34,7 +35,8 @@ def route(run: run_lib.Run) -> dict[str, Any]:
   if method in router.FITS or is_reference(method):
     publish_router(run, 0, functools.partial(_fit, run, method))
   else:
-    run.disk.only_first(lambda: publish_routes(run, 0, functools.partial(by_hash, run)), 'routed')
+    assign = by_owner if method == 'owner' else by_hash
+    run.disk.only_first(lambda: publish_routes(run, 0, functools.partial(assign, run)), 'routed')
   write_shards(run, 0)
   return summarize_shards(run, 0)
 
@@ -66,9 +68,25 @@ def _fit(run: run_lib.Run, method: str) -> Fitted:
 
 def by_hash(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
   """Returns paths by a hash of sequences' numbers (`features.routed_by`), [N, top_n], as a control without a router."""
+  return router.random_assignment(run.settings.seed, _ids(run, split), run.layout.grid.num_paths, top_n)
+
+
+def by_owner(run: run_lib.Run, split: str, top_n: int) -> np.ndarray:
+  """Returns paths of the owner that each sequence's domain is named after, [N, top_n]; of several, drawn by a hash."""
+  names, (_, domain_N), ids = run.result('tokenize')['domains'], run.sequences(split).columns(), _ids(run, split)
+  paths_N = np.zeros((len(ids), top_n), np.int32)
+  for number in np.unique(domain_N):
+    owners.check_domain(run.layout.grid, names[number])
+    mine, chosen_M = np.array(owners.paths_of(run.layout.grid, names[number])), np.flatnonzero(domain_N == number)
+    drawn = router.random_assignment(run.settings.seed, [ids[i] for i in chosen_M], len(mine), top_n)
+    paths_N[chosen_M] = mine[drawn]
+  return paths_N
+
+
+def _ids(run: run_lib.Run, split: str) -> list[str]:
+  """Returns an id of each sequence, or of the sequence that it is routed by."""
   numbers = features.routed_by(run) if split == 'train' else range(len(run.sequences(split)))
-  ids = (f'{split}/{i}' for i in numbers)
-  return router.random_assignment(run.settings.seed, ids, run.layout.grid.num_paths, top_n)
+  return [f'{split}/{i}' for i in numbers]
 
 
 def publish_router(run: run_lib.Run, number: int, fit: Callable[[], Fitted], mend: Mend = lambda fitted, paths: {}):

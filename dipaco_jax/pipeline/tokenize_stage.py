@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from dipaco_jax.algorithm.grid import Grid
-from dipaco_jax.config import settings
+from dipaco_jax.config import owners, settings
 from dipaco_jax.config.extension import is_reference
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import corpus, equality, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
@@ -53,7 +53,10 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
     write_parts(run, folder / 'sequences', share, held, held_text)
     run.disk.gather('sequences in parts', f'{folder.name}/sequences/*')
     run.disk.only_first(lambda: _publish(run, folder, held), 'published sequences')
-  return seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
+  result = seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
+  for domain in result['domains'] if s.routing.method == 'owner' else ():
+    owners.check_domain(Grid(s.grid), domain)
+  return result
 
 
 def _keep(run: run_lib.Run, contents: Mapping[str, bytes]):
@@ -201,6 +204,8 @@ def check_input(s: settings.Settings):
   check_validation(s, fraction)
   needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
   for document in corpus.documents(source.settings_of(s), 'train', fraction=fraction, held_text=corpus.NOTHING):
+    if s.routing.method == 'owner':
+      owners.check_domain(Grid(s.grid), document.domain)
     most += source.most_tokens(document.text)
     if most >= needed:
       return

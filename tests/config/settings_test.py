@@ -275,6 +275,7 @@ def test_choices(name):
 
 
 GRID = {'grid': {'a': 2, 'b': 2}}
+OWNERS = {'grid': {'owner': ('clinic', 'court')}, 'levels': (('all', '.*', ('owner',)),)}
 TFDS = {'source': 'tfds', 'name': 'c4/en:3.0.1', 'data_dir': 'gs://bucket/datasets'}
 SEQIO = {'source': 'seqio', 'name': 'my_task'}
 DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3}
@@ -303,6 +304,23 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
     ({'evaluate': {'seq_len': 32}}, 'config.evaluate.seq_len=32 should be above config.routing.prefix_tokens=32'),
     ({'model': {'seq_len': 0}}, 'config.model.seq_len=0 should be above 0'),
     ({'routing': {'top_n': 2}}, 'config.routing.top_n=2 is more than the 1 paths of config.grid'),
+    ({'routing': {'method': 'owner'}}, "config.routing.method='owner': 0 axes have names instead of one"),
+    (
+      OWNERS | {'routing': {'method': 'owner', 'top_n': 2}},
+      'config.routing.top_n=2 is more than the 1 paths of an owner',
+    ),
+    (
+      OWNERS
+      | {
+        'routing': {'method': 'owner'},
+        'data': {'source': 'files', 'train': {'court': 'a', 'press': 'b'}, 'validation': ('c',)},
+      },
+      "text of 'press' has no owner among clinic, court",
+    ),
+    (
+      OWNERS | {'routing': {'method': 'owner', 'capacity': 2.0}},
+      'config.routing.capacity requires a router with scores',
+    ),
     (GRID | {'routing': {'top_n': 5}}, 'config.routing.top_n=5 is more than the 4 paths of config.grid'),
     (GRID | {'routing': {'method': 'single'}}, "config.routing.method='single' is for one path; config.grid has 4"),
     (GRID | {'train': {'paths_per_phase': 5}}, 'config.train.paths_per_phase=5 is more than the 4 paths'),

@@ -161,6 +161,28 @@ def test_a_random_path_is_drawn_for_a_document(undisturbed, tmp_path):
   run.metrics.close()
 
 
+@pytest.mark.parametrize(
+  'grid, top_n', [({'owner': ('vowels', 'consonants')}, 1), ({'a': 3, 'owner': ('consonants', 'vowels')}, 2)]
+)
+def test_text_of_an_owner_goes_to_its_paths(undisturbed, tmp_path, grid, top_n):
+  run, _ = opened(undisturbed, tmp_path, 'sequences', 'stages')
+  s = run.settings
+  routing = dataclasses.replace(s.routing, method='owner', top_n=top_n)
+  settings = dataclasses.replace(
+    s, grid=tuple(sorted(grid.items())), levels=(('all', '.*', ('owner',)),), routing=routing
+  )
+  run = run_lib.unattended(tmp_path, settings)
+  route_stage.route(run)
+  names, numbers = run.result('tokenize')['domains'], run.layout.grid
+  for split, paths_N in (('train', run.routed('train', 0)), ('validation', run.routed('validation', 0)[:, None])):
+    _, domain_N = run.sequences(split).columns()
+    owner_N = [numbers.coordinates(int(path))[-1] for path in paths_N[:, 0]]
+    assert [grid['owner'][c] for c in owner_N] == [names[i] for i in domain_N]
+    assert {*paths_N.ravel().tolist()} == {*range(numbers.num_paths)}
+    assert all(len({*paths}) == paths_N.shape[1] for paths in paths_N.tolist())
+  run.metrics.close()
+
+
 def test_scores_of_a_document_are_summed():
   routed_by_N, scores_NP = np.array([4, 4, 9, 2, 2, 2]), np.arange(12.0).reshape(6, 2)
   scores_NP[1, 1] = np.nan

@@ -199,6 +199,19 @@ def test_kinds_of_text_are_left_out():
   assert list(split.kept(lines, [])) == lines
 
 
+def test_any_first_documents_have_as_many_bytes_of_each_kind():
+  lines = [
+    json.dumps({'text': 'x' * size, 'domain': kind}).encode() for kind, size in (('a', 30),) * 6 + (('b', 10),) * 18
+  ]
+  found = list(split.interleaved(lines))
+  assert sorted(found) == sorted(lines)
+  for end in range(1, len(found) + 1):
+    of_kind = dict.fromkeys('ab', 0)
+    for line in found[:end]:
+      of_kind[json.loads(line)['domain']] += len(json.loads(line)['text'])
+    assert abs(of_kind['a'] - of_kind['b']) <= 30
+
+
 @pytest.mark.slow
 def test_beginnings_are_scored_like_single_documents(undisturbed):
   run = trained_run.TrainedRun(str(undisturbed))

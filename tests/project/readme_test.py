@@ -246,8 +246,8 @@ def test_what_a_run_leaves_is_explained(undisturbed):
   assert {path.name for path in undisturbed.iterdir()} == explained
 
 
-(START, KINDS), (ROUTERS,), EXCHANGES = (blocks(page, 'python') for page in ('configs', 'routing', 'averaging'))
-CHANGES = '\n'.join([KINDS, ROUTERS, *EXCHANGES]).strip().split('\n\n')
+(START, KINDS), ROUTERS, EXCHANGES = (blocks(page, 'python') for page in ('configs', 'routing', 'averaging'))
+CHANGES = '\n'.join([KINDS, *ROUTERS, *EXCHANGES]).strip().split('\n\n')
 
 
 @pytest.mark.parametrize('kind', ['', *CHANGES], ids=lambda kind: kind[2:30])
