@@ -1,9 +1,11 @@
 """(14) How much to share, by how much text there is: from one shared model to paths that share nothing [4, Table 2].
 
-All rows of an amount read the same first documents of the text, and train as many steps. Dense models have the rate of
-table (1). All others have one outer step and one rate, those of table (1)'s rows with path-specific modules, so that
-they differ in nothing but what is shared. Every path is the version with the lowest loss on held-out documents [2.7]:
-where there is little text, later versions overfit. The tokenizer is that of table (2).
+All rows of an amount read the same first documents of the text, with equal FLOPs. Dense models have the rates of table
+(1). All others have one outer step and one rate, those of table (1)'s rows with path-specific modules, so that they
+differ in nothing but what is shared. Every path is the version with the lowest loss on held-out documents [2.7]: where
+there is little text, later versions overfit. A path that stops early has not come to the end of its cosine, which costs
+it more than sharing gains; so little text is trained on for a quarter of the steps too, with a cosine of its own, and
+hold-outs choose between the two. The tokenizer is that of table (2).
 """
 
 import collections
@@ -30,56 +32,102 @@ DOCUMENTS = {
   'micro': (600, 1600, 4000, 12_000, ALL),
   'medium': (600, 4000, ALL),
 }
-ENDS = {'micro': (16,)}  # numbers of paths that are run with the least and with the most text alone
+ENDS = {'micro': ((16,), (4000, ALL))}  # numbers of paths that are run with these amounts of text alone
 STEPS = {'test': 8, 'smoke': 32, 'micro': 3000, 'medium': 2000}
-HOLDOUT = {'test': 0.3, 'smoke': 0.2}  # of the documents, so that each path has some
-ALONE = 0.5, 0.125  # the peak rate of dense rows and of all others, as a share of the base's
+LITTLE = {
+  'test': 60,
+  'smoke': 150,
+  'micro': 1600,
+  'medium': 600,
+}  # documents: up to as many are trained on for two lengths
+SHORTER = 4  # times
+HOLDOUT = {'test': 0.3, 'smoke': 0.2, 'micro': 0.05, 'medium': 0.05}  # of the documents; of few three times as many
+RATES = {'dense': 0.5, 'larger': 1}  # peak rates as a share of the base's
+OF_PATHS = 0.125  # that of all others
 
-# What is shared, least sharing last.
+# What is shared, by the parameters that are stored.
 SHARING = {
-  'dense': ('dense', 'dense'),
   'batch': ('dense, {paths}x batch', 'dense'),
   'diloco': ('DiLoCo: one model', 'diloco'),
   'grid': ('all shared, by axis', 'dipaco'),
-  'mlps': ('path-specific MLPs', 'mlps'),
   'own': ('path-specific upper blocks', 'own'),
+  'two': ('flat MoE of 2 paths', 'flat'),
   'blocks': ('all blocks path-specific', 'blocks_own'),
+  'ends': ('path-specific embedding', 'ends'),
   'flat': ('flat MoE: nothing shared', 'flat'),
+  'larger': ('one larger dense model', 'larger'),
 }
+SUFFIX = 'short'  # of the names of rows with fewer steps
 
 
 def rows(size: str) -> list[Row]:
   usual, amounts = math.prod(config.SIZES[size].grid), DOCUMENTS[size]
-  table = [row(size, kind, usual, documents) for documents in amounts for kind in SHARING]
-  for num_paths in ENDS.get(size, ()):
-    table += [row(size, kind, num_paths, amount) for amount in (amounts[0], amounts[-1]) for kind in list(SHARING)[1:]]
+  table = [one for documents in amounts for kind in SHARING for one in lengths(size, kind, usual, documents)]
+  numbers, ends = ENDS.get(size, ((), ()))
+  for num_paths in numbers:
+    kinds = [kind for kind in SHARING if kind != 'larger']  # whose FLOPs are those of the size's own grid
+    table += [row(size, kind, num_paths, documents) for documents in ends for kind in kinds]
   return table
 
 
-def row(size: str, kind: str, num_paths: int, documents: int) -> Row:
-  """One amount of sharing, with so many paths, on the first so many documents."""
-  title, method = SHARING[kind]
-  if dense := method == 'dense':
-    changes: dict[str, Any] = {**config.lasting(size, STEPS[size], config.SIZES[size].alone)}
+def lengths(size: str, kind: str, num_paths: int, documents: int) -> list[Row]:
+  """The row, and with little text the one of fewer steps."""
+  short = [row(size, kind, num_paths, documents, SHORTER)] if 0 < documents <= LITTLE[size] else []
+  return [row(size, kind, num_paths, documents), *short]
+
+
+def row(size: str, kind: str, num_paths: int, documents: int, times: int = 1) -> Row:
+  """One amount of sharing, with so many paths, on the first so many documents; with that many times fewer steps."""
+  (title, method), steps = SHARING[kind], max(STEPS[size] // times, TAUS[size][1])
+  batch, changes = config.SIZES[size].config['train']['batch_size'], dict[str, Any]()
+  share = RATES.get(method, OF_PATHS)
+  if method == 'dense':
+    changes |= config.lasting(size, steps, config.SIZES[size].alone) | {'train.batch_size': num_paths * batch}
+  elif method == 'larger':
+    changes |= larger_lasting(size, steps)
   else:
+    changes |= {**config.lasting(size, steps, TAUS[size][1]), **OUTER['nesterov'], 'outer.row_weights': True}
+    changes |= {'train.batch_size': num_paths * batch // 2} if kind == 'two' else {}
     side = math.isqrt(num_paths)
-    method = f'{method},{num_paths}' if kind == 'diloco' else f'{method},{side}x{side}'
-    changes = {**config.lasting(size, STEPS[size], TAUS[size][1]), **OUTER['nesterov'], 'outer.row_weights': True}
-  if kind == 'batch':
-    changes |= {'train.batch_size': num_paths * config.SIZES[size].config['train']['batch_size']}
-  text = {'data.max_documents': documents, 'data.holdout_fraction': HOLDOUT.get(size, 0.05)}
+    numbers = {'two': '2', 'diloco': f'{num_paths}'}
+    method = f'{method},{numbers.get(kind, f"{side}x{side}")}'
+  few = 0 < documents <= LITTLE[size]
+  text: dict[str, Any] = {
+    'data.max_documents': documents,
+    'data.holdout_fraction': HOLDOUT[size] * (3 if few and size == 'micro' else 1),
+  }
+  text |= {'train.max_holdout_rows': 0, 'tokenizer.model_file': paths.tokenizer(size)}
   amount = f'{documents:,} documents' if documents else 'all documents'
+  words = title.format(paths=num_paths) + (f', {steps:,} steps' if times > 1 else '')
   return Row(
-    f'{kind}_{num_paths}_{documents or "all"}',
-    f'{num_paths} paths, {amount}: {title.format(paths=num_paths)}',
+    '_'.join([kind, str(num_paths), str(documents or 'all'), *([SUFFIX] if times > 1 else [])]),
+    f'{num_paths} paths, {amount}: {words}',
     method,
-    changes | text | {'tokenizer.model_file': paths.tokenizer(size)} | methods.at_rate(size, ALONE[not dense]),
+    changes | text | methods.at_rate(size, share),
   )
 
 
+def larger_lasting(size: str, steps: int) -> dict[str, int]:
+  """As config.lasting, of the larger dense model, whose steps are fewer as each costs more."""
+  c, small = config.fixed(f'{size},larger'), config.fixed(f'{size},dense').train
+  share = c.train.phases * c.train.steps_per_phase / (small.phases * small.steps_per_phase)
+  phases = max(1, round(steps * share / c.train.steps_per_phase))
+  return {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
+
+
+def chosen(rows: Sequence[Row], results: common.Results) -> common.Results:
+  """The results of rows of all steps; where one of fewer steps has the lower loss on hold-outs, that instead."""
+  found = {at: record for at, record in results.items() if not at[0].endswith(f'_{SUFFIX}')}
+  for (name, seed), record in results.items():
+    of_all = name.removesuffix(f'_{SUFFIX}'), seed
+    if of_all != (name, seed) and (of_all not in found or record['holdout_loss'] < found[of_all]['holdout_loss']):
+      found[of_all] = record
+  return {at: record for at, record in found.items() if at[0] in {row.name for row in rows}}
+
+
 def split_name(name: str) -> tuple[str, int, str]:
-  """The kind of sharing, the number of paths and the documents of a row's name."""
-  kind, num_paths, documents = name.split('_')
+  """The kind of sharing, the number of paths and the documents of a row's name, without that of its steps."""
+  kind, num_paths, documents = name.split('_')[:3]
   return kind, int(num_paths), documents
 
 
@@ -100,6 +148,7 @@ def lowest(means: Mapping[str, float]) -> dict[tuple[int, str], str]:
 
 def lines(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
   """A line for each kind of sharing and number of paths; for each amount of text the lowest mean is bold."""
+  results = chosen(rows, results)
   amounts = list(dict.fromkeys(split_name(row.name)[2] for row in rows))
   best = set(lowest(means(rows, results)).values())
   tokens = {amount: [r['text_tokens'] for (name, _), r in results.items() if split_name(name)[2] == amount]
@@ -124,6 +173,7 @@ def lines(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
 @plot_style.styled
 def picture(table: common.Table, rows: Sequence[Row], results: common.Results):
   """A line for each kind of sharing, a panel for each number of paths; a ring around the lowest of each amount."""
+  results = chosen(rows, results)
   counts = sorted({split_name(name)[1] for name in means(rows, results)})
   width = plot_style.WIDE * (1 + 0.4 * max(0, len(counts) - 1))
   figure, axes = plot_style.axes(width, 4.6, max(1, len(counts)), sharey=True, squeeze=False)

@@ -12,14 +12,19 @@ import config
 import paths
 from runs import Row
 
+SHARING = ('batch', 'own', 'ends', 'flat')  # kinds of table (14)
+
 
 def rows(size: str) -> list[Row]:
   """The rows of table (14) with as many paths as the size's grid has, at the least, a middle and the largest amount."""
   documents = amounts.DOCUMENTS[size]
   chosen, num_paths = {documents[0], documents[len(documents) // 2], documents[-1]}, math.prod(config.SIZES[size].grid)
   return [
-    amounts.row(size, kind, num_paths, amount) for amount in documents if amount in chosen for kind in amounts.SHARING
-  ]
+    row
+    for amount in documents if amount in chosen
+    for kind in SHARING
+    for row in amounts.lengths(size, kind, num_paths, amount)
+  ]  # fmt: skip
 
 
 TABLE = amounts.TABLE._replace(

@@ -24,11 +24,14 @@ SWITCHES: dict[str, tuple[str, dict[str, Any]]] = {
   'zero': ('decay to 0', {'inner.final_fraction': 0.0}),
 }
 SWITCHES['both'] = ('loss on all tokens, decay to 0', SWITCHES['tokens'][1] | SWITCHES['zero'][1])
-USUAL = ('dense', 'dense_px', 'dense_batch', 'diloco', 'own', 'flat', 'larger')  # rows of table (1)
+USUAL = (
+  'dense', 'dense_px', 'dense_batch', 'diloco', 'kmeans_25', 'product', 'own', 'ends', 'flat', 'larger'
+)  # rows of table (1)  # fmt: skip
 SWITCHED = {  # which of them have which switches
   'dense': ('tokens',),
   'dense_px': ('both',),
   **dict.fromkeys(('dense_batch', 'diloco', 'own', 'flat'), tuple(SWITCHES)),
+  'larger': ('both',),
 }
 # Width, heads, MLP of dense models between one path and the larger model.
 WIDTHS = {
@@ -48,7 +51,20 @@ def rows(size: str) -> list[Row]:
   by_name = {row.name: row for row in methods.rows(size)}
   usual = [by_name[name] for name in USUAL]
   switched = [switch(size, by_name[name], kind) for name, kinds in SWITCHED.items() for kind in kinds]
-  return [*usual, *switched, *alone(size, SHARES.get(size, {})), short(size)]
+  return [*usual, *flat_of_fewer(size), *switched, *alone(size, SHARES.get(size, {})), short(size)]
+
+
+def flat_of_fewer(size: str) -> list[Row]:
+  """Flat mixtures of fewer paths, which store about as much as grids do; with larger batches their FLOPs are equal."""
+  row = next(row for row in methods.rows(size) if row.name == 'flat')
+  num_paths, batch = math.prod(config.SIZES[size].grid), config.SIZES[size].config['train']['batch_size']
+  return [
+    Row(
+      f'flat_{n}', row.title.replace(str(num_paths), str(n)), f'{row.method},{n}',
+      {**row.changes, 'train.batch_size': round(num_paths * batch / n)},
+    )
+    for n in range(2, num_paths) if num_paths == 4
+  ]  # fmt: skip
 
 
 def short(size: str) -> Row:

@@ -68,7 +68,7 @@ def pooled(results: Results, row: str, other: str, field: str, seeds: Sequence[i
   """Returns the variance of a difference by seed, pooled over the rows of the same kinds that have these seeds."""
 
   def values(of: str, name: str) -> dict[str, list[float]]:
-    rows = {at for at, _ in results if has_several_models(results, at) == has_several_models(results, of)}
+    rows = {at for at, _ in results if kind(results, at) == kind(results, of)}
     found = {at: [common.figure(results.get((at, seed)), name) for seed in seeds] for at in sorted(rows)}
     return {at: of_seeds for at, of_seeds in found.items() if None not in of_seeds}
 
@@ -82,10 +82,14 @@ def pooled(results: Results, row: str, other: str, field: str, seeds: Sequence[i
   return intervals.pool_kinds(np.array([*mine.values()]), np.array([*others.values()]))
 
 
-def has_several_models(results: Results, row: str) -> bool:
-  """Whether the paths of a row differ; else, as of DiLoCo, all are one model, whose results vary less with the seed."""
+def kind(results: Results, row: str) -> tuple[bool, int]:
+  """Whether the paths of a row differ, and the parameters that a token passes: rows of other kinds vary otherwise.
+
+  Where all paths are one model, as of DiLoCo, results vary less with the seed, and of a larger model they vary more.
+  """
   record = next(record for (name, _), record in results.items() if name == row)
-  return (record.get('parameters_total') or 0) > (record.get('parameters_path') or 0)
+  stored, passed = record.get('parameters_total') or 0, record.get('parameters_path') or 0
+  return stored > passed, passed
 
 
 def interval_over_sources(

@@ -28,6 +28,7 @@ SHARING = {
   'upper': ('upper blocks of their own', 'owners_upper'),
   'blocks': ('blocks of their own', 'owners_blocks'),
   'alone': ('alone', 'owners_alone'),
+  'adamw': ('alone, AdamW', 'owners_alone'),
 }
 
 
@@ -39,15 +40,27 @@ def rows(size: str) -> list[Row]:
   batch = len(owners) * config.SIZES[size].config['train']['batch_size']
   table = []
   for number, (amount, documents) in enumerate(DOCUMENTS[size].items()):
-    text: dict[str, Any] = {'data.max_documents': documents, 'data.holdout_fraction': HOLDOUT.get(size, 0.05)}
+    text: dict[str, Any] = {
+      'data.max_documents': documents,
+      'data.holdout_fraction': HOLDOUT.get(size, 0.15 if number == 0 else 0.05),
+    }
+    text |= {'train.max_holdout_rows': 0}
     text |= {'tokenizer.model_file': paths.tokenizer(size), 'pretrain.steps': 0}
     of_dense, of_paths = SHARES.get(size, (1, 1))
     pooled = {**lasting(steps, config.SIZES[size].alone), **text, 'train.batch_size': batch}
     title = f'{amount} each: one dense model on all text'
     table.append(Row(f'pooled_{number}', title, 'dense', {**pooled, **methods.at_rate(size, of_dense)}))
     for kind, (words, method) in SHARING.items():
-      outer: dict[str, Any] = {**OUTER['nesterov'], 'outer.row_weights': True}
-      changes: dict[str, Any] = {**lasting(steps, tau), **outer, **text, **methods.at_rate(size, of_paths)}
+      alone = (
+        kind == 'adamw'
+      )  # at the rate of the dense model, and without outer steps, as one would train without others
+      outer: dict[str, Any] = OUTER['sgd'] if alone else {**OUTER['nesterov'], 'outer.row_weights': True}
+      changes: dict[str, Any] = {
+        **lasting(steps, tau),
+        **outer,
+        **text,
+        **methods.at_rate(size, of_dense if alone else of_paths),
+      }
       table.append(Row(f'{kind}_{number}', f'{amount} each: {words}', method, changes))
   return table
 
@@ -60,7 +73,7 @@ def lasting(steps: int, tau: int) -> dict[str, int]:
 
 COLUMNS = (
   Column('mean of owners', 'perplexity_by_domain.each'),
-  Column('minus alone, by seed', 'perplexity_by_domain.each', '+.2f', 'alone_#'),
+  Column('minus alone, by seed', 'perplexity_by_domain.each', '+.2f', 'adamw_#'),
   *(Column(name, f'perplexity_by_domain.{name}', '.1f') for name in config.OWNERS['micro']),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('parameters', 'parameters_total', ',.0f'),

@@ -2,8 +2,9 @@
 
 The grid is the smallest of the paper's Table 1: 2x4 paths, with the embedding in the upper level. Its recipe: product
 k-means, one discriminative re-sharding, Nesterov steps rescaled by sqrt(P) and weighed by shard sizes, and early
-stopping. Each further row changes one of these. The rows of `OUTER_STEPS` take as many outer steps with any tau: at a
-fixed number of inner steps, as in table (4), longer phases leave momentum fewer steps to build up.
+stopping. Each further row changes one of these, or two where the comment says why. The rows of `OUTER_STEPS` take as
+many outer steps with any tau: at a fixed number of inner steps, as in table (4), longer phases leave momentum fewer
+steps to build up.
 """
 
 from collections.abc import Mapping
@@ -35,10 +36,11 @@ SWITCHES: dict[str, tuple[str, str, dict[str, Any]]] = {
   'rows': ('row weights instead of rescaling', 'upper', {'outer.rescale': False, 'outer.row_weights': True}),
   'alike': ('paths weigh alike', 'upper', {'outer.reweigh': False}),
   'averages': ('plain averages', 'upper', {**OUTER['sgd'], 'outer.rescale': False}),
-  'last': ('no early stopping', 'upper', config.LAST),
-  'shared': ('embedding shared by all paths', 'dipaco', {}),
-  'own': ('embedding shared, path-specific upper blocks', 'own', {}),
+  # A level that all paths share would be rescaled by the root of their number: unscaled, as `unscaled` is.
+  'shared': ('no rescaling, embedding shared by all paths', 'dipaco', {'outer.rescale': False}),
+  'own': ('no rescaling, embedding shared, path-specific upper blocks', 'own', {'outer.rescale': False}),
 }
+AVERAGES = {'micro': 0.5}  # the share of `averages`: an eighth is for Nesterov steps alone, see tune.py
 
 
 def rows(size: str) -> list[Row]:
@@ -52,10 +54,11 @@ def rows(size: str) -> list[Row]:
   table += [grid(size, 'diloco', f'DiLoCo, {num_paths} workers', f'diloco,{num_paths}', steps, tau, OUTER['nesterov'])]
   for name, (title, method, changes) in SWITCHES.items():
     words = title if name == 'paper' else f'but {title}'
-    table.append(grid(size, name, f'{a}x{b}, {words}', f'{method},{a}x{b}', steps, tau, recipe(size, tau) | changes))
-  flat = {'routing.method': 'kmeans'} | methods.at_rate(size, SHARES.get(size, 1))
-  lasting = config.lasting(size, steps, config.SIZES[size].alone)
-  table.append(Row('flat', f'flat MoE, {num_paths} paths, k-means', f'flat,{num_paths}', flat | lasting))
+    rate = methods.at_rate(size, AVERAGES.get(size, 1)) if name == 'averages' else {}
+    changes = recipe(size, tau) | changes | rate
+    table.append(grid(size, name, f'{a}x{b}, {words}', f'{method},{a}x{b}', steps, tau, changes))
+  title = f'flat MoE, {num_paths} paths, k-means'
+  table.append(grid(size, 'flat', title, f'flat,{num_paths}', steps, tau, OUTER['nesterov']))
   for each in taus:
     table += of_outer_steps(size, count, each, a, b)
   return table
@@ -73,7 +76,15 @@ def of_outer_steps(size: str, count: int, tau: int, a: int, b: int) -> list[Row]
   return [
     dense(size, f'outer_dense_{tau}', f'{title}: dense', count * tau),
     grid(size, f'outer_diloco_{tau}', f'{title}: DiLoCo', f'diloco,{a * b}', count * tau, tau, OUTER['nesterov']),
-    grid(size, f'outer_grid_{tau}', f'{title}: {a}x{b}', f'upper,{a}x{b}', count * tau, tau, RESCALED | product),
+    grid(
+      size,
+      f'outer_grid_{tau}',
+      f'{title}: {a}x{b}',
+      f'upper,{a}x{b}',
+      count * tau,
+      tau,
+      RESCALED | product | {'outer.rescale': False},
+    ),
   ]
 
 
@@ -91,6 +102,7 @@ def grid(size: str, name: str, title: str, method: str, steps: int, tau: int, ch
 
 COLUMNS = (
   Column('perplexity', 'perplexity'),
+  Column('last version', 'perplexity_final'),
   Column('minus dense, by seed', 'perplexity', '+.2f', 'dense'),
   Column("minus the paper's recipe, by seed", 'perplexity', '+.2f', 'paper'),
   Column('German law', f'perplexity_by_domain.{config.UNLIKE}', '.1f'),

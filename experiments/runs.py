@@ -225,16 +225,25 @@ def from_metrics(folder: pathlib.Path) -> Record:
   """The last phase's mean training loss, nats; what was measured while training: [step of a path, perplexity].
 
   The cosine between paths' outer gradients, by level, and the averaging gap: means over each tenth of the phases.
+  The lowest loss on hold-outs.
   """
   rows = [row for row in metrics_log.read_rows(folder) if row['stage'] == 'train']
   phases = [row for _, row in sorted({row['phase']: row for row in rows if row['kind'] == 'phase'}.items())]
   losses = [x for x in phases[-1]['loss_by_path'] if x is not None]
   return {
     'train_loss': statistics.fmean(losses) if losses else None,
+    'holdout_loss': lowest_holdout_loss(phases),
     'cosine': {level: tenths([row['cosine'].get(level) for row in phases]) for level in phases[-1]['cosine']},
     'averaging_gap': tenths([row.get('averaging_gap') for row in phases]),
     'perplexity_by_step': [[row['step'], row['perplexity']] for row in rows if row['kind'] == 'evaluation'],
   }
+
+
+def lowest_holdout_loss(phases: Sequence[Record]) -> float | None:
+  """The loss on hold-outs of each path's best version: the mean over paths; None where nothing was held out."""
+  by_path = zip(*(row['holdout_loss_by_path'] for row in phases), strict=True)
+  lowest = [min(losses) for of_path in by_path if (losses := [x for x in of_path if x is not None])]
+  return statistics.fmean(lowest) if lowest else None
 
 
 def has_sklearn() -> bool:

@@ -106,6 +106,24 @@ def test_methods_of_equal_flops_have_equal_flops(size):
     assert found == pytest.approx(equal[0], rel=0.02), row.name  # whole rows of a batch
 
 
+def test_holdouts_choose_between_two_lengths_of_training():
+  rows = readme.amounts.rows('micro')
+  losses = {
+    ('own_4_600', 0): 4.0,
+    ('own_4_600_short', 0): 3.5,
+    ('own_4_600', 1): 3.0,
+    ('own_4_600_short', 1): 3.5,
+    ('flat_4_all', 0): 2.0,
+  }
+  results = {at: {'holdout_loss': loss, 'perplexity': 10 * loss} for at, loss in losses.items()}
+  found = readme.amounts.chosen(rows, results)
+  assert {at: record['holdout_loss'] for at, record in found.items()} == {
+    ('own_4_600', 0): 3.5, ('own_4_600', 1): 3.0, ('flat_4_all', 0): 2.0
+  }  # fmt: skip
+  phases = [{'holdout_loss_by_path': losses} for losses in ([None, 4.0], [3.0, 5.0], [2.5, None])]
+  assert runs.lowest_holdout_loss(phases) == (2.5 + 4.0) / 2 and runs.lowest_holdout_loss(phases[:0]) is None
+
+
 def test_rows_of_tuning_differ_from_those_of_baselines_in_the_rate_alone():
   rows = {row.name: row for row in readme.baselines.alone('micro', readme.baselines.SHARES['micro'])}
   tuned = [row for row in readme.tune.rows('micro') if row.name.startswith('baselines_')]

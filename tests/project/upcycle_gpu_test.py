@@ -149,7 +149,9 @@ def test_rows_continue_where_they_were_killed_and_are_compared(tmp_path):
   assert '[1/2] 2x2, path-specific upper third' in err  # the first row's result was there
   assert '| the model itself |' in out and '| flat, 4 paths |' in out and '% to ' in out
   file = tmp_path / 'results' / 'test' / 'upcycle_gpu.json'
-  records = {record['row']: record for record in json.loads(file.read_text())['runs']}
+  contents = json.loads(file.read_text())
+  runs = source_losses.put_sources_back(contents['runs'], contents['sources'])
+  records = {record['row']: record for record in runs}
   assert list(records) == ['long', 'third', 'flat'] and str(tmp_path) not in file.read_text()
   for record in records.values():
     losses = source_losses.unpack(record['by_source'])
