@@ -95,7 +95,7 @@ def test_what_is_not_there_is_an_error_that_says_what_there_is(workdir, tmp_path
   (half / 'modules' / '1.index.json').touch()  # as a bucket has them
   with pytest.raises(ValueError, match=r'there is no version 7; there are 1, 2$'):
     dipaco_jax.load(str(half), 0, 7)
-  for path in (4, -1, (0,), (0, 2), 'x', ('0', '1'), (0.5, 0)):
+  for path in (4, -1, (0,), (0, 2), 'x', ('0', 'x'), (0.5, 0)):
     with pytest.raises(ValueError, match='the paths are 0 to 3, of a grid of 2 x 2'):
       dipaco_jax.load(workdir, path)
   copy = tmp_path / 'copy'
