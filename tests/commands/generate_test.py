@@ -98,10 +98,7 @@ WRONG = [
   (('--workdir=DIR', '--prompt=aeiou', '--path=4'), '--path=4: the paths are 0 to 3'),
   (('--workdir=DIR', '--prompt=aeiou', '--version=99', '--path=0'), 'there is no version 99'),
   (('--workdir=DIR', '--prompt=aeiou', '--samples=0'), '--samples=0'),
-  (
-    ('--workdir=DIR', '--prompt=aeiou', '--path=x'),
-    '--path=x: give its number, such as 3, or its coordinates, such as 1,0',
-  ),
+  (('--workdir=DIR', '--prompt=aeiou', '--path=x'), '--path=x: the paths are 0 to 3, of a grid of 2 x 2'),
   (('--workdir=DIR', '--prompt=aeiou', '--path=1,2'), '--path=1,2: the paths are 0 to 3, of a grid of 2 x 2'),
   (('--workdir=DIR', '--prompt=aeiou', 'extra'), "'extra' is not an option: write --name=value"),
   (('--workdir=DIR', '--prompt=aeiou', '--temperature=hot'), '--temperature=hot should be a number'),
