@@ -10,8 +10,6 @@ import stat
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import numpy as np
-
 from dipaco_jax.core.errors import InputError
 
 ASIDE = re.compile(r'\.(.+)\.\d+')  # the names that `beside` gives
@@ -22,6 +20,8 @@ Data = bytes | memoryview
 
 def read_file(path: Path) -> memoryview:
   """Returns a file's bytes as a writable buffer; in NumPy's huge pages, twice as fast as into `bytes`."""
+  import numpy as np  # which `--help` of all commands does without
+
   with open(path, 'rb') as f:
     data = np.empty(os.fstat(f.fileno()).st_size, np.uint8).data
     return data[: f.readinto(data)]

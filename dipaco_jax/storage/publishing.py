@@ -6,11 +6,12 @@ import io
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from dipaco_jax.storage import files, seals
+
+if TYPE_CHECKING:
+  import numpy as np
 
 Share = tuple[int, int]  # (k, n): the numbered parts k, k + n, k + 2n, ...
 
@@ -21,8 +22,10 @@ def write_sealed(path: Path, data: files.Data):
   files.write_file(path, data)
 
 
-def write_array(path: Path, array: np.ndarray):
+def write_array(path: Path, array: 'np.ndarray'):
   """Writes an .npy file and its seal."""
+  import numpy as np  # which `--help` of all commands does without
+
   data = io.BytesIO()
   np.save(data, array)
   write_sealed(path, data.getbuffer())

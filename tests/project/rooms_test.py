@@ -174,4 +174,5 @@ def test_help_is_light(name):
     'uvicorn',
     'prometheus_client',
     'aiohttp',
+    *(['numpy'] if name == 'main' else []),
   }
