@@ -34,14 +34,10 @@ DOCUMENTS = {
 }
 ENDS = {'micro': ((16,), (4000, ALL))}  # numbers of paths that are run with these amounts of text alone
 STEPS = {'test': 8, 'smoke': 32, 'micro': 3000, 'medium': 2000}
-LITTLE = {
-  'test': 60,
-  'smoke': 150,
-  'micro': 1600,
-  'medium': 600,
-}  # documents: up to as many are trained on for two lengths
+LITTLE = {'test': 60, 'smoke': 150, 'micro': 1600, 'medium': 600}  # documents: so few are trained on for two lengths
 SHORTER = 4  # times
-HOLDOUT = {'test': 0.3, 'smoke': 0.2, 'micro': 0.05, 'medium': 0.05}  # of the documents; of few three times as many
+HOLDOUT = {'test': 0.3, 'smoke': 0.2}  # of the documents, so that each path has some; elsewhere a twentieth
+OF_LITTLE = {'micro': 0.15}  # of little text
 RATES = {'dense': 0.5, 'larger': 1}  # peak rates as a share of the base's
 OF_PATHS = 0.125  # that of all others
 
@@ -72,8 +68,12 @@ def rows(size: str) -> list[Row]:
 
 def lengths(size: str, kind: str, num_paths: int, documents: int) -> list[Row]:
   """The row, and with little text the one of fewer steps."""
-  short = [row(size, kind, num_paths, documents, SHORTER)] if 0 < documents <= LITTLE[size] else []
+  short = [row(size, kind, num_paths, documents, SHORTER)] if is_little(size, documents) else []
   return [row(size, kind, num_paths, documents), *short]
+
+
+def is_little(size: str, documents: int) -> bool:
+  return 0 < documents <= LITTLE[size]
 
 
 def row(size: str, kind: str, num_paths: int, documents: int, times: int = 1) -> Row:
@@ -84,18 +84,16 @@ def row(size: str, kind: str, num_paths: int, documents: int, times: int = 1) ->
   if method == 'dense':
     changes |= config.lasting(size, steps, config.SIZES[size].alone) | {'train.batch_size': num_paths * batch}
   elif method == 'larger':
-    changes |= larger_lasting(size, steps)
+    changes |= config.lasting_larger(size, steps)
   else:
     changes |= {**config.lasting(size, steps, TAUS[size][1]), **OUTER['nesterov'], 'outer.row_weights': True}
     changes |= {'train.batch_size': num_paths * batch // 2} if kind == 'two' else {}
     side = math.isqrt(num_paths)
     numbers = {'two': '2', 'diloco': f'{num_paths}'}
     method = f'{method},{numbers.get(kind, f"{side}x{side}")}'
-  few = 0 < documents <= LITTLE[size]
-  text: dict[str, Any] = {
-    'data.max_documents': documents,
-    'data.holdout_fraction': HOLDOUT[size] * (3 if few and size == 'micro' else 1),
-  }
+  holdout = HOLDOUT.get(size, 0.05)
+  holdout = OF_LITTLE.get(size, holdout) if is_little(size, documents) else holdout
+  text: dict[str, Any] = {'data.max_documents': documents, 'data.holdout_fraction': holdout}
   text |= {'train.max_holdout_rows': 0, 'tokenizer.model_file': paths.tokenizer(size)}
   amount = f'{documents:,} documents' if documents else 'all documents'
   words = title.format(paths=num_paths) + (f', {steps:,} steps' if times > 1 else '')
@@ -105,14 +103,6 @@ def row(size: str, kind: str, num_paths: int, documents: int, times: int = 1) ->
     method,
     changes | text | methods.at_rate(size, share),
   )
-
-
-def larger_lasting(size: str, steps: int) -> dict[str, int]:
-  """As config.lasting, of the larger dense model, whose steps are fewer as each costs more."""
-  c, small = config.fixed(f'{size},larger'), config.fixed(f'{size},dense').train
-  share = c.train.phases * c.train.steps_per_phase / (small.phases * small.steps_per_phase)
-  phases = max(1, round(steps * share / c.train.steps_per_phase))
-  return {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
 
 
 def chosen(rows: Sequence[Row], results: common.Results) -> common.Results:

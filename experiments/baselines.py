@@ -92,7 +92,7 @@ def alone(size: str, shares: Mapping[str, float]) -> list[Row]:
 
 def of_width(size: str, width: int, heads: int, mlp: int, shares: Mapping[str, float]) -> Row:
   """A dense model of this width: its base and its training take the FLOPs of the small base and of all paths."""
-  model = {'model.width': width, 'model.num_heads': heads, 'model.head_dim': width // heads, 'model.mlp_dim': mlp}
+  model = sizes.of_width(width, heads, mlp)
   c = config.get_config(f'{size},dense')
   small, batch = config.flops_per_token(c), c.train.batch_size * math.prod(config.SIZES[size].grid)
   c.update_from_flattened_dict(model)

@@ -165,10 +165,15 @@ TABLE = common.Table('beginnings', 'Beginnings of documents', rows, COLUMNS, pic
 
 def main() -> int:
   f = flags.FLAGS
-  if not f.documents:
-    raise InputError('--documents: name the validation text before split.py cut it, JSON lines with text and domain')
+  check_documents()
   documents = {'beginnings': read(f.documents)} | ({'tuning': read(f.tuning)} if f.tuning else {})
   return common.score_finished(TABLE, 'texts', lambda one, workdirs: measure(runs.workdir(one, workdirs), documents))
+
+
+def check_documents():
+  """Raises InputError, before any work, if no documents are named."""
+  if not flags.FLAGS.documents:
+    raise InputError('--documents: name the validation text before split.py cut it, JSON lines with text and domain')
 
 
 def read(file: str) -> list[dict[str, str]]:

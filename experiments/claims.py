@@ -68,7 +68,7 @@ def pooled(results: Results, row: str, other: str, field: str, seeds: Sequence[i
   """Returns the variance of a difference by seed, pooled over the rows of the same kinds that have these seeds."""
 
   def values(of: str, name: str) -> dict[str, list[float]]:
-    rows = {at for at, _ in results if kind(results, at) == kind(results, of)}
+    rows = {at for at, _ in results if model_kind(results, at) == model_kind(results, of)}
     found = {at: [common.figure(results.get((at, seed)), name) for seed in seeds] for at in sorted(rows)}
     return {at: of_seeds for at, of_seeds in found.items() if None not in of_seeds}
 
@@ -82,7 +82,7 @@ def pooled(results: Results, row: str, other: str, field: str, seeds: Sequence[i
   return intervals.pool_kinds(np.array([*mine.values()]), np.array([*others.values()]))
 
 
-def kind(results: Results, row: str) -> tuple[bool, int]:
+def model_kind(results: Results, row: str) -> tuple[bool, int]:
   """Whether the paths of a row differ, and the parameters that a token passes: rows of other kinds vary otherwise.
 
   Where all paths are one model, as of DiLoCo, results vary less with the seed, and of a larger model they vary more.

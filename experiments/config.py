@@ -42,10 +42,16 @@ Numbers = tuple[int, ...]
 UNLIKE = 'law_de'  # the kind of text that is least like the rest
 UNREAD = (UNLIKE, 'code')  # text that the base of table (5) has not read
 MEANS = {'others': (UNLIKE,), 'read': UNREAD, 'each': ()}  # geometric means over the kinds of text but these
-OWNERS = {
-  'test': ('consonants', 'vowels'),
-  'micro': ('books_en', 'code', 'gov_news_blog', 'law_de', 'law_en', 'science_abstracts', 'tech_docs', 'wiki_en'),
-}  # kinds of text, by size
+KINDS = (
+  'books_en',
+  'code',
+  'gov_news_blog',
+  'law_de',
+  'law_en',
+  'science_abstracts',
+  'tech_docs',
+  'wiki_en',
+)  # of text
 LAST = {'train.early_stopping': False}  # the change of rows that are measured at their last version
 
 
@@ -58,6 +64,7 @@ class Size(NamedTuple):
   larger: dict[str, int] = {}  # of the larger dense model: fields of settings.Model
   larger_rate: float = 0.0  # its learning rate
   chooser_steps: int = 0  # to train the learned chooser of re-routing for
+  owners: tuple[str, ...] = KINDS  # each of a kind of text
 
 
 SIZES = {
@@ -68,6 +75,7 @@ SIZES = {
     larger_rate=2.5e-3,
     alone=2,
     chooser_steps=4,
+    owners=('consonants', 'vowels'),
     config=dict(
       data=dict(holdout_fraction=0.1, validation_fraction=0.2, max_validation_documents=0),
       tokenizer=dict(vocab_size=300),
@@ -208,6 +216,14 @@ def lasting(size: str, steps: int, tau: int, base: int = 0) -> dict[str, int]:
   return changes | ({'pretrain.steps': base} if base else {})
 
 
+def lasting_larger(size: str, steps: int) -> dict[str, int]:
+  """As `lasting`, for the larger dense model: its steps are fewer in proportion, as each costs more."""
+  larger, small = fixed(f'{size},larger'), fixed(f'{size},dense').train
+  of_small = steps // small.steps_per_phase
+  phases = max(1, round(larger.train.phases * of_small / small.phases))
+  return {'train.phases': phases, 'inner.decay_steps': larger.pretrain.steps + phases * larger.train.steps_per_phase}
+
+
 # -- one path
 
 
@@ -331,8 +347,7 @@ def third(c: ConfigDict, size: Size, numbers: Numbers):
 
 def owners(c: ConfigDict, size: Size, numbers: Numbers):
   """A path for each owner of text; all share one model."""
-  of_size = next((OWNERS[name] for name, one in SIZES.items() if one is size and name in OWNERS), OWNERS['micro'])
-  c.grid = ConfigDict({'owner': of_size})
+  c.grid = ConfigDict({'owner': size.owners})
   c.routing.method = 'owner'
 
 

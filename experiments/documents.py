@@ -17,7 +17,6 @@ from common import Column
 from runs import Row
 
 from dipaco_jax.command_line import command
-from dipaco_jax.core.errors import InputError
 
 METHODS = ('own', 'flat', 'discriminative')
 
@@ -60,8 +59,7 @@ TABLE = common.Table('documents', 'Routing by sequence or by document', rows, CO
 
 def main() -> int:
   f = flags.FLAGS
-  if not f.documents:
-    raise InputError('--documents: name the validation text before split.py cut it, JSON lines with text and domain')
+  beginnings.check_documents()
   return common.run(TABLE, f.size, pathlib.Path(f.results), lambda missing: None)
 
 

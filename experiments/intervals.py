@@ -5,10 +5,10 @@ the table, as the mean of the variances of all differences between rows of the t
 
     s^2 = mean over rows a of one kind and b of the other of  var over seeds of (y_a - y_b)
 
-Rows are of one kind if their paths differ, or if all are one model, and if they are as large (claims.kind). Rows of two
-kinds differ in variance, and rows of one kind differ too: the variance of a difference is never less than
-that of its own seeds. With rows as unlike as those of tables (1) and (2) and no true difference, that finds one in 7%
-of all pairs, and in 9 to 20% of those with the noisiest rows; one variance for all rows would find one in up to 32%.
+Rows are of one kind if their paths differ, or if all are one model, and if they are as large (claims.model_kind). Rows
+of two kinds differ in variance, and rows of one kind differ too: the variance of a difference is never less than that
+of its own seeds. With rows as unlike as those of tables (1) and (2) and no true difference, that finds one in 7% of all
+pairs, and in 9 to 20% of those with the noisiest rows; one variance for all rows would find one in up to 32%.
 
 Where losses by source are known, the choice of validation text counts too (`over_sources`).
 """

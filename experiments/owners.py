@@ -36,7 +36,7 @@ def rows(size: str) -> list[Row]:
   """For each amount of text: one dense model on all of it, and owners who share less and less."""
   if size not in DOCUMENTS:
     return []
-  owners, steps, tau = config.OWNERS[size], STEPS[size], TAUS[size][1]
+  owners, steps, tau = config.SIZES[size].owners, STEPS[size], TAUS[size][1]
   batch = len(owners) * config.SIZES[size].config['train']['batch_size']
   table = []
   for number, (amount, documents) in enumerate(DOCUMENTS[size].items()):
@@ -74,7 +74,7 @@ def lasting(steps: int, tau: int) -> dict[str, int]:
 COLUMNS = (
   Column('mean of owners', 'perplexity_by_domain.each'),
   Column('minus alone, by seed', 'perplexity_by_domain.each', '+.2f', 'adamw_#'),
-  *(Column(name, f'perplexity_by_domain.{name}', '.1f') for name in config.OWNERS['micro']),
+  *(Column(name, f'perplexity_by_domain.{name}', '.1f') for name in config.KINDS),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('parameters', 'parameters_total', ',.0f'),
 )

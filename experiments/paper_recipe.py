@@ -72,19 +72,12 @@ def recipe(size: str, tau: int) -> dict[str, Any]:
 
 def of_outer_steps(size: str, count: int, tau: int, a: int, b: int) -> list[Row]:
   """A grid, DiLoCo and a dense model of so many phases of tau steps."""
-  title, product = f'{count} outer steps, tau = {tau}', {'routing.method': 'product_kmeans'}
+  title, plain = f'{count} outer steps, tau = {tau}', {**OUTER['nesterov'], 'outer.row_weights': False}
+  plain |= {'routing.method': 'product_kmeans'}
   return [
     dense(size, f'outer_dense_{tau}', f'{title}: dense', count * tau),
     grid(size, f'outer_diloco_{tau}', f'{title}: DiLoCo', f'diloco,{a * b}', count * tau, tau, OUTER['nesterov']),
-    grid(
-      size,
-      f'outer_grid_{tau}',
-      f'{title}: {a}x{b}',
-      f'upper,{a}x{b}',
-      count * tau,
-      tau,
-      RESCALED | product | {'outer.rescale': False},
-    ),
+    grid(size, f'outer_grid_{tau}', f'{title}: {a}x{b}', f'upper,{a}x{b}', count * tau, tau, plain),
   ]
 
 

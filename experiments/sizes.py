@@ -32,13 +32,18 @@ TAU = {'test': 2, 'smoke': 8, 'micro': 5, 'medium': 50}
 def rows(size: str) -> list[Row]:
   found = []
   for width, heads, mlp in MODELS.get(size, MICRO):
-    model = {'model.width': width, 'model.num_heads': heads, 'model.head_dim': width // heads, 'model.mlp_dim': mlp}
+    model = of_width(width, heads, mlp)
     for n in GRIDS.get(size, (1, 2, 3)):
       for steps in STEPS[size]:
         method = f'dipaco,{n}x{n}' if n > 1 else 'dense'
         name, title = f'{width}_{n}_{steps}', f'width {width}, {n}x{n}, {steps:,} steps'
         found.append(Row(name, title, method, config.lasting(size, steps, TAU[size]) | config.LAST | model))
   return found
+
+
+def of_width(width: int, heads: int, mlp: int) -> dict[str, int]:
+  """The changes that make a model this wide."""
+  return {'model.width': width, 'model.num_heads': heads, 'model.head_dim': width // heads, 'model.mlp_dim': mlp}
 
 
 def held_out(rows: Sequence[Row]) -> set[str]:

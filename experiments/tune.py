@@ -58,7 +58,7 @@ def rows(size: str) -> list[Row]:
     *of_table(size, 'paths'),
     *of_table(size, 'pretrained'),
     *of_baselines(size),
-    *tried('larger_', 'larger dense', 'larger', lasting_larger(size), rates),
+    *tried('larger_', 'larger dense', 'larger', config.lasting_larger(size, STEPS[size]), rates),
   ]
 
 
@@ -141,14 +141,6 @@ def prepare(missing: Sequence[Run]):
   """What rows of tables (1), (2) and (5) start from."""
   for module in (methods, paths, pretrained):
     module.prepare(missing)
-
-
-def lasting_larger(size: str) -> dict[str, int]:
-  """As many of the larger model's steps as the small one has of its own."""
-  lasting = config.lasting(size, STEPS[size], config.SIZES[size].alone)
-  c = config.fixed(f'{size},larger')
-  phases = max(1, round(c.train.phases * lasting['train.phases'] / config.fixed(f'{size},dense').train.phases))
-  return {'train.phases': phases, 'inner.decay_steps': c.pretrain.steps + phases * c.train.steps_per_phase}
 
 
 COLUMNS = (Column('perplexity, last version', 'perplexity_final'), Column('base', 'base_perplexity'))

@@ -32,7 +32,12 @@ STAGES = (
     'pretrain',
     'training the base model',
     (
-      *('model', 'pretrain', 'inner', 'train.steps_per_dispatch', 'train.microbatch', 'train.loss_on_prefix'),
+      'model',
+      'pretrain',
+      'inner',
+      'train.steps_per_dispatch',
+      'train.microbatch',
+      'train.loss_on_prefix',
       'routing.router_fraction',
     ),
     ('shards/base', 'base'),

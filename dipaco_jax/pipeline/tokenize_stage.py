@@ -202,10 +202,11 @@ def check_input(s: settings.Settings):
     own_tokenizer.OwnTokenizer(s.tokenizer)
   fraction = corpus.plan_held_back(s).fraction
   check_validation(s, fraction)
-  needed, most = Grid(s.grid).num_paths * s.train.batch_size * s.model.seq_len, 0
+  grid, most = Grid(s.grid), 0
+  needed = grid.num_paths * s.train.batch_size * s.model.seq_len
   for document in corpus.documents(source.settings_of(s), 'train', fraction=fraction, held_text=corpus.NOTHING):
     if s.routing.method == 'owner':
-      owners.check_domain(Grid(s.grid), document.domain)
+      owners.check_domain(grid, document.domain)
     most += source.most_tokens(document.text)
     if most >= needed:
       return

@@ -12,7 +12,7 @@ was suspended for longer than its lease is rejected when it resumes.
 
 from typing import NamedTuple
 
-# Explains `Task.words`.
+# Explains `Island.words`.
 TASK_NAMES = (
   'tasks: train PATH PHASE, outer MODULE VERSION, evaluate PATH VERSION; paths, phases and versions count from 0'
 )
@@ -38,10 +38,6 @@ class Task(NamedTuple):
   fence: int
   owner: str
   wakes: int  # how often the task had been woken when it was claimed
-
-  @property
-  def words(self) -> str:
-    return f'{self.kind} {self.key} {self.number}'.replace('  ', ' ')
 
   @property
   def is_first(self) -> bool:

@@ -20,7 +20,7 @@ Data = bytes | memoryview
 
 def read_file(path: Path) -> memoryview:
   """Returns a file's bytes as a writable buffer; in NumPy's huge pages, twice as fast as into `bytes`."""
-  import numpy as np  # which `--help` of all commands does without
+  import numpy as np  # which `main --help` does without
 
   with open(path, 'rb') as f:
     data = np.empty(os.fstat(f.fileno()).st_size, np.uint8).data

@@ -24,7 +24,7 @@ def write_sealed(path: Path, data: files.Data):
 
 def write_array(path: Path, array: 'np.ndarray'):
   """Writes an .npy file and its seal."""
-  import numpy as np  # which `--help` of all commands does without
+  import numpy as np  # which `main --help` does without
 
   data = io.BytesIO()
   np.save(data, array)

@@ -299,7 +299,7 @@ def counting_answers():
   here = threading.local()
 
   def counted(self, island, task, lease):
-    here.task = task.words
+    here.task = island.words(task)
     waited[here.task] = 0
     try:
       return train(self, island, task, lease)

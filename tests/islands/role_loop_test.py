@@ -453,7 +453,7 @@ def test_it_tells_prometheus_what_it_does(island):
   role.publisher.shutdown()
   role.claims.fetcher.shutdown()
   time_use.end()
-  assert [reading.doing for reading in told] == [lease.task.words, '']
+  assert [reading.doing for reading in told] == [island.words(lease.task), '']
   numbers = {'step': 4, 'loss': 2.5, 'tokens_per_s': None, 'tasks_done': 0, 'compilations': 2}
   assert told[0].numbers == numbers and told[1].numbers['tasks_done'] == 1
   assert told[1].seconds['train']['other'] > 0
