@@ -4,8 +4,8 @@ All rows of an amount read the same first documents of the text, with equal FLOP
 (1). All others have one outer step and one rate, those of table (1)'s rows with path-specific modules, so that they
 differ in nothing but what is shared. Every path is the version with the lowest loss on held-out documents [2.7]: where
 there is little text, later versions overfit. A path that stops early has not come to the end of its cosine, which costs
-it more than sharing gains; so little text is trained on for a quarter of the steps too, with a cosine of its own, and
-hold-outs choose between the two. The tokenizer is that of table (2).
+it more than sharing gains; so little text is trained on for fewer steps too, with a cosine of its own, and hold-outs
+choose between the two. The tokenizer is that of table (2).
 """
 
 import collections
@@ -20,7 +20,7 @@ import methods
 import paths
 import pictures
 from runs import Row
-from tau import OUTER, TAUS
+from tau import OUTER
 
 from dipaco_jax.reports import palette, plot_style
 
@@ -33,9 +33,11 @@ DOCUMENTS = {
   'medium': (600, 4000, ALL),
 }
 ENDS = {'micro': ((16,), (4000, ALL))}  # numbers of paths that are run with these amounts of text alone
-STEPS = {'test': 8, 'smoke': 32, 'micro': 3000, 'medium': 2000}
-LITTLE = {'test': 60, 'smoke': 150, 'micro': 1600, 'medium': 600}  # documents: so few are trained on for two lengths
-SHORTER = 4  # times
+STEPS = {'test': 8, 'smoke': 32, 'micro': 1000, 'medium': 2000}
+TAU = {'test': 4, 'smoke': 8, 'micro': 10, 'medium': 50}
+LITTLE = {'test': 60, 'smoke': 150, 'micro': 600, 'medium': 600}  # documents: so few are trained on for two lengths
+SHORTER = {'micro': 2}  # times; elsewhere 4
+HOLDOUT_ROWS = {'micro': 256}  # of a path, that are looked at after every phase; elsewhere all
 HOLDOUT = {'test': 0.3, 'smoke': 0.2}  # of the documents, so that each path has some; elsewhere a twentieth
 OF_LITTLE = {'micro': 0.15}  # of little text
 RATES = {'dense': 0.5, 'larger': 1}  # peak rates as a share of the base's
@@ -68,7 +70,7 @@ def rows(size: str) -> list[Row]:
 
 def lengths(size: str, kind: str, num_paths: int, documents: int) -> list[Row]:
   """The row, and with little text the one of fewer steps."""
-  short = [row(size, kind, num_paths, documents, SHORTER)] if is_little(size, documents) else []
+  short = [row(size, kind, num_paths, documents, SHORTER.get(size, 4))] if is_little(size, documents) else []
   return [row(size, kind, num_paths, documents), *short]
 
 
@@ -78,7 +80,7 @@ def is_little(size: str, documents: int) -> bool:
 
 def row(size: str, kind: str, num_paths: int, documents: int, times: int = 1) -> Row:
   """One amount of sharing, with so many paths, on the first so many documents; with that many times fewer steps."""
-  (title, method), steps = SHARING[kind], max(STEPS[size] // times, TAUS[size][1])
+  (title, method), steps = SHARING[kind], max(STEPS[size] // times, TAU[size])
   batch, changes = config.SIZES[size].config['train']['batch_size'], dict[str, Any]()
   share = RATES.get(method, OF_PATHS)
   if method == 'dense':
@@ -86,7 +88,7 @@ def row(size: str, kind: str, num_paths: int, documents: int, times: int = 1) ->
   elif method == 'larger':
     changes |= config.lasting_larger(size, steps)
   else:
-    changes |= {**config.lasting(size, steps, TAUS[size][1]), **OUTER['nesterov'], 'outer.row_weights': True}
+    changes |= {**config.lasting(size, steps, TAU[size]), **OUTER['nesterov'], 'outer.row_weights': True}
     changes |= {'train.batch_size': num_paths * batch // 2} if kind == 'two' else {}
     side = math.isqrt(num_paths)
     numbers = {'two': '2', 'diloco': f'{num_paths}'}
@@ -94,7 +96,7 @@ def row(size: str, kind: str, num_paths: int, documents: int, times: int = 1) ->
   holdout = HOLDOUT.get(size, 0.05)
   holdout = OF_LITTLE.get(size, holdout) if is_little(size, documents) else holdout
   text: dict[str, Any] = {'data.max_documents': documents, 'data.holdout_fraction': holdout}
-  text |= {'train.max_holdout_rows': 0, 'tokenizer.model_file': paths.tokenizer(size)}
+  text |= {'train.max_holdout_rows': HOLDOUT_ROWS.get(size, 0), 'tokenizer.model_file': paths.tokenizer(size)}
   amount = f'{documents:,} documents' if documents else 'all documents'
   words = title.format(paths=num_paths) + (f', {steps:,} steps' if times > 1 else '')
   return Row(

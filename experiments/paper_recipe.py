@@ -19,9 +19,9 @@ from runs import Row
 from tau import OUTER
 
 GRID = {'micro': (2, 4), 'medium': (4, 4)}  # elsewhere that of the size
-STEPS = {'test': 8, 'smoke': 32, 'micro': 3000, 'medium': 4000}
-TAU = {'test': 2, 'smoke': 8, 'micro': 25, 'medium': 50}
-OUTER_STEPS = {'test': (2, (2, 4)), 'smoke': (4, (2, 8)), 'micro': (40, (5, 25, 100)), 'medium': (40, (10, 50))}
+STEPS = {'test': 8, 'smoke': 32, 'micro': 1000, 'medium': 4000}
+TAU = {'test': 2, 'smoke': 8, 'micro': 10, 'medium': 50}
+OUTER_STEPS = {'test': (2, (2, 4)), 'smoke': (4, (2, 8)), 'micro': (40, (5, 25)), 'medium': (40, (10, 50))}
 SHARES = {'micro': 0.125}  # the paths' peak rate, as a share of the base's; of dense rows it is a half
 DENSE_SHARES = {'micro': 0.5}
 
