@@ -78,7 +78,6 @@ def read_kind(repositories: Iterable[Repository], used: set[str]) -> list[list[D
     (repository.place.rank, draw_number(repository.place.repository, path), path, repository)
     for repository in repositories
     for path in repository.paths()
-    if f'{repository.place.repository}:{path}' not in used
   ]
   by_file: list[list[Document]] = []
   for _, _, path, repository in sorted(files, key=lambda file: file[:3]):
