@@ -78,16 +78,25 @@ flags.DEFINE_integer(
   'parent', None, 'With --role, process id of the parent. This process ends when its parent has ended.'
 )
 flags.DEFINE_bool('backup', False, 'With --role=worker: whether to take only abandoned tasks and copies of late tasks.')
+flags.DEFINE_string(
+  'owner', '', 'With --role=worker: owner of the text that this worker trains on, if text stays with its owners.'
+)
+flags.DEFINE_list('data', [], "With --owner: files of the owner's text, globs separated by commas.")
+flags.DEFINE_string(
+  'store', '', 'With --owner: folder or bucket of the owner for all that does not leave it. It becomes a workdir.'
+)
 flags.DEFINE_float(
   'lease_s', 30.0, 'With --role: seconds without a heartbeat after which a task goes to another process.'
 )
 OPTIONS = (
   'config', 'workdir', 'scratch', 'reuse', 'profile', 'metrics_port', 'compile_only', 'topology', 'distributed',
-  'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup', 'lease_s',
+  'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup',
+  'owner', 'data', 'store', 'lease_s',
 )  # fmt: skip
 HERE = 'here'  # a topology: the machine at hand, for which nothing is compiled
 ONLY_WITH = {
-  'role': ('registry', 'name', 'share', 'parent', 'backup', 'lease_s'),
+  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'lease_s'),
+  'owner': ('data', 'store'),
   'compile_only': ('topology',),
   'distributed': ('coordinator', 'num_processes', 'process_id'),
 }
@@ -122,6 +131,10 @@ def check_options(rest: list[str]):
   printable.check_name('--name', FLAGS.name)
   if FLAGS.workdir and not FLAGS.role:
     command.check_workdir(FLAGS.workdir, FLAGS.scratch)
+  if FLAGS.data and not FLAGS.owner and not FLAGS.role:
+    raise InputError("--data is for runs with --owner: name the text of one job as --config.data.train='my/*.txt'")
+  if FLAGS.owner and FLAGS.role not in (None, 'worker'):
+    raise InputError(f'--owner is for --role=worker, not for --role={FLAGS.role}')
   for needed, names in ONLY_WITH.items():
     if given := [name for name in names if FLAGS[name].present and not FLAGS[needed].value]:
       raise InputError(f'--{given[0]} is for runs with --{needed}: add that, or leave it out')
@@ -262,11 +275,13 @@ def run_role(settings: settings_lib.Settings):
   if FLAGS.role == 'worker':
     preflight.check_worker_costs(settings)
   compilation_cache.keep()
-  place = roles.make_local_place(FLAGS.workdir)
+  place = roles.make_local_place(FLAGS.workdir) if not FLAGS.owner else roles.local_place(FLAGS.store or FLAGS.workdir)
   with contextlib.closing(profiling.Profiler(place, profiling.parse(FLAGS.profile))) as profiler:
     outcome = roles.run_role(_process(url, watched, profiler), settings)
   if outcome:
     lines = [f'{FLAGS.workdir}: finished', *headline.outcome(outcome), f'the report: {FLAGS.workdir}/report.html']
+    if FLAGS.owner:
+      lines.append(f'next: python -m dipaco_jax.generate --workdir={FLAGS.store} --path={FLAGS.owner} --prompt=TEXT')
     print('\n'.join(lines))
 
 
@@ -285,6 +300,9 @@ def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
     resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
     metrics=metrics,
     profiler=profiler,
+    owner=FLAGS.owner,
+    globs=tuple(FLAGS.data),
+    store=FLAGS.store,
   )
 
 

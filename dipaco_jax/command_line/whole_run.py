@@ -42,6 +42,8 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
   KeyboardInterrupt when it was stopped.
   """
   check_no_islands(call.workdir)
+  if settings.data.own_text:
+    raise InputError('config.data.own_text=True is for islands: give each process a --role, as docs/owners.md says')
   with display.doing('looking for devices'):
     command.check_devices()
   if '://' not in call.workdir:

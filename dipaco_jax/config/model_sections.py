@@ -73,6 +73,13 @@ class Data:
   holdout_fraction: float = field(
     0.01, 'Fraction of the training documents held out for early stopping [2.7].', zero=True, below=1
   )
+  own_text: bool = field(
+    False,
+    'Whether paths train on text that stays with its owners, whose workers bring it (see docs/owners.md). The text of '
+    'this config is then public: it is for the tokenizer, the base model and the validation. Requires routing.method='
+    "'owner'.",
+    added=True,
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -32,6 +32,8 @@ def check(s: Any) -> None:
   if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
     raise InputError(f'config.outer.lost={s.outer.lost} requires that all paths train in every phase')
   _check_streaming(s)
+  if s.data.own_text:
+    _check_own_text(s)
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
     raise InputError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
   if s.outer.row_weights and s.outer.rescale:
@@ -161,8 +163,29 @@ def _check_owners(s: Any) -> None:
   grid = Grid(s.grid)
   if s.routing.top_n > (most := grid.num_paths // len(owners.names(grid))):
     raise InputError(f'config.routing.top_n={s.routing.top_n} is more than the {most} paths of an owner')
-  for source in [*sources(s.data.train), *sources(s.data.validation)]:
+  for source in [*sources(s.data.train), *sources(s.data.validation)] if not s.data.own_text else ():
     owners.check_domain(grid, source.name)
+
+
+def _check_own_text(s: Any) -> None:
+  """Raises InputError if a run needs text of owners in one place, or has no public validation text."""
+  if s.routing.method != 'owner':
+    raise InputError("config.data.own_text=True requires config.routing.method='owner', and owners' names in the grid")
+  if not s.data.validation:
+    raise InputError('config.data.own_text=True requires public validation text: name it in config.data.validation')
+  if not (s.train.early_stopping and s.data.holdout_fraction):
+    needed = 'config.train.early_stopping=True and config.data.holdout_fraction above 0'
+    raise InputError(
+      f"config.data.own_text=True requires {needed}: owners' hold-outs are all that paths are measured on"
+    )
+  elsewhere = 'needs the text or the modules of all owners in one place, which config.data.own_text=True keeps apart'
+  unfit = {'train.paths_per_phase': s.train.paths_per_phase, 'train.schedule': s.train.schedule}
+  unfit |= {f'evaluate.{name}': getattr(s.evaluate, name) for name in ('control', 'matrix', 'reroute_every')}
+  unfit |= {'evaluate.refit_router': s.evaluate.refit_router, 'routing.router_fraction': s.routing.router_fraction}
+  if (name := next((name for name, value in unfit.items() if value), None)) is not None:
+    raise InputError(f'config.{name}={unfit[name]} {elsewhere}: leave it out')
+  if s.routing.top_n > 1:
+    raise InputError(f'config.routing.top_n={s.routing.top_n} should be 1 with config.data.own_text=True')
 
 
 def _check_length(section: str, length: int, prefix: int, why: str) -> None:

@@ -118,8 +118,11 @@ class _Counts:
     return self.by_split | {'domains': list(self.numbers), 'by_domain': self.by_domain}
 
 
-def merge_meta(folder: str, parts: int) -> dict[str, Any]:
-  """Returns what `meta.json` holds of the parts in `folder`/<k>. Raises InputError if no document is long enough."""
+def merge_meta(folder: str, parts: int, validates: bool = True) -> dict[str, Any]:
+  """Returns what `meta.json` holds of the parts in `folder`/<k>. Raises InputError if no document is long enough.
+
+  `validates`: whether a text needs documents of validation.
+  """
   by_domain = collections.defaultdict[str, collections.Counter[str]](collections.Counter)
   domains: dict[str, None] = {}
   train = no_counts()
@@ -134,7 +137,7 @@ def merge_meta(folder: str, parts: int) -> dict[str, Any]:
       domains.setdefault(_counted_as(domains, name))
     for name, counts in meta.get('by_domain', {}).items():
       by_domain[_counted_as(domains, name)].update(counts)
-  for split, count in (('train', train), ('validation', validation)):
+  for split, count in (('train', train), *([('validation', validation)] if validates else [])):
     if not count['sequences']:
       prefix = meta['prefix_tokens']
       if split == 'train' and count['copies'] and not count['documents']:

@@ -2,7 +2,7 @@
 
 import collections
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,13 @@ import numpy as np
 from dipaco_jax.data import holdouts, packing
 from dipaco_jax.data.sequences import Sequences
 from dipaco_jax.storage.records import READ_RECORDS, read_meta, record_writer, write_meta
+
+NOTHING = {'tokens': 0, 'rows': 0, 'sequences': 0}
+EMPTY: dict[str, Any] = {
+  'train': NOTHING,
+  'holdout': NOTHING,
+  'domains': list[int](),
+}  # meta.json of a shard that is elsewhere
 
 
 class Dealt(NamedTuple):
@@ -55,9 +62,13 @@ def write_shard(sequences: Sequences, dealt: Dealt, path: int, out_dir: str, seq
   return write_meta(out_dir, {'train': train, 'holdout': holdout, 'domains': domains.tolist()})
 
 
-def merge_meta(folder: str, num_paths: int, seq_len: int) -> dict[str, Any]:
-  """Returns what `meta.json` holds of the shards in `folder`/<path>: lists by path, and figures of all rows."""
-  metas = [read_meta(os.path.join(folder, str(path))) for path in range(num_paths)]
+def merge_meta(folder: str, num_paths: int, seq_len: int, own_paths: Collection[int] | None = None) -> dict[str, Any]:
+  """Returns what `meta.json` holds of the shards in `folder`/<path>: lists by path, and figures of all rows.
+
+  `own_paths`: those whose shards are in the folder, None for all; the others count as empty.
+  """
+  here = range(num_paths) if own_paths is None else own_paths
+  metas = [read_meta(os.path.join(folder, str(path))) if path in here else EMPTY for path in range(num_paths)]
   tokens, rows = ([meta['train'][name] for meta in metas] for name in ('tokens', 'rows'))
   return {
     'shard_tokens': tokens,

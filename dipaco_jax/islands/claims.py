@@ -112,6 +112,7 @@ class Claims:
   role: str
   kinds: Sequence[str]  # of tasks that the role does
   keys: Sequence[str] | None = None  # of tasks that it takes before all others, if any
+  only_keys: bool = False  # whether it takes no others
   fetches: Mapping[str, Fetch] = dataclasses.field(default_factory=dict)  # how to fetch what a task reads, by its kind
   pool: Backup | None = None  # where a backup finds its tasks instead
   holder: str = ''  # tasks of this holder come first, because their states are on this machine; '' means none
@@ -142,12 +143,17 @@ class Claims:
       return self.hold(self.pool.next)
     is_patient = time.monotonic() - self.last_busy < self.island.registry.lease_s
     kinds = [kind for kind in self.kinds if kind != self.postponed] or self.kinds
-    lease = self.claim_of(kinds, self.keys if is_patient else None)
+    lease = self.claim_of(kinds, self.keys if is_patient else self.allowed_keys)
     if not lease:
       self.postponed = ''
     return lease
 
-  def claim_of(self, kinds: Sequence[str], keys: Sequence[str] | None = None) -> Lease | None:
+  @property
+  def allowed_keys(self) -> Sequence[str] | None:
+    """Keys of the tasks that this process may do; None for all."""
+    return self.keys if self.only_keys else None
+
+  def claim_of(self, kinds: Sequence[str], keys: Sequence[str] | None) -> Lease | None:
     """Claims a task of these kinds and keys."""
     return self.hold(lambda: self.island.registry.claim(self.island.name, kinds, keys, self.holder))
 
@@ -178,7 +184,7 @@ class Claims:
     was_none = self.ahead is not None and self.ahead.done() and self.ahead.result() is None
     if (self.ahead is None or was_none) and self.asking.is_due():
       self.asking.seconds = min(ASK_LATER_S, 1.5 * self.asking.seconds) if was_none else self.first_ask_s
-      self.ahead = self.fetcher.submit(self.claim_of, [*self.fetches])
+      self.ahead = self.fetcher.submit(self.claim_of, [*self.fetches], self.allowed_keys)
 
   @property
   def first_ask_s(self) -> float:

@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any
 
-from dipaco_jax.config import settings as settings_lib
-from dipaco_jax.islands import inner_phase, own_levels, run_history
+from dipaco_jax.islands import final_files, inner_phase, own_levels, owner_report, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.role_loop import Publish
@@ -37,13 +36,15 @@ def holdout(island: Island, task: Task) -> list[Fact]:
 
 def finish(island: Island, task: Task) -> list[Fact]:
   """Publishes the last version and those that early stopping chose, and ends as `main` does: evaluation, report."""
+  if island.run.settings.data.own_text:
+    return owner_report.finish(island)
   events = 'tensorboard' in island.run.settings.metrics.sinks
   own = dataclasses.replace(island.run, metrics=metrics_log.Metrics(island.run.workdir, events=events))
   rounds = range(own.settings.rounds + 1)
   island.fetch_trees('sequences', 'base', *(f'{tree}/{n}' for tree in ('routing', 'shards') for n in rounds))
   island.fetch_tokenizer()
   with island.hold_workdir():
-    restore_config(island)
+    final_files.restore_config(island)
     history = run_history.read(island)
     for version in sorted({own.settings.train.phases, *history.best_version}):
       island.publish_version(version, history.best_version)
@@ -63,26 +64,11 @@ def finish(island: Island, task: Task) -> list[Fact]:
       'chooser.safetensors',
       'router.safetensors',
     ):
-      _upload(island, f'evaluation/{name}')  # before the record that announces them
+      final_files.upload(island, f'evaluation/{name}')  # before the record that announces them
     for tree in ('modules', 'paths', 'stages', 'plots'):
       island.storage.upload_tree(own.workdir / tree, tree)
     for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
-      _upload(island, name)
+      final_files.upload(island, name)
     files.tidy(own.workdir)
   about = {name: report[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.results(report)}
   return [Fact('finished', '', 0, '', report['modules_sha256'], about)]
-
-
-def restore_config(island: Island):
-  """Writes config.json into the workdir, unless it is there: a cleaner of /tmp may have removed it."""
-  file = island.run.workdir / 'config.json'
-  if not file.exists():
-    [fact] = island.registry.facts('config')
-    publishing.write_json(file, settings_lib.recorded(settings_lib.of_run(fact.meta['config'])))
-
-
-def _upload(island: Island, name: str):
-  """Uploads a file of the workdir if it exists, unless the workdir is the storage."""
-  file = island.run.workdir / name
-  if island.storage.local_path(name) is None and file.exists():
-    island.storage.write(name, file.read_bytes())

@@ -9,7 +9,7 @@ be had, and who comes next replays.
 
 import contextlib
 
-from dipaco_jax.islands import lineage, state_facts
+from dipaco_jax.islands import lineage, owner_facts, state_facts
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.lease import Lease
@@ -46,7 +46,7 @@ def answering(island: Island, held: HeldStates) -> contextlib.AbstractContextMan
 
 def answer(island: Island, held: HeldStates):
   """Publishes a state that this holder, or since longer than a lease any other, is asked for, if there is one."""
-  task = island.registry.claim(island.name, [SHIP], None, held.holder)
+  task = island.registry.claim(island.name, [SHIP], owner_facts.claim_keys(island), held.holder)
   if not task:
     return
   lease = Lease(island, 'worker', task)

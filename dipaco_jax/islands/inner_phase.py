@@ -1,5 +1,6 @@
 """The inner steps of one phase of a path, on the devices of all hosts of a worker [2.5, 3]."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -9,7 +10,7 @@ import numpy as np
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.data import prefetching
-from dipaco_jax.islands import path_state
+from dipaco_jax.islands import owner_facts, path_state
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.path_state import Arrays, PathState
 from dipaco_jax.islands.worker_hosts import Hosts, pass_on_sigterm
@@ -155,4 +156,7 @@ def make_job(island: Island, number: int) -> Job:
 
 @functools.lru_cache(1)
 def _job(island: Island, number: int) -> Job:
-  return jobs.paths_job(island.run, number)
+  job = jobs.paths_job(island.run, number)
+  if island.run.settings.data.own_text:  # its shards are of one owner
+    return dataclasses.replace(job, weights=owner_facts.weights(island))
+  return job

@@ -23,7 +23,7 @@ from dipaco_jax.islands import messages
 from dipaco_jax.islands.guard import Gone, Later, guarding, objects_of, raising_gone
 from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeights, check_name
 from dipaco_jax.models import transformer
-from dipaco_jax.pipeline import jobs, run as run_lib
+from dipaco_jax.pipeline import jobs, own_text_stage, run as run_lib
 from dipaco_jax.registry import fact_names
 from dipaco_jax.registry.registry import Fact, Registry, Task
 from dipaco_jax.storage import files, lock, module_store, object_store as storage_lib, seals, tensors
@@ -33,6 +33,8 @@ OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 OUTER = 'outer'  # a module's outer state: its object in the fact's metadata
 DIFFERENCES = 'differences'  # of modules, in storage
 STATES = 'states'  # of paths, in storage
+OWN_TEXT = 'own_text'  # kind of the task and of the fact of an owner's text
+OWN_TREES = tuple(tree.partition('/')[0] for tree in own_text_stage.TREES)  # directories of an owner's text
 OF_PATHS = ('train', 'piece', 'evaluate')  # kinds of tasks whose key is a path
 CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
@@ -48,10 +50,16 @@ class Island:
   resumed: int = 0  # how often the run had been resumed after it diverged, when this process began
   weights: ModuleWeights = dataclasses.field(default_factory=ModuleWeights)  # of modules that it has read or made
   exclusions: dict[tuple[int, int, int], bool] = dataclasses.field(default_factory=dict)  # see pieces.excluded_before
+  owner: str = ''  # whose worker this is, if text stays with its owners
+  own_globs: tuple[str, ...] = ()  # the files of that owner's text
 
   def __post_init__(self):
     s = self.run.settings
     self.registry.names = fact_names.FactNames(s.num_paths, self.all_modules, s.train.phases)
+
+  def error_text(self, error: Exception, message: str = '') -> str:
+    """Returns what others are told of an error; its kind alone by an owner's worker: messages quote text."""
+    return type(error).__name__ if self.owner else message or str(error)
 
   # -- objects
 
@@ -97,16 +105,17 @@ class Island:
   @functools.lru_cache(64)  # noqa: B019
   def tree_sha256(self, tree: str) -> str:
     """Returns the digest of a directory's index, from its maker's fact; '' for the stages' records: they have times."""
-    kind, _, number = maker(tree)
-    [fact] = self.registry.facts({'prepare': 'prepared', 'reroute': 'round'}[kind], number=number)
+    kind, key, number = maker(tree, self)
+    fact_kind = {'prepare': 'prepared', 'reroute': 'round'}.get(kind, kind)
+    [fact] = self.registry.facts(fact_kind, [key], number=number)
     return fact.meta['trees'].get(tree, '')
 
-  def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any]) -> Fact:
+  def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any], key: str = '') -> Fact:
     """Uploads directories of the workdir; raises InputError, before anything changes, where facts name others."""
     indices = {tree: storage_lib.tree_index(self.run.workdir / tree) for tree in trees}
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
-    fact = Fact(kind, '', number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
-    if any(published.sha256 != fact.sha256 for published in self.registry.facts(kind, number=number)):
+    fact = Fact(kind, key, number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
+    if any(published.sha256 != fact.sha256 for published in self.registry.facts(kind, [key], number)):
       raise InputError(
         f'{", ".join(trees)}: the results of this machine differ from those in use; run it on a machine like the first'
       )
@@ -314,7 +323,7 @@ class Island:
 def maker(name: str, island: Island | None = None) -> tuple[str, str, int]:
   """Returns the task (kind, key, number) that wrote an object or a directory, from its name.
 
-  `island`: one whose own modules may be meant, which a path's worker writes at the end of a round.
+  `island`: one whose own modules may be meant, which a path's worker writes at the end of a round, or own text.
   """
   parts = name.removeprefix(f'{OBJECTS}/').split('/')
   if parts[0] == 'paths':
@@ -326,6 +335,8 @@ def maker(name: str, island: Island | None = None) -> tuple[str, str, int]:
       end = next(v for v in itertools.count(version) if island.has_own_objects(v))
       return 'train', str(island.paths_through(module)[0]), end - 1
     return 'outer', module, version
+  if island and island.owner and parts[0] in OWN_TREES:
+    return OWN_TEXT, island.owner, 0
   if parts[0] in ('routing', 'shards') and parts[1] != '0':
     return 'reroute', '', int(parts[1])
   return 'prepare', '', 0

@@ -32,7 +32,7 @@ from dipaco_jax.islands import (
   screening_facts,
   worker,
 )
-from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, STATES, Island
+from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, OWN_TEXT, STATES, Island
 from dipaco_jax.islands.pieces import PIECE
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.processes import display, stopping
@@ -120,8 +120,13 @@ def stuck(island: Island) -> str:
   alive = {r['role'] for r in at_work if r['silent_s'] < SILENT_S}
   ready = island.registry.ready_kinds()
   needed = {role for role, kinds in ROLES.items() if not ready.isdisjoint(kinds)}
+  waiting = island.registry.tasks('ready', OWN_TEXT, TOLD) if OWN_TEXT in ready else []
   return '; '.join(
-    [*failing[:TOLD], *(f'no process has the role {role}: start one' for role in sorted(needed - alive))]
+    [
+      *failing[:TOLD],
+      *(f'no process has the role {role}: start one' for role in sorted(needed - alive)),
+      *(f'no worker reads the text of {t["key"]}: start one with --owner={t["key"]}' for t in waiting),
+    ]
   )
 
 

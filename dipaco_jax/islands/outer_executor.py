@@ -30,7 +30,7 @@ from dipaco_jax.algorithm.grid import Level
 from dipaco_jax.algorithm.row_sum import RowSum
 from dipaco_jax.config import choices, settings
 from dipaco_jax.data import prefetching
-from dipaco_jax.islands import messages, pieces, screening_facts, withdrawals
+from dipaco_jax.islands import messages, owner_facts, pieces, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Later, Malformed
 from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island
 from dipaco_jax.islands.lease import Lease
@@ -326,6 +326,8 @@ def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
 @functools.lru_cache(4)
 def path_weights(island: Island, phase: int) -> np.ndarray:
   """Returns w_i of every path [2.7], [P]; 0 for one that takes no part."""
+  if island.run.settings.data.own_text:
+    return owner_facts.weights(island)(phase).reshape(-1)
   number = island.round_of(phase)
   island.fetch_trees(f'shards/{number}')
   return jobs.weights(island.run, number)(phase).reshape(-1)

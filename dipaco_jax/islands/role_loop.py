@@ -159,7 +159,7 @@ class Role:
     except Exception as e:
       message = f'{type(e).__name__}: {e}'.split('\n')[0]
       logging.warning('%s failed: %s', lease.about['task'], message, exc_info=not is_of_storage(e))
-      lease.release(message)
+      lease.release(self.island.error_text(e, message))
       self.claims.drop(lease)
       self.failures += 1
       if self.failures >= FAILURES or isinstance(e, ValueError):
@@ -170,7 +170,7 @@ class Role:
     """Releases a task that has to wait. The task that made the missing object makes it again."""
     if isinstance(error, Gone):
       self.island.registry.reopen(lease.task, *maker(error.name, self.island))
-    lease.release(str(error))
+    lease.release(self.island.error_text(error))
     self.claims.postponed = lease.task.kind
     self.claims.drop(lease)
 

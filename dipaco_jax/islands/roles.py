@@ -39,6 +39,9 @@ from dipaco_jax.islands import (
   kept_arrays,
   monitor,
   outer_executor,
+  owner_facts,
+  owner_store,
+  owner_workdir,
   screening_facts,
   state_facts,
   worker,
@@ -48,7 +51,7 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
-from dipaco_jax.pipeline import inputs, run as run_lib, stage_records
+from dipaco_jax.pipeline import inputs, own_text_stage, run as run_lib, stage_records
 from dipaco_jax.registry import database, registry_url
 from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.reports import run_report
@@ -82,6 +85,9 @@ class Process:
   resumes: bool = True  # whether it resumes a run that has diverged, or False if its parent has done so
   metrics: metrics_server.MetricsServer | None = None  # the server of this role's metrics for Prometheus
   profiler: profiling.Profiler = profiling.NONE  # of the inner steps of a worker
+  owner: str = ''  # whose worker this is, if text stays with its owners
+  globs: tuple[str, ...] = ()  # files of the owner's text
+  store: str = ''  # the owner's own place, a folder or the URL of a bucket
 
 
 def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any]:
@@ -94,16 +100,19 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
   hosts, role = Hosts(), process.role
   if role != 'worker' and not hosts.is_alone:
     raise InputError(f'--distributed is for workers, of several hosts; --role={role} is one process')
-  storage, local = open_storage(process.workdir), make_local_place(process.workdir)
+  check_owner(process, hosts, settings)
+  storage, local = open_storage(process.workdir), make_local_place(process.store or process.workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data, process.profiler)
-  url = process.url or registry_url.in_folder(local)
-  check_place(storage, local, url)
+  url = process.url or registry_url.in_folder(local_place(process.workdir))
+  check_place(storage, local_place(process.workdir), url)
   registry = Registry(url, process.lease_s)
   run_id = settle(registry, storage, settings, local)
-  if role == 'worker' and hosts.is_first:
+  if role == 'worker' and hosts.is_first and not process.owner:
     inputs.check_inputs(local, settings, keeps=False)
-  island = Island(run, registry, storage, process.name or f'{role}-{socket.gethostname()}-{os.getpid()}')
+  island = Island(run, registry, storage, process.name or default_name(process))
+  if process.owner:
+    island = join_owner(island, process.owner, process.globs, open_storage(process.store), run_id)
   if not hosts.is_first:
     inner_phase.follow(island, hosts)
     return {}
@@ -116,9 +125,40 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
     hosts.broadcast({'diverged': str(e)})
     raise
   hosts.broadcast({})
+  if process.owner:
+    owner_workdir.complete(island)
   kept.close()
   tidy(role, local)
   return outcome(registry)
+
+
+def check_owner(process: Process, hosts: Hosts, settings: settings_lib.Settings):
+  """Raises InputError, before any work, if an owner's worker cannot begin with its options, text and store."""
+  owner_store.check_options(process.owner, process.globs, process.store, settings)
+  if not process.owner:
+    return
+  if not hosts.is_alone:
+    raise InputError('--distributed is for workers of text in one place: leave it out with --owner')
+  if process.is_backup:
+    raise InputError('--backup copies the tasks of others: leave it out with --owner')
+  store = open_storage(process.store)
+  owner_store.check_apart(open_storage(process.workdir), store)
+  owner_store.check_free(store, local_place(process.store))
+  if not store.exists(owner_store.MARK):
+    own_text_stage.check(settings, own_text_stage.Text(process.owner, process.globs))
+
+
+def join_owner(island: Island, owner: str, globs: tuple[str, ...], store: Storage, run_id: str) -> Island:
+  """Returns a process as a worker of an owner, with the owner's store. Raises InputError if that is of another run."""
+  owner_store.settle(store, run_id, owner)
+  storage: Any = owner_store.OwnerStorage(island.storage, store, island.run.settings)
+  return dataclasses.replace(island, storage=storage, owner=owner, own_globs=globs)
+
+
+def default_name(process: Process) -> str:
+  """Returns the name of a process: an owner's tells nothing of the owner's machines."""
+  where = f'{process.owner}-{secrets.token_hex(4)}' if process.owner else f'{socket.gethostname()}-{os.getpid()}'
+  return f'{process.role}-{where}'
 
 
 def outcome(registry: Registry) -> dict[str, Any]:
@@ -150,14 +190,17 @@ def serve(island: Island, process: Process, hosts: Hosts, scratch: pathlib.Path)
     claims = Claims(island, process.role, outer_executor.KINDS, keys)
     work(process, claims, outer_executor.Executor(scratch).perform)
   elif process.role == 'evaluator':
-    work(process, Claims(island, process.role, evaluator.KINDS), evaluator.perform)
+    kinds = ('finish',) if island.run.settings.data.own_text else evaluator.KINDS
+    work(process, Claims(island, process.role, kinds), evaluator.perform)
   else:
     serve_worker(island, process, hosts)
 
 
 def serve_worker(island: Island, process: Process, hosts: Hosts):
   """Trains until the run is finished, and answers other workers that ask for states that this one holds."""
-  kinds = worker.KINDS if hosts.is_alone else worker.TRAIN
+  kinds: tuple[str, ...] = worker.KINDS if hosts.is_alone else worker.TRAIN
+  if (keys := owner_facts.claim_keys(island)) is not None:
+    kinds = worker.OWNERS_KINDS if island.owner else ('prepare',)
   line = state_facts.Line()
   with contextlib.ExitStack() as stack:
     held = stack.enter_context(held_states.slot(island.run.workdir))
@@ -167,7 +210,7 @@ def serve_worker(island: Island, process: Process, hosts: Hosts):
     own_worker = worker.Worker(held, hosts, line)
     pool = Backup(island, kinds, held.holder) if process.is_backup else None
     fetches = dict.fromkeys(worker.TRAIN, own_worker.fetch)
-    claims = Claims(island, process.role, kinds, fetches=fetches, pool=pool, holder=held.holder)
+    claims = Claims(island, process.role, kinds, keys, keys is not None, fetches, pool, held.holder)
     work(process, claims, own_worker.perform)
 
 

@@ -65,6 +65,14 @@ def read(island: Island) -> History:
   return History(phases, pointers.version, pointers.loss, max(times) - min(times))
 
 
+def read_pointers(island: Island) -> Pointers:
+  """Returns where early stopping points at the end of a run."""
+  pointers = Pointers(island)
+  for version in range(1, island.run.settings.train.phases + 1):
+    pointers.add(version)
+  return pointers
+
+
 def is_complete(island: Island, phase: int) -> bool:
   """Returns whether all modules of the version after a phase exist and are evaluated."""
   registry, s = island.registry, island.run.settings

@@ -5,6 +5,8 @@ complete when its facts are inserted:
 
     task                        done by           facts
     prepare                     worker            prepared; module of version 0, each a part of the base
+    own_text (owner)            the owner's       own_text (owner): sizes of shards, where text stays with its owners
+                                                  (owner_facts.py); training begins when all of them exist
     train (path, phase)         worker            checkpoint (path, phase): what the path sends of the levels that it
                                                   shares (messages.py), and the holder of its AdamW state; modules that
                                                   the path has alone, and its evaluation by them (own_levels.py)
@@ -36,8 +38,8 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands import lineage, pieces, withdrawals
-from dipaco_jax.islands.island import CARRIED, Island
+from dipaco_jax.islands import lineage, owner_facts, pieces, withdrawals
+from dipaco_jax.islands.island import CARRIED, OWN_TEXT, Island
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.registry.registry import Fact, NewTask
@@ -61,6 +63,10 @@ def schedule(island: Island, facts: Sequence[Fact]):
   in_order = sorted(facts, key=lambda fact: (fact.kind, fact.number, fact.key))
   by_kind = {kind: list(group) for kind, group in itertools.groupby(in_order, lambda fact: fact.kind)}
   _after_modules(island, by_kind.get('module', []))
+  if 'prepared' in by_kind:
+    island.registry.add_tasks(owner_facts.tasks(island))
+  if OWN_TEXT in by_kind:
+    _after_paths(island, _with_modules(island, range(island.layout.grid.num_paths), 0), 0, 0)
   _after_pieces(island, [*by_kind.get('checkpoint', []), *by_kind.get('piece', [])])
   for fact in by_kind.get('round', []):
     _after_round(island, fact.number)
@@ -110,6 +116,8 @@ def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int
   """Adds the tasks of paths that are at a version, to evaluate and train them; `rounds` have made their shards."""
   s = island.run.settings
   end = jobs.round_end(s, rounds)
+  if version == 0 and owner_facts.missing(island):
+    return
   if 0 < version <= end and s.train.early_stopping and island.has_own_objects(version):  # else see own_levels.py
     island.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths)
   if version < end:
@@ -191,6 +199,8 @@ def waits(island: Island) -> dict[str, list[int]]:
   paths_by_reason = collections.defaultdict[str, list[int]](list)
   if not registry.facts('prepared'):
     return {'prepare': list(range(island.layout.grid.num_paths))}
+  if owners_missing := owner_facts.missing(island):
+    return {f'the text of {", ".join(owners_missing)}': list(range(island.layout.grid.num_paths))}
   trained, rounds = registry.newest('checkpoint'), len(registry.facts('round'))
   tasks = (
     task for kind in ('train', 'piece') for state in ('ready', 'running') for task in registry.tasks(state, kind)

@@ -5,6 +5,7 @@ import shutil
 from typing import Any
 
 from dipaco_jax.data import tokenizer_files
+from dipaco_jax.islands import validation_text
 from dipaco_jax.islands.island import Gone, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.role_loop import Publish
@@ -22,6 +23,7 @@ from dipaco_jax.registry.registry import Fact, Task
 from dipaco_jax.storage import object_store as storage_lib
 
 TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves in storage
+PUBLIC_TREES = TREES[:2]  # the same if the text of paths stays with its owners
 
 
 def describe_stages(run: run_lib.Run) -> dict[str, Any]:
@@ -42,7 +44,8 @@ def describe_stages(run: run_lib.Run) -> dict[str, Any]:
 @time_use.doing(time_use.STAGES)
 def prepare(island: Island, task: Task, lease: Lease) -> Publish:
   """Makes text, base model, routing and shards; every module of version 0 is its part of the base model."""
-  run = island.run
+  run, has_own_text = island.run, island.run.settings.data.own_text
+  trees, last = (PUBLIC_TREES, 'pretrain') if has_own_text else (TREES, 'route')
   lease.observe = functools.partial(describe_stages, run)
 
   def is_here(name: str) -> bool:
@@ -56,13 +59,15 @@ def prepare(island: Island, task: Task, lease: Lease) -> Publish:
       except Gone:
         for name in tokenizer_files.FILES:
           (run.workdir / name).unlink(missing_ok=True)
-    needed = (*TREES, *tokenizer_files.names(run.settings.tokenizer, is_here))
-    if run.record('route') and not all(map(is_here, needed)):
+    needed = (*trees, *tokenizer_files.names(run.settings.tokenizer, is_here))
+    if run.record(last) and not all(map(is_here, needed)):
       stage_records.reopen(run.workdir, 'tokenize')  # records that came from storage, which has lost the rest
     inputs.check_inputs(run.workdir, run.settings)
-    stages.run_all(run, 'route')
+    stages.run_all(run, last)
     lease.check()  # after a long suspension, others may be using the files here
-    prepared = island.publish_trees('prepared', 0, TREES, {'tokenizer': island.publish_tokenizer()})
+    about: dict[str, Any] = {'tokenizer': island.publish_tokenizer()}
+    about |= {'validation_text': validation_text.publish(island)} if has_own_text else {}
+    prepared = island.publish_trees('prepared', 0, trees, about)
     island.storage.upload_tree(run.workdir / 'stages', 'stages')
   base = run.base()
   objects = {

@@ -92,13 +92,13 @@ def replace(island: Island, old: Fact, new: Fact):
     island.read_object(old.uri, old.sha256)
   except Gone as e:
     followers = _followers(island, old, new)
-    withdrawal = Withdrawal([old, *(before for before, _ in followers)], str(e), island.name)
+    withdrawal = Withdrawal([old, *(before for before, _ in followers)], island.error_text(e), island.name)
     island.registry.put([new, *(after for _, after in followers)], withdrawal)
 
 
 def withdraw(island: Island, fact: Fact, why: Gone):
   """Withdraws a fact that cannot be read, and that no task makes again."""
-  if island.registry.revoke(Withdrawal([fact], str(why), island.name)):
+  if island.registry.revoke(Withdrawal([fact], island.error_text(why), island.name)):
     logging.warning('%s is withdrawn: %s', _names_of([fact]), why)
 
 
@@ -113,7 +113,7 @@ def train_again(island: Island, fact: Fact, why: Gone) -> bool:
   if times_withdrawn(island.registry, fact) >= MOST:
     return False
   kind = pieces.TRAIN if fact.kind == pieces.CHECKPOINT else fact.kind
-  withdrawal = Withdrawal([fact, *_dependents(island, fact)], str(why), island.name)
+  withdrawal = Withdrawal([fact, *_dependents(island, fact)], island.error_text(why), island.name)
   if island.registry.revoke(withdrawal, [NewTask(kind, fact.key, fact.number)]):
     message = '%s by %s is withdrawn, and trained again: %s'
     logging.warning(message, _names_of([fact]), fact.meta.get('worker', 'an unnamed worker'), why)
@@ -128,7 +128,7 @@ def why_unreadable(island: Island, first: Fact, standing: Sequence[Fact]) -> str
     for fact in standing:
       _read(island, fact)
   except Gone as e:
-    return str(e)
+    return island.error_text(e)
   return ''
 
 

@@ -17,10 +17,12 @@ from typing import Any, NamedTuple
 import jax
 
 from dipaco_jax.islands import (
+  evaluator,
   hand_over,
   inner_phase,
   lineage,
   own_levels,
+  own_text,
   path_exchange,
   path_state,
   pieces,
@@ -31,7 +33,7 @@ from dipaco_jax.islands import (
 from dipaco_jax.islands.guard import Gone, Later, objects_of
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.inner_phase import Start
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import Arrays, PathState
@@ -47,6 +49,7 @@ from dipaco_jax.storage import tensors
 
 TRAIN = ('train', 'piece')
 KINDS = ('prepare', *TRAIN, 'reroute')  # kinds of tasks of a worker with one host
+OWNERS_KINDS = (OWN_TEXT, *TRAIN, 'evaluate')  # kinds of tasks of an owner's worker
 
 
 class Beginning(NamedTuple):
@@ -83,7 +86,8 @@ class Worker:
     """Performs a task; returns a function that publishes its facts."""
     if task.kind in TRAIN:
       return self.train(island, task, lease)
-    return {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard}[task.kind](island, task, lease)
+    others = {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard, OWN_TEXT: own_text.perform}
+    return others.get(task.kind, evaluator.perform)(island, task, lease)
 
   def fetch(self, island: Island, task: Task) -> Callable[[], Beginning]:
     """Reads a path's shard, parameters and state for a task; returns a function that returns the task's beginning.

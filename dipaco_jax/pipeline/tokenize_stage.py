@@ -54,9 +54,14 @@ def tokenize(run: run_lib.Run) -> dict[str, Any]:
     run.disk.gather('sequences in parts', f'{folder.name}/sequences/*')
     run.disk.only_first(lambda: _publish(run, folder, held), 'published sequences')
   result = seals.read_json(run.workdir / 'sequences' / 'meta.json', 'vocab_size', 'domains')
-  for domain in result['domains'] if s.routing.method == 'owner' else ():
+  for domain in result['domains'] if is_by_owner(s) else ():
     owners.check_domain(Grid(s.grid), domain)
   return result
+
+
+def is_by_owner(s: settings.Settings) -> bool:
+  """Returns whether the text of a config is that of owners, whose names its domains are."""
+  return s.routing.method == 'owner' and not s.data.own_text
 
 
 def _keep(run: run_lib.Run, contents: Mapping[str, bytes]):
@@ -203,9 +208,9 @@ def check_input(s: settings.Settings):
   fraction = corpus.plan_held_back(s).fraction
   check_validation(s, fraction)
   grid, most = Grid(s.grid), 0
-  needed = grid.num_paths * s.train.batch_size * s.model.seq_len
+  needed = _fewest_rows(s) * s.model.seq_len
   for document in corpus.documents(source.settings_of(s), 'train', fraction=fraction, held_text=corpus.NOTHING):
-    if s.routing.method == 'owner':
+    if is_by_owner(s):
       owners.check_domain(grid, document.domain)
     most += source.most_tokens(document.text)
     if most >= needed:
@@ -240,10 +245,20 @@ def check_validation(s: settings.Settings, fraction: float):
   )
 
 
+def _fewest_rows(s: settings.Settings) -> int:
+  """Returns how many rows the text has to fill: a batch of every path, or of the base model if paths have own text."""
+  if s.data.own_text:
+    return s.pretrain.batch_size if s.pretrain.steps else 0
+  return Grid(s.grid).num_paths * s.train.batch_size
+
+
 def check_rows(s: settings.Settings, tokens: int):
   """Raises InputError if `tokens` tokens of text cannot fill a batch of every path."""
   rows, num_paths = tokens // s.model.seq_len, Grid(s.grid).num_paths
-  if rows < num_paths * s.train.batch_size:
+  if s.data.own_text and rows < _fewest_rows(s):
+    batch = f'config.pretrain.batch_size={s.pretrain.batch_size} rows of {s.model.seq_len} tokens'
+    raise InputError(f'{batch} are more than the {rows} rows of the public text: use a smaller batch, or more text')
+  if rows < _fewest_rows(s):
     problem = f'but the text fills only {rows} rows: use a smaller grid or batch, or more text'
     each = f'config.train.batch_size={s.train.batch_size} rows of {s.model.seq_len} tokens each'
     raise InputError(f'config.grid has {num_paths} paths with {each}, {problem}')

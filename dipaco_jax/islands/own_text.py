@@ -1,0 +1,37 @@
+"""The task `own_text (owner)`: an owner's worker reads the owner's text, which stays in the owner's store.
+
+It needs tokenizer, base model and validation text of the run, which are public. Its fact has sizes and digests alone.
+"""
+
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.islands import shared_stages, validation_text
+from dipaco_jax.islands.island import OWN_TEXT, Island
+from dipaco_jax.islands.lease import Lease
+from dipaco_jax.islands.role_loop import Publish
+from dipaco_jax.pipeline import own_text_stage
+from dipaco_jax.processes import time_use
+from dipaco_jax.registry.registry import Task
+
+SHARDS = 'shards/0'
+
+
+@time_use.doing(time_use.STAGES)
+def perform(island: Island, task: Task, lease: Lease) -> Publish:
+  """Makes sequences, routes and shards of an owner's text; raises InputError if it differs from that of the fact."""
+  island.fetch_trees('base')
+  island.fetch_tokenizer()
+  text = own_text_stage.Text(island.owner, island.own_globs, validation_text.read(island))
+  published = island.registry.facts(OWN_TEXT, [island.owner], 0)
+  with island.hold_workdir():
+    for before in published:
+      shared_stages.take_over(island, before)
+    about = own_text_stage.make(island.run, text)
+    lease.check()  # after a long suspension, others may be using the files here
+    if any(before.meta['paths'] != about for before in published):
+      message = f'--data differs from the text that {island.owner} began this run with'
+      raise InputError(f'{message}: restore the files that were read')
+    for tree in own_text_stage.TREES:
+      if tree != SHARDS:
+        island.storage.upload_tree(island.run.workdir / tree, tree)
+    fact = island.publish_trees(OWN_TEXT, 0, (SHARDS,), {'paths': about}, island.owner)
+  return lambda: [fact]

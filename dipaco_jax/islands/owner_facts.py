@@ -1,0 +1,56 @@
+"""What all processes know of owners' text, from facts `own_text (owner)`, and which tasks a process may take.
+
+If a run's config has `data.own_text`, the text of a path stays with its owner, and so do all tasks that need it. Other
+processes know sizes alone: w_i of the outer steps follow from them [2.7]. Training begins when all owners' facts exist.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dipaco_jax.config import owners
+from dipaco_jax.islands.guard import Later
+from dipaco_jax.islands.island import OWN_TEXT, Island
+from dipaco_jax.pipeline import jobs
+from dipaco_jax.registry.registry import NewTask
+
+NOBODY = ''  # key of the tasks of a run that are not an owner's
+
+
+def tasks(island: Island) -> list[NewTask]:
+  """Returns the tasks that read the owners' text, if it stays with its owners."""
+  return [NewTask(OWN_TEXT, owner, 0) for owner in names(island)]
+
+
+def names(island: Island) -> tuple[str, ...]:
+  """Returns the owners whose text stays with them; none if all text is in one place."""
+  return owners.names(island.layout.grid) if island.run.settings.data.own_text else ()
+
+
+def missing(island: Island) -> list[str]:
+  """Returns the owners whose text is not read yet."""
+  known = {fact.key for fact in island.registry.facts(OWN_TEXT, names(island), 0)} if names(island) else set()
+  return [owner for owner in names(island) if owner not in known]
+
+
+def read(island: Island) -> dict[int, dict[str, Any]]:
+  """Returns what is known of the text of each path. Raises Later while an owner's text is not read."""
+  if owners_missing := missing(island):
+    raise Later(f'the text of {", ".join(owners_missing)} is not there yet')
+  facts = island.registry.facts(OWN_TEXT, names(island), 0)
+  return {int(path): about for fact in facts for path, about in fact.meta['paths'].items()}
+
+
+def weights(island: Island) -> Callable[[int], np.ndarray]:
+  """Returns phase -> w_i of every path, like the grid. Raises Later while an owner's text is not read."""
+  by_path = read(island)
+  return jobs.weights_of(island.run.settings, [by_path[path]['tokens'] for path in range(len(by_path))])
+
+
+def claim_keys(island: Island) -> list[str] | None:
+  """Returns the keys of the tasks that this process may claim as a worker; None if it may claim all."""
+  if not island.run.settings.data.own_text:
+    return None
+  paths = owners.paths_of(island.layout.grid, island.owner) if island.owner else []
+  return [island.owner or NOBODY, *map(str, paths)]

@@ -1,0 +1,73 @@
+"""The end of a run in an owner's store: it becomes a workdir of the owner's paths, which all commands can use.
+
+It has tokenizer, config and base of the run, and the modules of the owner's paths in their last version and in those
+that early stopping points to.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+
+from dipaco_jax.algorithm.grid import Coordinates, Level
+from dipaco_jax.config import owners
+from dipaco_jax.data import tokenizer_files
+from dipaco_jax.islands import final_files, run_history
+from dipaco_jax.islands.guard import Later
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.owner_store import OwnerStorage
+from dipaco_jax.islands.path_state import Arrays
+from dipaco_jax.storage import publishing
+from dipaco_jax.storage.object_store import Storage
+from dipaco_jax.training import module_publishing
+
+POINTERS = 'paths/best.json'  # written last
+PAUSE_S = 1.0
+
+
+def complete(island: Island):
+  """Makes a workdir of the store of an owner whose run is finished, unless another worker of the owner has made it."""
+  storage = island.storage
+  assert isinstance(storage, OwnerStorage)
+  while not storage.store.exists(POINTERS):
+    try:
+      with island.hold_workdir():
+        _write(island)
+        _upload(island, storage.store)
+    except Later:  # another worker of the owner holds it
+      time.sleep(PAUSE_S)
+
+
+def _write(island: Island):
+  """Writes the files of the workdir on this machine."""
+  island.fetch_trees('base')
+  island.fetch_tokenizer()
+  final_files.restore_config(island)
+  pointers = run_history.read_pointers(island)
+  paths = owners.paths_of(island.layout.grid, island.owner)
+  for version in sorted({island.run.settings.train.phases, *(pointers.version[path] for path in paths)}):
+    module_publishing.publish_module_files(island.run.workdir, version, _modules(island, version, pointers.version))
+  with contextlib.suppress(FileExistsError):
+    (island.run.workdir / 'paths').mkdir()
+  best = {'version': pointers.version, 'holdout_loss': pointers.loss}
+  publishing.write_json(island.run.workdir / POINTERS, best)
+
+
+def _modules(island: Island, version: int, best_version: list[int]) -> Iterator[tuple[Level, Coordinates, Arrays]]:
+  """Yields the modules that the owner's paths go through in a version."""
+  paths = owners.paths_of(island.layout.grid, island.owner)
+  keys = {key for path in paths for key in island.modules_of(path).values()}
+  for fact in island.registry.facts('module', sorted(keys), version):
+    if island.is_chosen(fact, best_version):
+      yield *island.parse_module(fact.key), island.read_weights(fact)
+
+
+def _upload(island: Island, store: Storage):
+  """Uploads the workdir if the store is a bucket, the pointers last."""
+  workdir = island.run.workdir
+  if store.local_path('') is not None:
+    return
+  for tree in ('modules', 'base', 'stages'):
+    store.upload_tree(workdir / tree, tree)
+  names = tokenizer_files.names(island.run.settings.tokenizer, lambda name: (workdir / name).exists())
+  for name in ('config.json', *names, POINTERS):
+    store.write(name, (workdir / name).read_bytes())
