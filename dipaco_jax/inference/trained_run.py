@@ -242,6 +242,9 @@ class TrainedRun:
     for level in self.layout.levels:
       module = self.layout.grid.module(level, self.layout.grid.coordinates(number))
       key = f'{module_store.module_key(level, module)}.safetensors'
+      if key not in digests and self.settings.data.own_text:
+        name = self.layout.grid.path_name(number)
+        raise InputError(f'--path={name}: it is not in {self.workdir}; its owner has it, in a store of its own')
       files_by_level[level.name] = f'modules/{version}/{key}', digests.get(key, seals.UNKNOWN)
     return files_by_level
 

@@ -91,7 +91,7 @@ def _of_owner(
     'paths': paths,
     'documents': sum(texts[path]['documents'] for path in paths),
     'tokens': sum(texts[path]['tokens'] for path in paths),
-    'holdout_targets': sum(losses[path][1] for path in paths),
+    'holdout_targets': round(sum(losses[path][1] for path in paths)),
     'perplexity': perplexity(losses[path] for path in paths),
   }
 

@@ -16,7 +16,7 @@ import numpy as np
 from dipaco_jax.islands import path_state, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Gone, guarding
 from dipaco_jax.islands.held_states import HeldStates
-from dipaco_jax.islands.island import STATES, Island
+from dipaco_jax.islands.island import OBJECTS, STATES, Island
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import retry, tensors
@@ -27,6 +27,7 @@ PARTS = 64  # how many, unless they are smaller or larger than these
 SMALLEST_PART = 2**18  # bytes
 LARGEST_PART = 2**23  # bytes
 BYTES = 'bytes'  # name of the one array of a part
+KEPT = 2  # states of a path in its owner's store, the newest
 LOOK_S, LOOK_AGAIN_S = 1.0, 20.0  # between looks for states to publish, and after an error
 
 
@@ -75,6 +76,18 @@ def publish(island: Island, checkpoint: Fact, state: Arrays, wait: Callable[[], 
   fact = Fact(STATE, checkpoint.key, checkpoint.number, '', digest, about)
   withdrawals.put(island, [fact])
   island.registry.mark_scheduled([fact])  # nothing follows from it
+  if island.owner:
+    _forget_older(island, checkpoint.key)
+
+
+def _forget_older(island: Island, path: str):
+  """Deletes the states of an owner's path but the newest KEPT: the monitor cannot reach the owner's store."""
+  folder = f'{OBJECTS}/{STATES}/{path}'
+  phases = {name: name.removeprefix(f'{folder}/').partition('-')[0] for name in island.storage.names(folder)}
+  kept = sorted({int(phase) for phase in phases.values() if phase.isdecimal()})[-KEPT:]
+  for name, phase in phases.items():
+    if phase.isdecimal() and int(phase) not in kept:
+      island.storage.delete(name)
 
 
 def in_parts(state: Arrays) -> Iterator[Arrays]:
