@@ -81,7 +81,8 @@ class Member:
     self.worker = worker.Worker(HeldStates(run.store(owner) / 'held' if owner else None, owner))
     if self.worker.held.folder:
       self.worker.held.folder.mkdir(parents=True, exist_ok=True)
-    kinds = worker.OWNERS_KINDS if owner else ('prepare', 'outer', 'finish')
+    keeps = ('prepare', 'outer', 'finish') if run.settings.data.own_text else one_process.KINDS
+    kinds = worker.OWNERS_KINDS if owner else keeps
     keys = owner_facts.claim_keys(self.island) if owner else None
     self.executor = outer_executor.Executor(run.place / 'scratch')
     self.role = role_loop.Role(Claims(self.island, 'all', kinds, keys, bool(owner), holder=owner), self.perform)
@@ -155,10 +156,17 @@ class OwnersRun:
           return
     raise AssertionError(f'no {kind} after {TURNS} turns')
 
+  def outcome(self) -> dict[str, str]:
+    """{fact: sha256} of all that the run has come to."""
+    facts = registry.Registry(f'sqlite:///{self.place}/registry.db')
+    found = [fact for kind in ('own_text', 'module', 'evaluation', 'checkpoint') for fact in facts.facts(kind)]
+    facts.close()
+    return {f'{fact.kind} {fact.key} {fact.number}': fact.sha256 for fact in found}
+
   @contextlib.contextmanager
-  def members(self):
+  def members(self, owners=OWNERS):
     """The keeper and a worker of each owner."""
-    members = [Member(self, owner) for owner in ('', *OWNERS)]
+    members = [Member(self, owner) for owner in ('', *owners)]
     try:
       yield members
     finally:
@@ -170,3 +178,11 @@ class OwnersRun:
 def changed(s: settings_lib.Settings, **sections) -> settings_lib.Settings:
   """The settings with other fields in sections."""
   return dataclasses.replace(s, **{n: dataclasses.replace(getattr(s, n), **f) for n, f in sections.items()})
+
+
+def pooled(folder: pathlib.Path, keeper: pathlib.Path, **sections) -> settings_lib.Settings:
+  """Of one job on the text of all owners in one place, with the keeper's tokenizer and validation text."""
+  train = tuple(str(own_file(folder, owner)) for owner in OWNERS)
+  data = dict(train=train, validation=(str(folder / 'pooled-validation.jsonl'),), own_text=False)
+  s = changed(settings(folder, **sections), tokenizer=dict(model_file=str(keeper / 'tokenizer.model')))
+  return changed(s, data=data)
