@@ -277,6 +277,8 @@ def test_choices(name):
 GRID = {'grid': {'a': 2, 'b': 2}}
 OWNERS = {'grid': {'owner': ('clinic', 'court')}, 'levels': (('all', '.*', ('owner',)),)}
 TFDS = {'source': 'tfds', 'name': 'c4/en:3.0.1', 'data_dir': 'gs://bucket/datasets'}
+OWN_TEXT = {'source': 'files', 'train': ('a',), 'validation': ('b',), 'own_text': True}
+APART = OWNERS | {'data': OWN_TEXT, 'routing': {'method': 'owner'}}
 SEQIO = {'source': 'seqio', 'name': 'my_task'}
 DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3}
 
@@ -320,6 +322,25 @@ DISCRIMINATIVE = {'method': 'discriminative', 'rounds': 2, 'phases_per_round': 3
     (
       OWNERS | {'routing': {'method': 'owner', 'capacity': 2.0}},
       'config.routing.capacity requires a router with scores',
+    ),
+    (OWNERS | {'data': OWN_TEXT}, "config.data.own_text=True requires config.routing.method='owner'"),
+    (
+      APART | {'data': OWN_TEXT | {'validation': ()}},
+      'config.data.own_text=True requires public validation text: name',
+    ),
+    (
+      APART | {'train': {'early_stopping': False}},
+      'config.data.own_text=True requires config.train.early_stopping=True',
+    ),
+    (APART | {'data': OWN_TEXT | {'holdout_fraction': 0.0}}, 'config.data.own_text=True requires config.train.early'),
+    (APART | {'train': {'paths_per_phase': 1}}, 'config.train.paths_per_phase=1 needs the text or the modules of all'),
+    (
+      APART | {'evaluate': {'control': True}},
+      'config.evaluate.control=True needs the text or the modules of all owners',
+    ),
+    (
+      APART | {'routing': {'method': 'owner', 'router_fraction': 0.1}},
+      'config.routing.router_fraction=0.1 needs the text or the modules of all owners in one place',
     ),
     (GRID | {'routing': {'top_n': 5}}, 'config.routing.top_n=5 is more than the 4 paths of config.grid'),
     (GRID | {'routing': {'method': 'single'}}, "config.routing.method='single' is for one path; config.grid has 4"),

@@ -13,6 +13,7 @@ from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.islands import (
   evaluator,
   island,
+  monitor,
   outer_executor,
   owner_facts,
   owner_workdir as owner_workdir,
@@ -84,6 +85,7 @@ class Member:
     keeps = ('prepare', 'outer', 'finish') if run.settings.data.own_text else one_process.KINDS
     kinds = worker.OWNERS_KINDS if owner else keeps
     keys = owner_facts.claim_keys(self.island) if owner else None
+    self.collector = monitor.Collector(self.island)
     self.executor = outer_executor.Executor(run.place / 'scratch')
     self.role = role_loop.Role(Claims(self.island, 'all', kinds, keys, bool(owner), holder=owner), self.perform)
 
@@ -101,6 +103,8 @@ class Member:
       self.role.work(lease)
       self.role.settle(0)
       state_facts.publish_aside(self.island, self.worker.held, self.worker.line)
+    if not self.owner and self.island.registry.facts('prepared'):
+      self.collector.collect(monitor.frontier(self.island) - monitor.GENERATIONS)
     return bool(lease)
 
   def close(self):

@@ -17,7 +17,7 @@ from dipaco_jax.storage import backends, object_store, tensors
 
 TEXT_BYTES, IDS, ARRAY_BYTES = 24, 16, 64  # in a window
 FEWEST_BYTES = 12  # different ones in a window of an array: else it is of zeros or ones, which anyone may have
-NUMBERS = re.compile(r'\d+(?:\s*,\s*\d+){%d,}' % (IDS - 1))
+NUMBERS = re.compile(rf'\d+(?:\s*,\s*\d+){{{IDS - 1},}}')
 
 
 class Sent:

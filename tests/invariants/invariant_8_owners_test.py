@@ -1,4 +1,4 @@
-"""Invariant 8 of owners: islands whose text stays with its owners agree with one job, and islands, on the text of all."""
+"""Invariant 8 of owners: islands whose text stays with its owners agree with those that have the text of all."""
 
 import dataclasses
 import json

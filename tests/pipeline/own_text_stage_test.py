@@ -80,7 +80,8 @@ def test_shards_are_those_of_one_job_on_the_text_of_all(owner, folder, keeper, p
   about = own_text_stage.make(run, text_of(folder, keeper, owner))[str(path)]
   for mine, theirs in zip(read_rows(run, path, 'train'), read_rows(pooled, path, 'train'), strict=True):
     np.testing.assert_array_equal(mine, theirs)
-  assert in_rows(held := read_rows(run, path, 'holdout')) == in_rows(read_rows(pooled, path, 'holdout')) != []
+  held = read_rows(run, path, 'holdout')
+  assert in_rows(held) == in_rows(read_rows(pooled, path, 'holdout')) != []
   meta = pooled.shards_meta(0)
   assert about['tokens'] == meta['shard_tokens'][path] == run.shards_meta(0)['shard_tokens'][path] > 0
   assert run.shards_meta(0)['shard_tokens'][1 - path] == 0, 'of others nothing is known'
@@ -102,6 +103,7 @@ def test_text_that_is_the_same_is_not_read_again_and_other_text_is(folder, keepe
   assert after['1']['documents'] < before['1']['documents'] and after['1']['sha256'] != before['1']['sha256']
 
 
+@pytest.mark.slow
 def test_several_paths_of_an_owner_share_its_text_by_k_means(folder, keeper):
   grid = {'owner': OWNERS, 'topic': 2}
   levels = (('all', '.*', ('owner', 'topic')),)
@@ -117,7 +119,7 @@ def test_several_paths_of_an_owner_share_its_text_by_k_means(folder, keeper):
 def test_too_little_text_is_an_error_before_any_work(folder, keeper, tmp_path):
   (tmp_path / 'short.jsonl').write_text('{"text": "a b"}\n' * 100)
   text = own_text_stage.Text('court', (str(tmp_path / 'short.jsonl'),))
-  with pytest.raises(ValueError, match='--data: 0 documents are longer than config.routing.prefix_tokens=32'):
+  with pytest.raises(ValueError, match=r'--data: 0 documents are longer than config.routing.prefix_tokens=32'):
     own_text_stage.check(keeper.settings, text)
   with pytest.raises(ValueError, match='no-such'):
     own_text_stage.check(keeper.settings, text._replace(globs=(str(tmp_path / 'no-such-*.jsonl'),)))
