@@ -9,6 +9,10 @@ A worker trains `pieces` of a phase by `inner_phase`, on all of its `worker_host
 `own_levels` has the levels of a single path. A path's `path_state` stays in the worker's `held_states`; `lineage` says
 where it comes from, `state_facts` publish it, and `hand_over` asks its holder for it.
 
+If text stays with its owners, an owner's worker keeps it in its `owner_store`, where it reads it by `own_text`, without
+what is in the keeper's `validation_text`; `owner_facts` have all that others know of it. `owner_report` ends such a run
+for the keeper, `owner_workdir` for an owner; `final_files` are those that the end of any run leaves.
+
 All roles read modules through `module_weights` and `kept_arrays`, and parse what others wrote inside `guard`.
 `screening_facts` excludes paths, and ends a run that diverges; `withdrawals` withdraw what cannot be read.
 `run_history`, `live_metrics` and `status_table` show the progress of roles, `run_costs` and `wire_status` their costs,

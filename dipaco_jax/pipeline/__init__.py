@@ -2,7 +2,7 @@
 
 Read `stage` (inputs and files of a stage) and `stages` (their order) first, then `run` (a run in its workdir) and the
 stages' own files: `tokenize_stage`, `jobs` (the models to train), `route_stage` with `features`, `resharding_round`,
-`router_refit`, and `validate_stage` with `token_losses`, `document_losses`, `group_ratios`, `rerouted_perplexity`,
+`own_text_stage`, `router_refit`, and `validate_stage` with `token_losses`, `document_losses`, `group_ratios`, `rerouted_perplexity`,
 `excerpt_choice` and `samples`. Before the first stage `preflight` checks everything: `inputs` with `input_records`,
 `rate_check`, and `reuse`, which takes stages from another run. `plan` and `epochs` count training in advance. Other
 rooms read `stage_records`.
