@@ -22,8 +22,8 @@ from dipaco_jax.storage import seals
 
 def warm(engine):
   """Compiles an engine's first programs and loads its first paths; returns the engine."""
-  num_paths, start = engine.run.layout.grid.num_paths, (engine.run.tokenizer.eos_id,)
-  engine.generate([Request(start, 2, path, until_eos=False) for path in range(min(num_paths, engine.max_paths))])
+  paths, start = engine.run.paths_here[: engine.max_paths], (engine.run.tokenizer.eos_id,)
+  engine.generate([Request(start, 2, path, until_eos=False) for path in paths])
   try:
     engine.run.router.path(start)
   except seals.Damaged:

@@ -33,6 +33,9 @@ AFTER |= dict.fromkeys(stage_lib.CONTROLS.values(), ' of the dense control after
 def status(workdir: pathlib.Path) -> str:
   """Returns a few lines on the progress and results of a run. Raises InputError if there is none in workdir."""
   config, complete = read_settings(workdir), read_stages(workdir)
+  if (workdir / remedies.OWNERS_MARK).exists():
+    published = 'with modules of its paths' if (workdir / 'paths' / 'best.json').exists() else 'of a run that trains'
+    return f'{workdir}: the store of an owner, {published}; status of the workdir that all owners share shows its run'
   stage = next((name for name in stage_lib.NAMES if name not in complete), None)
   holder = owner(workdir)
   doing = 'finished'

@@ -9,6 +9,7 @@ memory once.
     path.logits('The first words of a text')
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -175,6 +176,19 @@ class TrainedRun:
     if not module_store.are_versions(versions) or len(versions) != self.layout.grid.num_paths:
       raise self.files.damaged('paths/best.json')
     return versions
+
+  @property
+  def paths_here(self) -> list[int]:
+    """The paths that can be loaded: all, but in an owner's store those of the owner."""
+    paths = range(self.layout.grid.num_paths)
+    if not self.settings.data.own_text:
+      return [*paths]
+    here = []
+    for path in paths:
+      with contextlib.suppress(InputError):
+        self.module_files(path, self.best_versions[path])
+        here.append(path)
+    return here
 
   @functools.cached_property
   def report(self) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, OWN_TREES, STATES
-from dipaco_jax.storage import files
+from dipaco_jax.storage import files, remedies
 from dipaco_jax.storage.object_store import Storage
 
-MARK = 'owner.json'  # in the store: the run and the owner that it is of
+MARK = remedies.OWNERS_MARK
 SENT = f'{OBJECTS}/paths/'  # of what paths send
 
 

@@ -136,6 +136,7 @@ def test_a_store_ends_as_a_workdir_of_its_owners_path(finished):
   own = tensors.read_arrays(module)
   assert own and all(np.array_equal(path.params[name], x) for name, x in own.items() if x.ndim < 2)
   assert path.logits('bcd fgk').shape[1] == path.tokenizer.vocab_size
+  assert trained_run.TrainedRun(str(run.store('court'))).paths_here == [1], 'which `serve` warms up'
   with pytest.raises(ValueError, match=r'--path=clinic: it is not in .*; its owner has it'):
     trained_run.load(str(run.store('court')), 'clinic')
 
