@@ -7,7 +7,7 @@ import one_process
 import plain_transformer
 import pytest
 
-from dipaco_jax.islands import evaluator, run_history
+from dipaco_jax.islands import evaluator, final_files, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import validate_stage
@@ -73,5 +73,5 @@ def test_a_config_that_was_removed_with_its_folder_is_written_again(made):
   file = made.run.workdir / 'config.json'
   before = file.read_bytes()
   file.unlink()
-  evaluator.restore_config(made)
+  final_files.restore_config(made)
   assert file.read_bytes() == before
