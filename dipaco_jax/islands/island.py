@@ -33,7 +33,7 @@ OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 OUTER = 'outer'  # a module's outer state: its object in the fact's metadata
 DIFFERENCES = 'differences'  # of modules, in storage
 STATES = 'states'  # of paths, in storage
-OF_PATHS = ('train', 'piece', 'evaluate')  # kinds of tasks whose key is a path
+OF_PATHS = ('train', 'piece', 'evaluate', 'audit', 'confirm')  # kinds of tasks whose key is a path
 CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 

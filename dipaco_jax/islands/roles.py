@@ -32,6 +32,8 @@ from dipaco_jax.config import fields, settings as settings_lib
 from dipaco_jax.core import errors
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
+  audit_facts,
+  auditor,
   evaluator,
   hand_over,
   held_states,
@@ -167,8 +169,9 @@ def serve_worker(island: Island, process: Process, hosts: Hosts):
     own_worker = worker.Worker(held, hosts, line)
     pool = Backup(island, kinds, held.holder) if process.is_backup else None
     fetches = dict.fromkeys(worker.TRAIN, own_worker.fetch)
-    claims = Claims(island, process.role, kinds, fetches=fetches, pool=pool, holder=held.holder)
-    work(process, claims, own_worker.perform)
+    audits = audit_facts.Queue(island, held.holder) if audit_facts.is_on(island) else None
+    claims = Claims(island, process.role, kinds, fetches=fetches, pool=pool, holder=held.holder, audits=audits)
+    work(process, claims, auditor.Auditor(hosts).beside(own_worker.perform))
 
 
 def work(process: Process, claims: Claims, perform: Perform):
