@@ -60,7 +60,8 @@ class Screen:
     if not self.terminal:
       from dipaco_jax.islands import status_table
 
-      important = [lines[0], *(line for line in lines if line.startswith(status_table.EXCLUDED))]
+      seen = status_table.EXCLUDED, status_table.SUSPENDED
+      important = [lines[0], *(line for line in lines if line.startswith(seen))]
       for line in important:
         if line not in self.last:
           stopping.write(line, self.stream)

@@ -13,19 +13,19 @@ audit begins from the newest state published before the phase, and compares the 
 An audit that no worker can do is closed by a fact that says so: a run never waits for it.
 """
 
+import contextlib
 import hashlib
 import hmac
 import json
 import logging
 import secrets
-import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from dipaco_jax.islands import lineage, pieces, suspensions
+from dipaco_jax.islands import pieces, suspensions
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.state_facts import STATE
-from dipaco_jax.registry.registry import SILENT_S, Conflict, Fact, Lost, NewTask, Row, Task
+from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Row, Task
 
 AUDIT, CONFIRM = 'audit', 'confirm'
 KINDS = (AUDIT, CONFIRM)
@@ -33,7 +33,6 @@ AUDITED, CONFIRMED = 'audited', 'confirmed'
 FACT_OF = {AUDIT: AUDITED, CONFIRM: CONFIRMED}
 SEED = 'audit_seed'
 CLOSED = 'closed'  # in the metadata of a fact: why nobody has computed anything
-PATIENCE_S = 2 * SILENT_S  # without a worker that may do an audit, after which the audit is closed
 
 
 def is_on(island: Island) -> bool:
@@ -55,10 +54,8 @@ def secret_seed(island: Island) -> str:
   if not (facts := island.registry.facts(SEED)):
     seed = secrets.token_hex(16)
     new_fact = Fact(SEED, '', 0, '', hashlib.sha256(seed.encode()).hexdigest(), {'seed': seed})
-    try:
+    with contextlib.suppress(Conflict):  # another process has made one
       island.registry.put([new_fact])
-    except Conflict:
-      pass  # another process has made one
     facts = island.registry.facts(SEED)
     island.registry.mark_scheduled(facts)
   return facts[0].meta['seed']
@@ -130,9 +127,9 @@ class Queue:
     registry = self.island.registry
     for row in open_tasks(self.island):
       is_free = row['state'] == 'ready' or row['lease_left_s'] < 0
-      if is_free and may_audit(self.island, int(row['key'])) and self._may_do(row):
-        if task := registry.claim_chosen(self.island.name, row):
-          return task
+      is_ours = is_free and may_audit(self.island, int(row['key'])) and self._may_do(row)
+      if is_ours and (task := registry.claim_chosen(self.island.name, row)):
+        return task
     return None
 
   def _may_do(self, row: Row) -> bool:
@@ -201,141 +198,9 @@ def describe(island: Island, audited: Fact) -> str:
   path = island.layout.grid.path_name(int(audited.key))
   levels = ', '.join(audited.meta.get('levels', []))
   maker, auditor = audited.meta['worker'], audited.meta['by']
-  return f'audit of phase {audited.number + 1} of path {path}: {auditor} has computed other values of {levels} than {maker}'
-
-
-# -- the end
-
-
-def live_workers(island: Island) -> list[str]:
-  """Returns the names of the workers that are not suspended and were heard lately; one that has ended may return."""
-  suspended = suspensions.current(island.registry)
-  workers = (role for role in island.registry.roles() if role['role'] == 'worker')
-  return [role['name'] for role in workers if role['silent_s'] < SILENT_S and role['name'] not in suspended]
-
-
-def without_workers(island: Island) -> list[Row]:
-  """Returns the open audits that no live worker may do."""
-  if not (rows := open_tasks(island)):
-    return []
-  names = live_workers(island)
-
-  def has_none(row: Row) -> bool:
-    return not any(may_do(island, row['kind'], row['key'], row['number'], name) for name in names)
-
-  return [row for row in rows if (row['state'] == 'ready' or row['lease_left_s'] < 0) and has_none(row)]
-
-
-def close(island: Island, rows: Iterable[Row], why: str) -> list[Fact]:
-  """Closes audits; returns their facts."""
-  facts = []
-  for row in rows:
-    if task := island.registry.claim_chosen(island.name, row):
-      fact = closed(island, task, why)
-      try:
-        island.registry.complete(task, [fact])
-      except (Lost, Conflict):
-        continue
-      facts.append(fact)
-      logging.warning('%s was given up: %s', island.words(task), why)
-  return facts
-
-
-def are_all_that_is_left(island: Island) -> bool:
-  """Returns whether audits are the only tasks of the run that are open."""
-  open_kinds = {kind for kind, states in island.registry.counts().items() if {*states} - {'done'}}
-  return bool(open_kinds) and open_kinds <= {*KINDS}
-
-
-class Overseer:
-  """The monitor's part: draws audits, closes those that nobody can do, and compares states that come late."""
-
-  def __init__(self, island: Island, clock: Callable[[], float] = time.monotonic):
-    self.island, self.clock = island, clock
-    self.drawn: dict[str, int] = {}
-    self.lonely_since: dict[int, float] = {}  # by task: since when no live worker may do it
-    self.idle_since: dict[int, float] = {}  # since when the run waits for it, and nobody does it
-    self.running = set[tuple[str, int]]()  # paths and phases of audits that were open at the last look
-    self.has_looked = False
-    self.expected: dict[tuple[str, int], Fact] = {}  # audits of phases whose state is not published yet
-
-  def look(self) -> list[Fact]:
-    """Draws and closes audits; returns the facts of those that it has closed."""
-    if not is_on(self.island):
-      return []
-    draw(self.island, self.drawn)
-    self._note_states(open_tasks(self.island))
-    self._compare_states()
-    lonely = {row['id']: row for row in without_workers(self.island)}
-    self._note(self.lonely_since, lonely)
-    is_end = are_all_that_is_left(self.island)
-    idle = {row['id']: row for row in open_tasks(self.island) if is_end and row['state'] == 'ready'}
-    self._note(self.idle_since, idle)
-    now = self.clock()
-    alone = [row for id_, row in lonely.items() if now - self.lonely_since[id_] >= PATIENCE_S]
-    late = [row for id_, row in idle.items() if now - self.idle_since[id_] >= self._patience_s]
-    facts = close(self.island, alone, 'no worker that may do it is alive')
-    return facts + close(self.island, late, 'no worker has begun it, and the run waits for nothing else')
-
-  def needed_since(self) -> dict[int, tuple[int, int]]:
-    """Returns the lowest and the highest phase of audits, by path, whose inputs have to be kept."""
-    if not is_on(self.island):
-      return {}
-    phases: dict[int, list[int]] = {}
-    for row in open_tasks(self.island):
-      phases.setdefault(int(row['key']), []).append(row['number'])
-    for fact in self.island.registry.unscheduled():  # from which other audits may follow
-      if fact.kind == AUDITED:
-        phases.setdefault(int(fact.key), []).extend([fact.number, *fact.meta.get('differing', [])])
-    for path, phase in self.expected:
-      if lineage.publishes_state(self.island, int(path), phase):
-        phases.setdefault(int(path), []).append(phase)
-    return {path: (min(numbers), max(numbers)) for path, numbers in phases.items()}
-
-  def _note_states(self, rows: Sequence[Row]):
-    """Notes what states should be, as audits that ended since the last look have found."""
-    island, ended = self.island, self.running - {(row['key'], row['number']) for row in rows}
-    self.running = {(row['key'], row['number']) for row in rows}
-    facts = [fact for path, phase in ended for fact in island.registry.facts(AUDITED, [path], phase)]
-    if not self.has_looked:
-      facts, self.has_looked = island.registry.facts(AUDITED), True
-    self.expected |= {(fact.key, fact.number): fact for fact in facts if STATE in fact.meta}
-
-  def _compare_states(self):
-    """Has a third worker look at states that were published after their audit, and differ from what it expects."""
-    newest = self.island.registry.newest(STATE) if self.expected else {}
-    for (path, phase), audited in list(self.expected.items()):
-      if phase > newest.get(path, -1):
-        continue
-      del self.expected[path, phase]  # no audit begins from this state, or it is compared now
-      for checkpoint in self.island.registry.facts(pieces.CHECKPOINT, [path], phase):
-        if not agrees_with_state(self.island, checkpoint, audited.meta[STATE]):
-          logging.warning('the state of path %s after phase %d differs from its audit', path, phase + 1)
-          self.island.registry.add_tasks([NewTask(CONFIRM, path, phase)])
-
-  @property
-  def _patience_s(self) -> float:
-    return PATIENCE_S + 4 * self.island.registry.lease_s
-
-  def _note(self, since: dict[int, float], rows: Collection[int]):
-    """Notes when rows were seen first without a gap."""
-    for gone in since.keys() - {*rows}:
-      del since[gone]
-    for row in rows:
-      since.setdefault(row, self.clock())
-
-
-def settle(island: Island) -> list[Fact]:
-  """Draws all audits, and closes those that nobody can do if the run waits for nothing else; returns their facts."""
-  if not is_on(island):
-    return []
-  draw(island, {})
-  if not are_all_that_is_left(island):
-    return []
-  return close(island, without_workers(island), 'no worker that may do it is alive')
-
-
-# -- states
+  return (
+    f'audit of phase {audited.number + 1} of path {path}: {auditor} has computed other values of {levels} than {maker}'
+  )
 
 
 def agrees_with_state(island: Island, checkpoint: Fact, expected: str) -> bool:

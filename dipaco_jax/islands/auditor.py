@@ -61,7 +61,9 @@ class Auditor:
 
   def beside(self, perform: Perform) -> Perform:
     """Returns a function that performs audits here, and other tasks by `perform`."""
-    return lambda island, task, lease: (self.perform if task.kind in audit_facts.KINDS else perform)(island, task, lease)
+    return lambda island, task, lease: (self.perform if task.kind in audit_facts.KINDS else perform)(
+      island, task, lease
+    )
 
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish:
     """Audits a phase of a path; returns a function that publishes the result.
@@ -102,7 +104,9 @@ class Auditor:
     expected = '' if differences.get(task.number) else expected_state(island, path, task.number, state)
     if expected and not audit_facts.agrees_with_state(island, checkpoint, expected):
       differences[task.number] = [Difference(checkpoint.meta.get('worker', ''), {STATE: None})]
-    return describe(island, task, checkpoint, sorted({part.phase for part in parts}), differences, digests, expected, started)
+    return describe(
+      island, task, checkpoint, sorted({part.phase for part in parts}), differences, digests, expected, started
+    )
 
   def finish_piece(
     self, island: Island, path: int, part: Part, phase: int, trained: Trained
@@ -167,7 +171,7 @@ def relative_difference(island: Island, fact: Fact, name: str, sent: Sent) -> fl
   square = math.fsum(float(np.linalg.norm(x[at].astype(np.float64) - y[at])) ** 2 for at in x)
   distance = math.sqrt(square / max(sent.square, 1e-30)) if math.isfinite(square) else math.inf
   rows = [messages.split_rows(arrays)[1] for arrays in (sent.arrays, theirs)]
-  of_rows = (float(np.linalg.norm(a - rows[1][at]) / max(np.linalg.norm(a), 1e-30)) for at, a in rows[0].items())
+  of_rows = (float(np.linalg.norm(a - rows[1][at])) / max(float(np.linalg.norm(a)), 1e-30) for at, a in rows[0].items())
   return max([distance, *of_rows])
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from dipaco_jax.islands import (
   audit_facts,
+  audit_oversight,
   evaluator,
   lineage,
   live_metrics,
@@ -56,7 +57,7 @@ PAGE_S = 60.0  # between pages of the run so far
 
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged if it has diverged."""
-  overseer = audit_facts.Overseer(island)
+  overseer = audit_oversight.Overseer(island)
   collector = Collector(island, overseer)
   page = LivePage(island)
   backups = Backups(island)
@@ -134,9 +135,9 @@ def stuck(island: Island) -> str:
 class Collector:
   """Deletes objects that nobody will read again, version by version."""
 
-  def __init__(self, island: Island, audits: audit_facts.Overseer | None = None):
+  def __init__(self, island: Island, audits: audit_oversight.Overseer | None = None):
     self.island = island
-    self.audits = audits or audit_facts.Overseer(island)
+    self.audits = audits or audit_oversight.Overseer(island)
     self.next = 0  # the first version that was not collected yet
     # Collected versions with objects that were kept, by kind of object.
     self.left: dict[str, list[int]] = {'modules': [], DIFFERENCES: [], OUTER: [], PATHS: []}
@@ -209,9 +210,7 @@ class Collector:
 
   def _for_audits(self, phase: int) -> set[str]:
     """Returns the objects of a phase's contributions with which open audits will compare theirs."""
-    paths = [
-      str(path) for path, (_, last) in self.audited.items() if self.replayed_from[path] <= phase <= last
-    ]
+    paths = [str(path) for path, (_, last) in self.audited.items() if self.replayed_from[path] <= phase <= last]
     facts = [fact for path in paths for fact in audit_facts.published(self.island, path, phase)]
     return {name for fact in facts for name, _ in objects_of(fact).values()}
 

@@ -7,8 +7,9 @@ The sum has the same bits in any order of the paths (exact_sum.py). An executor 
 releases the task, and the next checkpoint wakes the task. Sums stay in memory, the least recently used ones in files on
 this machine; an executor that has neither sums again from the beginning.
 
-Paths that their workers have excluded are left out, and contributions of suspended workers (suspensions.py). Contributions are screened again when they are read, because a
-machine in between may be faulty. A module is unchanged if its only path is left out (`screening_facts`).
+Paths that their workers have excluded are left out, and so are contributions of suspended workers (suspensions.py).
+Contributions are screened again when they are read, because a machine in between may be faulty. A module is unchanged
+if its only path is left out (`screening_facts`).
 """
 
 import collections

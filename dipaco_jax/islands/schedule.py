@@ -38,7 +38,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands import audit_facts, lineage, pieces, withdrawals
+from dipaco_jax.islands import audit_facts, audit_oversight, lineage, pieces, withdrawals
 from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.pipeline import jobs
@@ -186,9 +186,10 @@ def advance(island: Island):
 
 def schedule_closed(island: Island):
   """Draws the audits of a run that has nothing else to do, and does what follows from those that nobody can do."""
-  if audit_facts.is_on(island) and (island.registry.is_idle() or audit_facts.are_all_that_is_left(island)):
-    if closed := audit_facts.settle(island):
-      schedule(island, closed)
+  if not audit_facts.is_on(island) or not (island.registry.is_idle() or audit_oversight.are_all_that_is_left(island)):
+    return
+  if closed := audit_oversight.settle(island):
+    schedule(island, closed)
 
 
 def is_finished(island: Island) -> bool:
