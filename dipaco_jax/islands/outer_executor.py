@@ -25,7 +25,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.algorithm import outer, screening
+from dipaco_jax.algorithm import outer, screening, weight_cap
 from dipaco_jax.algorithm.exact_sum import ExactSum
 from dipaco_jax.algorithm.grid import Level
 from dipaco_jax.algorithm.row_sum import RowSum
@@ -333,7 +333,9 @@ def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
 
   The mean stays the same, and whether a contribution is in the exact sum's range depends on the path's move alone.
   """
-  weights = path_weights(island, phase)
+  grid, everyone = island.layout.grid, path_weights(island, phase)
+  most, level = island.run.settings.outer.max_weight, island.parse_module(module)[0]
+  weights = weight_cap.cap_weights(grid, level, everyone.reshape(grid.shape), most).reshape(-1)
   weight_by_path = {str(path): float(weights[path]) for path in island.paths_through(module) if weights[path] > 0}
   fraction, exponent = math.frexp(max(weight_by_path.values(), default=1.0))
   return {path: math.ldexp(w, int(fraction == 0.5) - exponent) for path, w in weight_by_path.items()}
