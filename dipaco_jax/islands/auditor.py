@@ -50,7 +50,8 @@ class Difference(NamedTuple):
   """How a piece differs from the published one."""
 
   worker: str  # that has published it
-  levels: dict[str, float | None]  # the levels that differ, and |difference| / |contribution|; None: not known
+  levels: list[str]  # that differ by more than the tolerance
+  measured: dict[str, float | None]  # |difference| / |contribution| of levels of other bits; None: not known
 
 
 class Auditor:
@@ -89,12 +90,15 @@ class Auditor:
     replayer = worker.Worker(HeldStates(), self.hosts, only_replays=True)
     beginning = replayer.find_beginning(island, task)
     parts, digests = beginning.parts, dict[str, str]()
+    measured: dict[str, float | None] = {}
     differences: dict[int, list[Difference]] = {}
     for i, part in enumerate(parts):
       trained = replayer.train_first(island, lease, beginning)
-      state, own_modules, why = self.finish_piece(island, path, part, task.number, trained)
+      state, own_modules, why = self.finish_piece(island, path, part, trained)
       fact = published(island, path, part)
-      if difference := compare(island, fact, trained.sent, own_modules, why):
+      difference = compare(island, fact, trained.sent, own_modules, why)
+      measured |= difference.measured if part.phase == task.number else {}
+      if difference.levels:
         differences.setdefault(part.phase, []).append(difference)
       if part.phase == task.number:
         digests |= digest_piece(part, trained.sent, own_modules, why)
@@ -103,13 +107,14 @@ class Auditor:
     checkpoint = published(island, path, parts[-1])
     expected = '' if differences.get(task.number) else expected_state(island, path, task.number, state)
     if expected and not audit_facts.agrees_with_state(island, checkpoint, expected):
-      differences[task.number] = [Difference(checkpoint.meta.get('worker', ''), {STATE: None})]
-    return describe(
-      island, task, checkpoint, sorted({part.phase for part in parts}), differences, digests, expected, started
-    )
+      differences[task.number] = [Difference(checkpoint.meta.get('worker', ''), [STATE], {})]
+    about = {'phases': sorted({part.phase for part in parts}), 'started': started, 'ended': time.time()}
+    about |= {'difference': {level: x if x is None or math.isfinite(x) else None for level, x in measured.items()}}
+    about |= {STATE: expected} if expected else {}
+    return describe(island, task, checkpoint, differences, digests, about)
 
   def finish_piece(
-    self, island: Island, path: int, part: Part, phase: int, trained: Trained
+    self, island: Island, path: int, part: Part, trained: Trained
   ) -> tuple[PathState, list[Fact], str]:  # fmt: skip
     """Returns the path's state after a piece, the facts of its own modules, and why its worker should exclude it."""
     state = trained.state
@@ -144,20 +149,20 @@ def published(island: Island, path: int, part: Part) -> Fact:
 
 def compare(
   island: Island, fact: Fact, sent: dict[str, Sent], own_modules: list[Fact], why: str
-) -> Difference | None:  # fmt: skip
-  """Compares a piece with the published one; returns None if they are equal."""
+) -> Difference:  # fmt: skip
+  """Compares a piece with the published one."""
   maker, tolerance = fact.meta.get('worker', ''), island.run.settings.audit.tolerance
   if bool(why) != ('excluded' in fact.meta):
-    return Difference(maker, {EXCLUSION: None})
+    return Difference(maker, [EXCLUSION], {})
   if why:
-    return None
+    return Difference(maker, [], {})
   shared = {level: message for level, message in sent.items() if level not in island.own_levels}
   named = objects_of(fact)
   levels = [*lineage.differing_levels(fact, shared), *(level for level in shared if level not in named)]
-  by_level = {level: relative_difference(island, fact, level, shared[level]) for level in levels}
-  by_level |= dict.fromkeys(own_levels.differing(island, own_modules)) if not tolerance else {}
-  far = {level: x for level, x in by_level.items() if x is None or not tolerance or not x <= tolerance}
-  return Difference(maker, far) if far else None
+  measured = {level: relative_difference(island, fact, level, shared[level]) for level in levels}
+  own = own_levels.differing(island, own_modules) if not tolerance else []
+  far = [level for level, x in measured.items() if x is None or not tolerance or not x <= tolerance]
+  return Difference(maker, [*far, *own], measured)
 
 
 def relative_difference(island: Island, fact: Fact, name: str, sent: Sent) -> float | None:
@@ -208,22 +213,16 @@ def expected_state(island: Island, path: int, phase: int, state: PathState) -> s
 
 
 def describe(
-  island: Island, task: Task, checkpoint: Fact, phases: list[int], differences: dict[int, list[Difference]],
-  digests: dict[str, str], state: str, started: float,
+  island: Island, task: Task, checkpoint: Fact, differences: dict[int, list[Difference]], digests: dict[str, str],
+  about: dict[str, Any],
 ) -> Fact:  # fmt: skip
   """Makes the fact of an audit; the worker of the first piece that differs has made the difference."""
   here = differences.get(task.number, [])
-  levels = {name: x for difference in here for name, x in difference.levels.items()}
-  about: dict[str, Any] = {
+  about |= {
     'by': island.name,
     'worker': here[0].worker if here else checkpoint.meta.get('worker', ''),
-    'levels': sorted(levels),
-    'difference': {name: x if x is not None and math.isfinite(x) else None for name, x in sorted(levels.items())},
-    'phases': phases,
+    'levels': sorted({level for difference in here for level in difference.levels}),
     'differing': [phase for phase in sorted(differences) if phase != task.number],
-    'started': started,
-    'ended': time.time(),
   }
-  about |= {STATE: state} if state else {}
   digest = hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
   return audit_facts.result(task, checkpoint.sha256, not here, digest, about)

@@ -7,9 +7,9 @@ cheater is asked to audit it computes honestly, but for the kind 'accuser', whic
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
-import pytest
 
 from dipaco_jax.islands import auditor, inner_phase, messages, worker
 from dipaco_jax.islands.auditor import Difference
@@ -72,31 +72,32 @@ class Cheater:
 
   def compare(self, real, island, fact, sent, own_modules, why):
     if self.kind_of(int(fact.key), 0) == 'accuser':
-      return Difference(fact.meta.get('worker', ''), dict.fromkeys(sent))
+      return Difference(fact.meta.get('worker', ''), [*sent], {})
     return real(island, fact, sent, own_modules, why)
 
 
-def patch(monkeypatch: pytest.MonkeyPatch, cheater: Cheater):
+def patch(cheater: Cheater, set_attribute: Callable[[Any, str, Any], None] = setattr):
   places = [(worker.Worker, 'train_first'), (messages, 'send'), (inner_phase, 'load_batch')]
   places += [(inner_phase, 'remaining'), (auditor, 'compare')]
   for owner, name in places:
-    real, own = getattr(owner, name), getattr(cheater, name)
-    surrounded = functools.partial(own, real)
-    monkeypatch.setattr(owner, name, functools.partialmethod(surrounded) if owner is worker.Worker else surrounded)
+    surrounded = functools.partial(getattr(cheater, name), getattr(owner, name))
+    set_attribute(owner, name, functools.partialmethod(surrounded) if owner is worker.Worker else surrounded)
 
 
 @contextlib.contextmanager
 def installed(kinds: Mapping[tuple[int, int], str]) -> Iterator[Cheater]:
   """Within the block, paths in these phases are trained by a cheater."""
+  import pytest
+
   cheater = Cheater(lambda path, phase: kinds.get((path, phase), ''))
   with pytest.MonkeyPatch.context() as monkeypatch:
-    patch(monkeypatch, cheater)
+    patch(cheater, monkeypatch.setattr)
     yield cheater
 
 
 def install(kind: str):
   """Makes the worker of this process a cheater, for good."""
-  patch(pytest.MonkeyPatch(), Cheater(lambda path, phase: kind))
+  patch(Cheater(lambda path, phase: kind))
 
 
 def rounding_otherwise(run):

@@ -106,6 +106,7 @@ def test_every_kind_of_cheating_is_found_and_no_honest_phase_is_accused(machine,
     suspensions.heed(third)
 
 
+@pytest.mark.slow
 def test_a_tolerance_allows_small_differences_only(machine, prepared, tmp_path, monkeypatch):
   with cheater.installed({(1, 0): 'scaled'}):
     alone = train(machine, prepared, tmp_path / 'run', train=dict(phases=1))
@@ -114,6 +115,7 @@ def test_a_tolerance_allows_small_differences_only(machine, prepared, tmp_path, 
   with worker_of(alone, tmp_path / 'run', 'second', tolerance=0.01) as second:
     results = audit_all(second)
     assert [at for at, fact in results.items() if not fact.meta['equal']] == [(1, 0)]
+    assert all(0 < x < 0.01 for x in results[0, 0].meta['difference'].values()), 'from which to derive a tolerance'
   with worker_of(alone, tmp_path / 'run', 'third') as third:  # compares digests
     third.registry.add_tasks([NewTask(audit_facts.CONFIRM, '0', 0)])
     result = audit_all(third)[0, 0]
@@ -132,6 +134,7 @@ def test_all_phases_of_an_honest_run_are_equal(name, machine, prepared, tmp_path
       assert any(state_facts.STATE in fact.meta for fact in results.values())
 
 
+@pytest.mark.slow
 def test_a_run_with_audits_that_nobody_can_do_ends_with_the_same_modules(machine, prepared, tmp_path):
   plain = train(machine, prepared, tmp_path / 'plain')
   audited = train(machine, prepared, tmp_path / 'audited', audit=ALL)
@@ -145,6 +148,7 @@ def test_a_run_with_audits_that_nobody_can_do_ends_with_the_same_modules(machine
   assert len(facts) == 8 and all('no worker that may do it is alive' in fact.meta['closed'] for fact in facts)
 
 
+@pytest.mark.slow
 def test_an_exclusion_that_no_other_worker_makes_is_found(machine, prepared, tmp_path, monkeypatch):
   real = screening_facts.judge
 

@@ -40,6 +40,7 @@ COMMANDS = (
   'local',
   'status',
   'registry',
+  'owners',
   'generate',
   'serve',
   'route',

@@ -19,7 +19,7 @@ ROOMS = (  # each imports from those before it, and from itself
   'planning pipeline inference serving reports islands command_line'
 ).split()
 PURE = ('algorithm', 'core', 'config', 'models', 'routing')
-COMMANDS = 'main size recipe local status registry generate serve route export harness inspect report'.split()
+COMMANDS = 'main size recipe local status registry owners generate serve route export harness inspect report'.split()
 FOLDERS = {'inspect', 'registry'}  # commands that are a __main__.py
 TOP = {'__init__', '__main__', *COMMANDS, *(f'{name}.__main__' for name in FOLDERS)} - FOLDERS
 
