@@ -110,17 +110,23 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
     inner_phase.follow(island, hosts)
     return {}
   resumed = screening_facts.resume(island) if process.resumes else screening_facts.times_resumed(registry)
-  kept = kept_arrays.begin(storage, local, f'{run_id}-{resumed}')
-  island = dataclasses.replace(island, resumed=resumed, weights=ModuleWeights(kept))
+  return live(dataclasses.replace(island, resumed=resumed), process, hosts, run_id)
+
+
+def live(island: Island, process: Process, hosts: Hosts, run_id: str) -> dict[str, Any]:
+  """Works in a role until the run is finished, and returns its last fact. Raises Diverged."""
+  local, life = island.run.workdir, f'{run_id}-{island.resumed}'
+  kept = kept_arrays.begin(island.storage, local, life)
+  island = dataclasses.replace(island, weights=ModuleWeights(kept))
   try:
-    serve(island, process, hosts, local / 'scratch' / f'{run_id}-{resumed}')
+    serve(island, process, hosts, local / 'scratch' / life)
   except Diverged as e:
     hosts.broadcast({'diverged': str(e)})
     raise
   hosts.broadcast({})
   kept.close()
-  tidy(role, local)
-  return outcome(registry)
+  tidy(process.role, local)
+  return outcome(island.registry)
 
 
 def outcome(registry: Registry) -> dict[str, Any]:

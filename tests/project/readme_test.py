@@ -38,6 +38,7 @@ COMMANDS = (
   'size',
   'recipe',
   'local',
+  'gateway',
   'status',
   'registry',
   'owners',
@@ -49,7 +50,7 @@ COMMANDS = (
   'report',
   'inspect',
 )
-FILES = {name: f'{name}/__main__' for name in ('inspect', 'registry')}
+FILES = {name: f'{name}/__main__' for name in ('gateway', 'inspect', 'registry')}
 
 
 def blocks(page: str, language: str) -> list[str]:
