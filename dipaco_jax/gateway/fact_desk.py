@@ -5,11 +5,13 @@ from typing import Any
 from dipaco_jax.gateway import authority, requests
 from dipaco_jax.gateway.refusals import forbidden
 from dipaco_jax.gateway.requests import Body, Caller, is_count, is_count_or_none, is_keys, take
+from dipaco_jax.islands import suspensions
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry.registry import STOPPED
 
 MOST_DURATIONS = 1000
 TIMED = ('train', 'piece')
+OF_WORKERS = suspensions.SUSPENDED, suspensions.REINSTATED  # kinds of facts, of which a worker reads its own
 
 # What a worker may tell of itself, for people: status and monitor read these.
 ABOUT = {
@@ -71,6 +73,8 @@ class FactDesk:
 
   def _keys(self, caller: Caller, kind: str, keys: list[str] | None) -> list[str] | None:
     """Returns the keys that may be read. Raises Refused for a kind that may not."""
+    if kind in OF_WORKERS:
+      return [caller.name] if keys is None or caller.name in keys else []
     try:
       allowed = authority.readable_keys(caller.scope, kind, keys)
     except KeyError:

@@ -14,7 +14,7 @@ from dipaco_jax.gateway import authority, fact_checks, held_tasks, requests
 from dipaco_jax.gateway.object_desk import ObjectDesk
 from dipaco_jax.gateway.refusals import Refused, forbidden, lost, malformed
 from dipaco_jax.gateway.requests import Body, Caller, take
-from dipaco_jax.islands import lineage, path_state, pieces, schedule, state_facts, withdrawals
+from dipaco_jax.islands import lineage, path_state, pieces, schedule, state_facts, suspensions, withdrawals
 from dipaco_jax.islands.guard import Gone, guarding
 from dipaco_jax.islands.hand_over import SHIP
 from dipaco_jax.islands.island import Island
@@ -39,6 +39,8 @@ class TaskDesk:
     allowed = authority.claimable(kinds)
     mine = None if caller.token.paths is None else caller.scope.path_keys
     wanted = mine if keys is None else sorted({*keys} & caller.scope.path_keys)
+    if suspensions.current(self.island.registry, {caller.name, caller.token.name}):
+      raise forbidden('this worker is suspended: ask the keeper of the run')
     if not allowed or (wanted is not None and not wanted):
       return self._news({'task': None})
     if held_tasks.count(self.island.registry, caller.token.name) >= self.most_claims:
@@ -186,7 +188,7 @@ class TaskDesk:
   def _news(self, answer: dict[str, Any]) -> dict[str, Any]:
     """Returns an answer with what each answer to a claim or heartbeat tells."""
     registry = self.island.registry
-    return answer | {'diverged': registry.diverged, 'withdrawn': registry.withdrawn}
+    return answer | {name: getattr(registry, name) for name in ('diverged', 'withdrawn', 'suspended')}
 
 
 def _named(island: Island, key: str, part: pieces.Part) -> tuple[str, str, int]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from dipaco_jax.processes import time_use
 from dipaco_jax.registry.conversations import Conversations
+from dipaco_jax.registry.database import Row
 from dipaco_jax.registry.fact_names import FactNames
 from dipaco_jax.registry.fact_rows import Fact, Withdrawal
 from dipaco_jax.registry.known_facts import KnownFacts
@@ -28,7 +29,7 @@ class GatewayRegistry:
     self._known = KnownFacts()
     self._conversations = Conversations(lambda: None)
     self.names = FactNames()
-    self.diverged = self.withdrawn = 0
+    self.diverged = self.withdrawn = self.suspended = 0
     about = self._call('hello', {})
     self.name: str = about['name']  # of this worker, as the run knows it
     self.paths: list[int] | None = about['paths']  # that it may train; None: all
@@ -49,6 +50,7 @@ class GatewayRegistry:
       self._known.clear()
       self.withdrawn = answer['withdrawn']
     self.diverged = answer.get('diverged', self.diverged)
+    self.suspended = answer.get('suspended', self.suspended)
     return answer
 
   # -- tasks
@@ -78,6 +80,12 @@ class GatewayRegistry:
 
   def durations(self, kind: str, limit: int) -> list[float]:
     return self._call('durations', {'kind': kind, 'limit': limit})['durations']
+
+  def tasks(
+    self, state: str | None = None, kind: str | None = None, limit: int | None = None, failed: bool = False,
+  ) -> list[Row]:  # fmt: skip
+    """Returns none: a worker behind a gateway sees no tasks of others, and so does no audits."""
+    return []
 
   # -- facts
 

@@ -16,6 +16,7 @@ class WorkerRegistry(Protocol):
   names: FactNames
   diverged: int
   withdrawn: int
+  suspended: int
 
   def close(self): ...
 

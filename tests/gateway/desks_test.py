@@ -6,7 +6,7 @@ import one_process
 import pytest
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import state_facts, withdrawals
+from dipaco_jax.islands import state_facts, suspensions, withdrawals
 from dipaco_jax.islands.guard import Gone
 from dipaco_jax.registry.registry import Lost, NewTask
 from dipaco_jax.storage import gateway_link, object_store
@@ -160,3 +160,13 @@ def test_missing_objects_are_missing_to_workers_too(gateway, made):
   assert not worker.storage.exists('objects/paths/0/0-low-0123456789abcdef.safetensors')
   with pytest.raises(gateway_link.Rejected):
     worker.storage.fetch('registry.db')
+
+
+def test_a_suspended_worker_reads_so_and_claims_nothing(gateway, made):
+  worker = gateway.worker()
+  suspensions.heed(worker)
+  suspensions.suspend(made.registry, 'alpha', 'an audit differs', 'a test')
+  with pytest.raises(InputError, match='suspended: an audit differs'):
+    suspensions.heed(worker)
+  with pytest.raises(InputError, match='this worker is suspended'):
+    worker.registry.claim('', ['train'])
