@@ -60,7 +60,8 @@ class Screen:
     if not self.terminal:
       from dipaco_jax.islands import status_table
 
-      important = [lines[0], *(line for line in lines if line.startswith(status_table.EXCLUDED))]
+      seen = status_table.EXCLUDED, status_table.SUSPENDED
+      important = [lines[0], *(line for line in lines if line.startswith(seen))]
       for line in important:
         if line not in self.last:
           stopping.write(line, self.stream)
@@ -295,6 +296,7 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
       if message := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
         screen.close()
         stopping.write(f'local.py: {message}')
+    running = without_suspended(running, facts)
     if trouble := next(filter(None, (role.restart() for role in running)), ''):
       stopping.write(f'local.py: {trouble}')
       return 2 if 'ended with status 2:' in trouble else 1
@@ -313,6 +315,20 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -
       wait(running, CLEANING_S)
       return diverged(ended[-1].meta['why'])
     time.sleep(PAUSE_S)
+
+
+def without_suspended(running: list[Role], facts: registry.Registry) -> list[Role]:
+  """Returns the roles without workers that have ended because they are suspended, unless no other worker is left."""
+  from dipaco_jax.islands import suspensions
+
+  ended = [role for role in running if role.process.poll() == 2]
+  suspended = suspensions.current(facts, [role.name for role in ended]) if ended else {}
+  left = [role for role in running if role.name not in suspended]
+  if len(left) == len(running) or not any(role.name.startswith('worker') for role in left):
+    return running
+  for name, suspension in suspended.items():
+    stopping.write(f'local.py: {name} is suspended, and not restarted: {suspension.meta["why"]}')
+  return left
 
 
 def diverged(why: str) -> int:

@@ -23,12 +23,12 @@ from typing import Any
 from absl import flags
 
 import dipaco_jax
-from dipaco_jax.command_line import command, config_file, usage
+from dipaco_jax.command_line import command, config_file, gateway_worker, usage
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core import errors, printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display, processes, stopping, time_use
-from dipaco_jax.storage import user_modules
+from dipaco_jax.storage import gateway_link, user_modules
 from dipaco_jax.telemetry import profiling
 from dipaco_jax.training import devices
 
@@ -102,11 +102,15 @@ ONLY_WITH = {
 }
 
 
-def parse(argv: list[str]) -> settings_lib.Settings:
-  """Parses flags and the config; exits with status 2 and one line where they are wrong."""
+def parse(argv: list[str]) -> settings_lib.Settings | None:
+  """Parses flags and the config, None if a gateway has it; exits with status 2 and one line where they are wrong."""
   try:
     argv, overrides = config_file.split(argv)
-    check_options(FLAGS(argv)[1:])
+    rest = FLAGS(argv)[1:]
+    if gateway_worker.is_chosen():
+      gateway_worker.check(OPTIONS, [*rest, *(f'--config.{override.name}' for override in overrides)])
+      return None
+    check_options(rest)
     values = config_file.read(FLAGS.config, overrides, FLAGS.workdir or '')
     if FLAGS.compile_only:
       values['data'] = {}  # a program is the same for any text, and there may be none yet
@@ -160,7 +164,10 @@ def guarded(argv: list[str], signals: stopping.Signals):
     return
   try:
     settings = parse(argv)
-    if FLAGS.compile_only:
+    if not settings:
+      with command.full_disk_told(f'TMPDIR={tempfile.gettempdir()}'):
+        run_behind_gateway()
+    elif FLAGS.compile_only:
       compile_only(settings)
     elif FLAGS.role:
       # What is fetched from a bucket is on this machine.
@@ -248,17 +255,52 @@ def compile_only(settings: settings_lib.Settings):
     print(parameters, cost_text.to_table(estimates), json.dumps({'topologies': estimates}), sep='\n')
 
 
+def run_behind_gateway():
+  """Works for a run that only its gateway knows."""
+  watched = begin_role()
+  with display.doing('loading JAX', tells=False, at_once=True):
+    from dipaco_jax.islands import behind_gateway
+    from dipaco_jax.reports import headline
+
+  link = gateway_link.from_environment()
+  assert link
+  run = behind_gateway.open_run(link, FLAGS.name)
+  check_machine(run.settings)
+  profile = profiling.parse(FLAGS.profile)
+  profiling.check(profile, run.settings)
+  with contextlib.closing(profiling.Profiler(run.local, profile)) as profiler:
+    outcome = behind_gateway.serve(run, _process('', watched, profiler))
+  print('\n'.join([f'{link.address.url}: finished', *headline.outcome(outcome)]))
+
+
+def begin_role() -> Any:
+  """Begins a process of islands; returns its server of metrics, if it has one."""
+  command.quiet()
+  time_use.begin(time_use.process_age_s())
+  if FLAGS.parent:
+    threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
+  return serve_metrics()
+
+
+def check_machine(settings: settings_lib.Settings):
+  """Raises InputError if this machine cannot do the work of a role; keeps what it compiles."""
+  from dipaco_jax.pipeline import preflight
+  from dipaco_jax.training import compilation_cache
+
+  command.check_devices()
+  preflight.check_model(settings)
+  if FLAGS.role == 'worker':
+    preflight.check_worker_costs(settings)
+  compilation_cache.keep()
+
+
 def run_role(settings: settings_lib.Settings):
   if FLAGS.role != 'worker':
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators of this machine are the workers'
-  command.quiet()
-  time_use.begin(time_use.process_age_s())
-  watched = serve_metrics()
+  watched = begin_role()
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.islands import roles
-    from dipaco_jax.pipeline import preflight
     from dipaco_jax.reports import headline
-    from dipaco_jax.training import compilation_cache
 
   if FLAGS.role not in roles.ROLES:
     raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
@@ -268,13 +310,7 @@ def run_role(settings: settings_lib.Settings):
   roles.check_settings(settings)
   if FLAGS.distributed:
     processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-  if FLAGS.parent:
-    threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
-  command.check_devices()
-  preflight.check_model(settings)
-  if FLAGS.role == 'worker':
-    preflight.check_worker_costs(settings)
-  compilation_cache.keep()
+  check_machine(settings)
   place = roles.make_local_place(FLAGS.workdir) if not FLAGS.owner else roles.local_place(FLAGS.store or FLAGS.workdir)
   with contextlib.closing(profiling.Profiler(place, profiling.parse(FLAGS.profile))) as profiler:
     outcome = roles.run_role(_process(url, watched, profiler), settings)

@@ -128,8 +128,9 @@ def _now(facts: Any) -> list[str]:
   """Returns lines on what paths wait for, and what replays would cost, in a registry that knows the config."""
   import jax
 
-  from dipaco_jax.islands import island, lineage, run_costs, schedule, status_table, wire_status
+  from dipaco_jax.islands import audit_history, island, lineage, run_costs, schedule, status_table, wire_status
   from dipaco_jax.pipeline import run
+  from dipaco_jax.reports import audit_lines
   from dipaco_jax.storage import object_store
 
   jax.config.update('jax_platforms', 'cpu')  # accelerators are for the roles
@@ -145,6 +146,8 @@ def _now(facts: Any) -> list[str]:
         again = f'{n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again'
         lines.append(f'without its worker, {again}: {_paths(grid, paths)}')
       lines += wire_status.lines(here)
+      found = audit_lines.in_words(audit_history.figures(here))
+      lines += [line for line in found if not line.startswith('suspended')]  # the table has those
       lines += [text] if (text := time_table.in_words(run_costs.seconds(here))) else []
   return lines
 

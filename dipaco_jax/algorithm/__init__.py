@@ -3,10 +3,10 @@
 Read `reference` first, Algorithm 1 as a plain loop; then `grid` (axes, levels, paths), `modules` (what paths share),
 and `inner` and `outer`, the two optimizations. `levels`, `phase` and `outer_step` apply them to a training step of your
 own: they are the library, and their names are exported here. `muon` is another inner optimizer. `streaming` and
-`compression` reduce communication; `screening` excludes faulty paths; `exact_sum` and `row_sum` add contributions in
-any order to the same bits. `averaging_gap` measures what the outer step costs each path; `checks` finds arguments that
-do not fit, and `errors` are those of this room. docs/concepts.md lists the symbols of the docstrings with their names
-in code.
+`compression` reduce communication; `screening` excludes faulty paths, and `weight_cap` limits the share of one owner;
+`exact_sum` and `row_sum` add contributions in any order to the same bits. `averaging_gap` measures what the outer step
+costs each path; `checks` finds arguments that do not fit, and `errors` are those of this room. docs/concepts.md lists
+the symbols of the docstrings with their names in code.
 
 Everything here but `ExactSum` and `RowSum`, which are accumulators, is pure: arrays in, arrays out. It imports JAX,
 NumPy, Optax and the standard library, and nothing from other rooms.

@@ -67,6 +67,7 @@ class Sums(NamedTuple):
   deltas: Modules  # sum_i w_i (old - new_i), shaped like the modules; with row weights each term is times s_{i,r}
   weights: jax.Array  # w_i, shaped like the grid; 0 for paths that take no part
   masses: dict[str, dict[str, jax.Array]] = {}  # with row weights sum_i w_i s_{i,r}, [K_a, ..., rows] by parameter
+  capped: dict[str, jax.Array] = {}  # w_i by level, where they differ between levels [weight_cap.py]
 
 
 States = dict[str, OuterState]  # by level
@@ -233,7 +234,7 @@ def update(
   for level in layout.levels:
     if (name := level.name) not in sums.deltas:
       continue
-    total = per_module(layout, level, sums.weights)
+    total = per_module(layout, level, sums.capped.get(name, sums.weights))
     factor = divide(jnp.ones_like(total), total)
     factor = factor * jnp.sqrt(num_active(layout, level, sums.weights)) if outer.rescale else factor
     over_modules = functools.partial(vmap_modules, num_axes=len(level.axes))

@@ -163,6 +163,36 @@ class Outer(NamedTuple):
   epsilon: float = 0.1
   rescale: bool = True  # multiplies Delta by sqrt(P_{l,e}): norm rescaling [2.7]
   reweigh: bool = True  # makes alpha_i proportional to |D_i|: loss reweighing [2.7]
+  max_weight: float = 1.0  # largest share of an owner, or path, in a module's mean: not in the paper [weight_cap.py]
+
+
+def owner_of(grid: Grid, path: int) -> int:
+  """Returns the coordinate of a path on the only axis with names, or the path itself if there is no such axis."""
+  named = [axis for axis in grid.names if axis in grid.coordinate_names]
+  return grid.coordinates(path)[grid.names.index(named[0])] if len(named) == 1 else path
+
+
+def cap_shares(shares: Mapping[int, float], owners: Mapping[int, int], most: float) -> dict[int, float]:
+  """Returns alpha_i of the paths of a module, with no owner's sum above `most`, or equal sums if that is too low.
+
+  Example:
+    >>> cap_shares({0: 8.0, 1: 1.0, 2: 1.0}, owners={0: 0, 1: 1, 2: 2}, most=0.5)
+    {0: 0.5, 1: 0.25, 2: 0.25}
+  """
+  total = sum(shares.values())
+  sums = {owner: sum(w for i, w in shares.items() if owners[i] == owner) for owner in {owners[i] for i in shares}}
+  alphas = {owner: w / total for owner, w in sums.items()}
+  if len(alphas) * most <= 1:
+    alphas = dict.fromkeys(alphas, 1 / len(alphas))
+  capped: set[int] = set()
+  while above := {owner for owner, alpha in alphas.items() if alpha > most * (1 + 1e-12) and owner not in capped}:
+    if len(alphas) * most <= 1:
+      break
+    capped |= above
+    rest = sum(alpha for owner, alpha in alphas.items() if owner not in capped)
+    left = 1 - len(capped) * most
+    alphas = {owner: most if owner in capped else alpha * left / rest for owner, alpha in alphas.items()}
+  return {i: alphas[owners[i]] * w / sums[owners[i]] for i, w in shares.items()}
 
 
 def outer_opt(theta: np.ndarray, momentum: Any, delta: np.ndarray, outer: Any) -> tuple[np.ndarray, Any]:
@@ -223,7 +253,9 @@ def outer_step(
       through = [i for i in new_params if module_of(grid, level, i) == module]
       if not through:
         continue
-      shares = {i: weights[i] if outer.reweigh else 1 for i in through}
+      shares: dict[int, float] = {i: weights[i] if outer.reweigh else 1 for i in through}
+      if outer.max_weight < 1:
+        shares = cap_shares(shares, {i: owner_of(grid, i) for i in through}, outer.max_weight)
       new_modules[module], new_momenta[module] = {}, {}
       for name, old in modules[module].items():
         spread = (-1, *[1] * (old.ndim - 1))  # a row weight applies to all elements of its row

@@ -19,8 +19,13 @@ COMMANDS = {  # {module of this package: (example of options, description)}
     'Determines by short runs how often paths should exchange modules, and with which outer step.',
   ),
   'local': ('--config=tiny --workdir=runs/islands', 'Trains with islands: starts all roles on this machine.'),
+  'gateway': (
+    '--workdir=runs/islands',
+    'Stands between workers and a run of islands, so that each needs one address and one token.',
+  ),
   'status': ('--workdir=runs/tiny', 'Shows the progress, speed and expected end of a run, also while it runs.'),
   'registry': ('--workdir=runs/islands check', 'Checks, backs up or rebuilds the registry of islands.'),
+  'owners': ('--workdir=runs/islands list', 'Suspends workers of islands, and lists what they contributed.'),
   'generate': ('--workdir=runs/tiny --prompt=TEXT', 'Continues a text.'),
   'serve': ('--workdir=runs/tiny', 'Serves a run by the OpenAI completions API.'),
   'route': ('--workdir=runs/tiny --engines=FILE', 'Serves a run by other engines, such as vLLM, one or more per path.'),

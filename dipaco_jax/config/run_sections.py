@@ -1,4 +1,4 @@
-"""Sections of the settings: checkpoints, devices and metrics of a run."""
+"""Sections of the settings: checkpoints, audits, devices and metrics of a run."""
 
 import dataclasses
 
@@ -25,6 +25,29 @@ class Checkpoint:
     'Number of phases after which islands publish the optimizer state of a path, which otherwise only its'
     ' worker has. Results do not depend on it. With streaming, states wait for the next phase closed by '
     'outer.closed_every.',
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Audit:
+  """Audits of islands: phases of paths that another worker trains again, to compare the results (docs/audit.md)."""
+
+  fraction: float = field(
+    0.0,
+    'Probability with which each phase of each path is trained again by another worker, in islands. 0 disables audits.',
+    zero=True,
+    most=1,
+    may_change=True,
+    added=True,
+  )
+  tolerance: float = field(
+    0.0,
+    'Largest relative difference between the contribution of a path and its audit that counts as equal. 0 compares '
+    'digests, which suits CPUs; elsewhere, derive it from the differences between honest workers (docs/audit.md).',
+    zero=True,
+    below=1,
+    may_change=True,
+    added=True,
   )
 
 

@@ -16,7 +16,12 @@ from dipaco_jax.algorithm.grid import Axis, Grid
 from dipaco_jax.config import extension, fields, settings_checks, text_settings
 from dipaco_jax.config.fields import Source as Source, field
 from dipaco_jax.config.model_sections import Data as Data, Model as Model, Pretrain as Pretrain, Tokenizer as Tokenizer
-from dipaco_jax.config.run_sections import Checkpoint as Checkpoint, Mesh as Mesh, Metrics as Metrics
+from dipaco_jax.config.run_sections import (
+  Audit as Audit,
+  Checkpoint as Checkpoint,
+  Mesh as Mesh,
+  Metrics as Metrics,
+)
 from dipaco_jax.config.training_sections import (
   Evaluate as Evaluate,
   Inner as Inner,
@@ -72,6 +77,7 @@ class Settings:
   routing: Routing = Routing()
   evaluate: Evaluate = Evaluate()
   checkpoint: Checkpoint = Checkpoint()
+  audit: Audit = Audit()
   mesh: Mesh = Mesh()
   metrics: Metrics = Metrics()
 

@@ -181,7 +181,11 @@ def _check_own_text(s: Any) -> None:
   elsewhere = 'needs the text or the modules of all owners in one place, which config.data.own_text=True keeps apart'
   unfit = {'train.paths_per_phase': s.train.paths_per_phase, 'train.schedule': s.train.schedule}
   unfit |= {f'evaluate.{name}': getattr(s.evaluate, name) for name in ('control', 'matrix', 'reroute_every')}
-  unfit |= {'evaluate.refit_router': s.evaluate.refit_router, 'routing.router_fraction': s.routing.router_fraction}
+  unfit |= {
+    'audit.fraction': s.audit.fraction,
+    'evaluate.refit_router': s.evaluate.refit_router,
+    'routing.router_fraction': s.routing.router_fraction,
+  }
   if (name := next((name for name, value in unfit.items() if value), None)) is not None:
     raise InputError(f'config.{name}={unfit[name]} {elsewhere}: leave it out')
   if s.routing.top_n > 1:

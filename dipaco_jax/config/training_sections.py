@@ -155,6 +155,13 @@ class Outer:
     'Whether to also weight paths in each row of a parameter by the size of their gradients in it (not in'
     " the papers). It requires inner.optimizer='adamw' and outer.rescale=False.",
   )
+  max_weight: float = field(
+    1.0,
+    'Largest share of one owner in the mean outer gradient of a module that several share; of one path, where the grid '
+    'has no owners. Larger shares are lowered to it. 1 sets no limit.',
+    most=1,
+    added=True,
+  )
   exclude_above: float = field(
     10.0,
     'Outer gradients longer than this multiple of the usual length are excluded. 0 sets no limit.',

@@ -12,6 +12,10 @@ class Unavailable(Exception):
   """A place that a run needs is gone or full for now; the same command continues when it is back."""
 
 
+class Lost(Exception):
+  """The task went to another owner; this claim is void."""
+
+
 class Away(Unavailable):
   """A database or storage that has not answered for as long as was waited for it; what to do, `parting` says."""
 

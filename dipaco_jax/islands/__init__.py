@@ -2,7 +2,8 @@
 
 Read `schedule` first: it describes the work of a run as facts and tasks in a `registry`. An `island` is one process of
 the run. `role_loop` is the loop of every role: it performs tasks that `claims` finds, each held by a `lease`. The roles
-are `worker`, `outer_executor`, `evaluator` and `monitor`; `roles` starts them.
+are `worker`, `outer_executor`, `evaluator` and `monitor`; `roles` starts them, and `behind_gateway` a worker that has
+only the address of a gateway.
 
 A worker trains `pieces` of a phase by `inner_phase`, on all of its `worker_hosts`, with `reading_ahead` and
 `phase_metrics`, or does one of the `shared_stages`. `path_exchange` takes modules over and sends `messages`;
@@ -15,6 +16,8 @@ for the keeper, `owner_workdir` for an owner; `final_files` are those that the e
 
 All roles read modules through `module_weights` and `kept_arrays`, and parse what others wrote inside `guard`.
 `screening_facts` excludes paths, and ends a run that diverges; `withdrawals` withdraw what cannot be read.
+`audit_facts` says which phases another worker trains again as an `auditor`, under `audit_oversight`, and
+`suspensions` exclude workers that were found wrong; `audit_history` is for reports.
 `run_history`, `live_metrics` and `status_table` show the progress of roles, `run_costs` and `wire_status` their costs,
 which `role_costs` notes.
 

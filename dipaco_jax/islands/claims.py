@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
-from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands import audit_facts, screening_facts, suspensions
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import COPY, Lease
 from dipaco_jax.registry.registry import Row, Task
@@ -116,6 +116,7 @@ class Claims:
   fetches: Mapping[str, Fetch] = dataclasses.field(default_factory=dict)  # how to fetch what a task reads, by its kind
   pool: Backup | None = None  # where a backup finds its tasks instead
   holder: str = ''  # tasks of this holder come first, because their states are on this machine; '' means none
+  audits: audit_facts.Queue | None = None  # of a worker, in a run that is audited
 
   def __post_init__(self):
     self.leases: dict[int, Lease] = {}  # by task
@@ -139,14 +140,20 @@ class Claims:
 
   def claim(self) -> Lease | None:
     """Claims a task of our own keys; of others' after a lease without any of ours, as their owner may be gone."""
+    if self.audits and self.audits.is_due and (lease := self.hold(self.audits.next)):
+      return lease
     if self.pool:
-      return self.hold(self.pool.next)
+      return self.hold(self.pool.next) or self.claim_audit()
     is_patient = time.monotonic() - self.last_busy < self.island.registry.lease_s
     kinds = [kind for kind in self.kinds if kind != self.postponed] or self.kinds
     lease = self.claim_of(kinds, self.keys if is_patient else self.allowed_keys)
     if not lease:
       self.postponed = ''
-    return lease
+    return lease or self.claim_audit()
+
+  def claim_audit(self) -> Lease | None:
+    """Claims an audit, where there is no other task."""
+    return self.hold(self.audits.next) if self.audits else None
 
   @property
   def allowed_keys(self) -> Sequence[str] | None:
@@ -164,6 +171,10 @@ class Claims:
       if not task:
         return None
       lease = self.leases[task.id] = Lease(self.island, self.role, task)
+    if self.audits:
+      self.audits.note(task)
+    if self.island.registry.suspended:
+      suspensions.heed(self.island)
     if self.island.registry.diverged > self.island.resumed:  # facts that are known here may have been withdrawn
       screening_facts.heed(self.island)
     if task.kind in self.fetches:
@@ -181,6 +192,8 @@ class Claims:
     """Claims the next task if the remaining `share` of this one lasts no longer than fetching the next."""
     if self.pool or share * self.work_s > MARGIN * self.fetch_s:
       return  # an idle worker could begin it sooner
+    if self.audits and self.audits.is_due:
+      return  # it comes before the next task
     was_none = self.ahead is not None and self.ahead.done() and self.ahead.result() is None
     if (self.ahead is None or was_none) and self.asking.is_due():
       self.asking.seconds = min(ASK_LATER_S, 1.5 * self.asking.seconds) if was_none else self.first_ask_s

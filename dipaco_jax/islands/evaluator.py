@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from dipaco_jax.islands import final_files, inner_phase, own_levels, owner_report, run_history
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands import audit_facts, final_files, inner_phase, own_levels, owner_report, run_history, schedule
+from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.role_loop import Publish
 from dipaco_jax.pipeline import stage_records, stages, validate_stage
@@ -18,6 +18,10 @@ KINDS = ('evaluate', 'finish')
 
 def perform(island: Island, task: Task, lease: Lease) -> Publish:
   """Does an evaluator's task; returns what publishes its facts."""
+  if task.kind == 'finish':
+    schedule.schedule_closed(island)  # whoever added this task may not know which phases are audited
+    if audit_facts.open_tasks(island):
+      raise Later('audits of the last phases are open')
   facts = {'evaluate': holdout, 'finish': finish}[task.kind](island, task)
   return lambda: facts
 

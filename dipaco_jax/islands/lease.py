@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import Any
 
-from dipaco_jax.islands import screening_facts
+from dipaco_jax.islands import screening_facts, suspensions
 from dipaco_jax.islands.island import Island
 from dipaco_jax.processes import time_use
 from dipaco_jax.registry.registry import Task
@@ -41,7 +41,7 @@ class Lease:
     self._thread.start()
 
   def check(self):
-    """Raises registry.Lost if another process owns the task, Diverged if the run has ended."""
+    """Raises registry.Lost if another process owns the task, Diverged if the run has ended, Suspended."""
     if self._lost:
       raise self._lost
 
@@ -60,11 +60,13 @@ class Lease:
       self.island.registry.release(self.task, error=error)
 
   def renew(self):
-    """Renews the lease; raises registry.Lost, and Diverged if the run is over."""
+    """Renews the lease; raises registry.Lost, Diverged if the run is over, and Suspended."""
     registry = self.island.registry
     diverged = registry.watch(self.task) if self.is_copy else registry.heartbeat(self.task)
     if diverged > self.island.resumed:
       screening_facts.heed(self.island)
+    if registry.suspended:
+      suspensions.heed(self.island)
 
   def describe(self) -> dict[str, Any]:
     """Returns what this process tells of the task now."""

@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.islands import (
+  audit_facts,
+  audit_oversight,
   evaluator,
   lineage,
   live_metrics,
@@ -32,6 +34,7 @@ from dipaco_jax.islands import (
   screening_facts,
   worker,
 )
+from dipaco_jax.islands.guard import objects_of
 from dipaco_jax.islands.island import DIFFERENCES, OBJECTS, OUTER, OWN_TEXT, STATES, Island
 from dipaco_jax.islands.pieces import PIECE
 from dipaco_jax.islands.state_facts import STATE
@@ -43,6 +46,7 @@ from dipaco_jax.storage import retry
 from dipaco_jax.telemetry import sinks
 
 PAUSE_S = 2.0  # between looks
+PATHS = 'paths'  # of contributions, in storage
 GENERATIONS = 2  # of objects that are kept below the open tasks, as above
 ROLES = {'worker': worker.KINDS, 'outer': outer_executor.KINDS, 'evaluator': evaluator.KINDS}
 LOOK_S = 5.0  # between looks of sinks for rows, which ask the database
@@ -53,7 +57,8 @@ PAGE_S = 60.0  # between pages of the run so far
 
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged if it has diverged."""
-  collector = Collector(island)
+  overseer = audit_oversight.Overseer(island)
+  collector = Collector(island, overseer)
   page = LivePage(island)
   backups = Backups(island)
   about = {'task': '', 'stuck': ''}
@@ -68,6 +73,8 @@ def watch(island: Island):
   with contextlib.closing(progress), beating, fed:
     while not schedule.is_finished(island):
       screening_facts.heed(island)
+      if closed := overseer.look():
+        schedule.schedule(island, closed)
       schedule.advance(island)
       reached = frontier(island)
       backups.write_if_due(reached)
@@ -133,21 +140,24 @@ def stuck(island: Island) -> str:
 class Collector:
   """Deletes objects that nobody will read again, version by version."""
 
-  def __init__(self, island: Island):
+  def __init__(self, island: Island, audits: audit_oversight.Overseer | None = None):
     self.island = island
+    self.audits = audits or audit_oversight.Overseer(island)
     self.next = 0  # the first version that was not collected yet
     # Collected versions with objects that were kept, by kind of object.
-    self.left: dict[str, list[int]] = {'modules': [], DIFFERENCES: [], OUTER: []}
+    self.left: dict[str, list[int]] = {'modules': [], DIFFERENCES: [], OUTER: [], PATHS: []}
     self.replayed_from = [0] * island.layout.grid.num_paths  # the first phase that a replay of a path would repeat
+    self.beginnings = [{0} for _ in self.replayed_from]  # phases from which a replay of a path may begin
+    self.audited: dict[int, tuple[int, int]] = {}  # the lowest and highest phase of open audits, by path
     self.pointers = run_history.Pointers(island)
 
   def collect(self, end: int):
     """Collects versions below `end`, and the phases that made them."""
     while self.next < end:
       version, self.next = self.next, self.next + 1
+      self.audited = self.audits.needed_since()
       if version:
         self.pointers.add(version)
-        self._forget(f'{OBJECTS}/paths/{version - 1}', set())
       self._mark_new_beginnings(version)
       self._note_states(version + 1)
       newer = list(self._newer())
@@ -155,6 +165,9 @@ class Collector:
       states = {fact.meta[OUTER][0] for fact in newer if OUTER in fact.meta}  # from which later ones are made
       for kind, keep in (('modules', weights), (DIFFERENCES, weights), (OUTER, states)):
         self.left[kind] = [v for v in [*self.left[kind], version] if self._forget(f'{OBJECTS}/{kind}/{v}', keep)]
+      if version:
+        phases = [*self.left[PATHS], version - 1]
+        self.left[PATHS] = [t for t in phases if self._forget(f'{OBJECTS}/{PATHS}/{t}', self._for_audits(t))]
 
   def finish(self):
     """Collects the rest: the last phase, and objects made again, or by a process that did not know of the end."""
@@ -178,16 +191,33 @@ class Collector:
     excluded = set() if self.island.own_levels else excluded  # who keeps its own modules
     for fact in self.island.registry.facts('checkpoint', number=phase):
       if not keeps or fact.key in excluded:
-        self.replayed_from[int(fact.key)] = phase + 1
-        if keeps:
-          self._forget_states_before(int(fact.key), phase)
+        self.beginnings[int(fact.key)].add(phase + 1)
+        self._move_beginning(int(fact.key))
 
   def _note_states(self, end: int):
     """Notes the states that were published since for phases below `end`, and deletes those before them."""
     for key, phase in self.island.registry.newest(STATE, end).items():
-      if self.replayed_from[int(key)] <= phase:
-        self.replayed_from[int(key)] = phase + 1
-        self._forget_states_before(int(key), phase)
+      self.beginnings[int(key)].add(phase + 1)
+      if int(key) in self.audited:  # an audit may begin from an earlier one
+        earlier = self.island.registry.facts(STATE, [key], at_most=max(0, self.audited[int(key)][0] - 1))
+        self.beginnings[int(key)] |= {fact.number + 1 for fact in earlier}
+      self._move_beginning(int(key))
+
+  def _move_beginning(self, path: int):
+    """Moves the first phase that a replay of a path would repeat to the last one that open audits allow."""
+    most, _ = self.audited.get(path, (self.island.run.settings.train.phases, 0))
+    first = max((begin for begin in self.beginnings[path] if begin <= most), default=0)
+    if first > self.replayed_from[path]:
+      self.replayed_from[path] = first
+      self.beginnings[path] = {begin for begin in self.beginnings[path] if begin >= first}
+      if lineage.has_state(self.island):
+        self._forget_states_before(path, first - 1)
+
+  def _for_audits(self, phase: int) -> set[str]:
+    """Returns the objects of a phase's contributions with which open audits will compare theirs."""
+    paths = [str(path) for path, (_, last) in self.audited.items() if self.replayed_from[path] <= phase <= last]
+    facts = [fact for path in paths for fact in audit_facts.published(self.island, path, phase)]
+    return {name for fact in facts for name, _ in objects_of(fact).values()}
 
   def _forget_states_before(self, path: int, phase: int):
     """Deletes the states of a path that were published for earlier phases."""

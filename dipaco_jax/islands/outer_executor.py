@@ -7,8 +7,9 @@ The sum has the same bits in any order of the paths (exact_sum.py). An executor 
 releases the task, and the next checkpoint wakes the task. Sums stay in memory, the least recently used ones in files on
 this machine; an executor that has neither sums again from the beginning.
 
-Paths that their workers have excluded are left out. Contributions are screened again when they are read, because a
-machine in between may be faulty. A module is unchanged if its only path is left out (`screening_facts`).
+Paths that their workers have excluded are left out, and so are contributions of suspended workers (suspensions.py).
+Contributions are screened again when they are read, because a machine in between may be faulty. A module is unchanged
+if its only path is left out (`screening_facts`).
 """
 
 import collections
@@ -24,13 +25,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.algorithm import outer, screening
+from dipaco_jax.algorithm import outer, screening, weight_cap
 from dipaco_jax.algorithm.exact_sum import ExactSum
 from dipaco_jax.algorithm.grid import Level
 from dipaco_jax.algorithm.row_sum import RowSum
 from dipaco_jax.config import choices, settings
 from dipaco_jax.data import prefetching
-from dipaco_jax.islands import messages, owner_facts, pieces, screening_facts, withdrawals
+from dipaco_jax.islands import messages, owner_facts, pieces, screening_facts, suspensions, withdrawals
 from dipaco_jax.islands.guard import Later, Malformed
 from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island
 from dipaco_jax.islands.lease import Lease
@@ -65,6 +66,7 @@ class Partial:
     self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path; with row weights |w s (old - new)|^2
     self.moved: dict[str, float] = {}  # r of screening.py, by path
     self.left_out: dict[str, str] = {}  # why, by path
+    self.suspended: dict[str, str] = {}  # why, by path of a suspended worker; looked up at each claim, and not saved
     self.started = time.time()
     saved = tensors.read_with_digest(file) if file and file.exists() else None
     if saved is not None:  # otherwise it is missing or damaged, and summed again
@@ -124,7 +126,12 @@ class Executor:
     partial = self.take(island, task)
     if published and not partial.agrees_with(excluded):
       partial = self.take(island, task, anew=True)
+    suspended = {} if published else suspended_paths(island, task, level, weights)
+    if not partial.squares.keys().isdisjoint(suspended):
+      partial = self.take(island, task, anew=True)
+    partial.suspended = suspended
     self.put_back(task, partial)  # at once: the sum is kept also where the next contribution cannot be read
+    excluded |= suspended
     facts = contributions(island, task, level, weights.keys() - partial.squares.keys() - partial.left_out.keys())
     excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if 'excluded' in fact.meta}
     to_add = [fact for path, fact in facts.items() if path not in excluded]
@@ -142,7 +149,8 @@ class Executor:
       logging.warning(message, module, task.number, partial.left_out)
     if left_out and not published:
       lease.check()
-      screening_facts.check(island, module, phase, path_weights(island, phase), left_out)
+      implausible = left_out.keys() - suspended.keys()  # a suspension is no sign of divergence
+      screening_facts.check(island, module, phase, path_weights(island, phase), implausible)
     if partial.squares.keys() | left_out.keys() != weights.keys():
       island.registry.release(task, waiting=True)
       return None
@@ -192,6 +200,13 @@ def contributions(island: Island, task: Task, level: Level, missing: Collection[
   return {fact.key: fact for fact in island.registry.facts(kind, sorted(missing), number)}
 
 
+def suspended_paths(island: Island, task: Task, level: Level, paths: Collection[str]) -> dict[str, str]:
+  """Returns why contributions of suspended workers to a module's next version are left out, by path."""
+  if not island.registry.suspended:  # as the claim of the task has told
+    return {}
+  return suspensions.why_left_out(island, contributions(island, task, level, paths).values())
+
+
 def read_contribution(island: Island, level: Level, fact: Fact) -> tuple[Fact, Arrays | Malformed]:
   """Returns a fact and what its path has sent of a level, or the error that this is malformed."""
   try:
@@ -211,7 +226,8 @@ def make_next_version(island: Island, task: Task, partial: Partial, left_out: di
   """Takes the outer step unless all paths are left out; returns the facts of the module and of paths left out here."""
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
   kind, number = pieces.fact_name(island, pieces.sender(island, task.key.partition('/')[0], task.number))
-  owners = {f.key: f.meta.get('worker', '') for f in island.registry.facts(kind, sorted(partial.left_out), number)}
+  out = partial.left_out | partial.suspended
+  owners = {f.key: f.meta.get('worker', '') for f in island.registry.facts(kind, sorted(out), number)}
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
   about |= screening_facts.next_usual(island, task.key, usual, partial.moved.values())
   about |= {'left_out': left_out} if left_out else {}
@@ -225,9 +241,9 @@ def make_next_version(island: Island, task: Task, partial: Partial, left_out: di
     name, sha256 = before.uri, before.sha256
   if partial.file:
     partial.file.unlink(missing_ok=True)
-  out = [(int(path), phase, why, owners[path], island.name) for path, why in partial.left_out.items()]
+  exclusions = [(int(path), phase, why, owners[path], island.name) for path, why in out.items()]
   module_fact = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
-  return [module_fact, *(screening_facts.exclusion(island, *each) for each in out)]
+  return [module_fact, *(screening_facts.exclusion(island, *each) for each in exclusions)]
 
 
 def keep_made(island: Island, facts: list[Fact], partial: Partial) -> list[Fact]:
@@ -317,7 +333,9 @@ def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
 
   The mean stays the same, and whether a contribution is in the exact sum's range depends on the path's move alone.
   """
-  weights = path_weights(island, phase)
+  grid, everyone = island.layout.grid, path_weights(island, phase)
+  most, level = island.run.settings.outer.max_weight, island.parse_module(module)[0]
+  weights = weight_cap.cap_weights(grid, level, everyone.reshape(grid.shape), most).reshape(-1)
   weight_by_path = {str(path): float(weights[path]) for path in island.paths_through(module) if weights[path] > 0}
   fraction, exponent = math.frexp(max(weight_by_path.values(), default=1.0))
   return {path: math.ldexp(w, int(fraction == 0.5) - exponent) for path, w in weight_by_path.items()}

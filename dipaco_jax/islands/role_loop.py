@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
 from dipaco_jax.core.errors import Diverged, Unavailable
-from dipaco_jax.islands import schedule, screening_facts, withdrawals
+from dipaco_jax.islands import schedule, screening_facts, suspensions, withdrawals
 from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.island import Gone, Island, Later, maker
 from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
@@ -63,7 +63,7 @@ class Role:
     self.idle_cause = time_use.STAGES  # reason for waiting until the run is prepared
 
   def serve(self):
-    """Does tasks until the run is finished; raises Diverged if it cannot continue."""
+    """Does tasks until the run is finished; raises Diverged if it cannot continue, Suspended."""
     self.costs.clock.switch(time_use.OTHER)
     display.STDERR.note(TASK_NAMES)
     with self.handing_over():
@@ -72,6 +72,7 @@ class Role:
         with time_use.doing(asking), self.island.registry.conversation():
           if self.divergence_interval.is_due():
             screening_facts.heed(self.island)
+            suspensions.heed(self.island)
           lease = self.claims.next()
           if not lease and not self.publications and self.is_finished_when_idle():
             with contextlib.suppress(Unavailable):
@@ -152,6 +153,10 @@ class Role:
       if isinstance(e, OSError):  # an error of storage, which the registry can record
         lease.release()
         self.claims.drop(lease)
+      raise
+    except suspensions.Suspended:
+      lease.release()
+      self.claims.drop(lease)
       raise
     except Unusable:  # nor can the task be released
       self.claims.drop(lease)

@@ -32,6 +32,8 @@ from dipaco_jax.config import fields, settings as settings_lib
 from dipaco_jax.core import errors
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
+  audit_facts,
+  auditor,
   evaluator,
   hand_over,
   held_states,
@@ -117,10 +119,16 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
     inner_phase.follow(island, hosts)
     return {}
   resumed = screening_facts.resume(island) if process.resumes else screening_facts.times_resumed(registry)
-  kept = kept_arrays.begin(storage, local, f'{run_id}-{resumed}')
-  island = dataclasses.replace(island, resumed=resumed, weights=ModuleWeights(kept))
+  return live(dataclasses.replace(island, resumed=resumed), process, hosts, run_id)
+
+
+def live(island: Island, process: Process, hosts: Hosts, run_id: str) -> dict[str, Any]:
+  """Works in a role until the run is finished, and returns its last fact. Raises Diverged."""
+  local, life = island.run.workdir, f'{run_id}-{island.resumed}'
+  kept = kept_arrays.begin(island.storage, local, life)
+  island = dataclasses.replace(island, weights=ModuleWeights(kept))
   try:
-    serve(island, process, hosts, local / 'scratch' / f'{run_id}-{resumed}')
+    serve(island, process, hosts, local / 'scratch' / life)
   except Diverged as e:
     hosts.broadcast({'diverged': str(e)})
     raise
@@ -128,8 +136,8 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
   if process.owner:
     owner_workdir.complete(island)
   kept.close()
-  tidy(role, local)
-  return outcome(registry)
+  tidy(process.role, local)
+  return outcome(island.registry)
 
 
 def check_owner(process: Process, hosts: Hosts, settings: settings_lib.Settings):
@@ -210,8 +218,9 @@ def serve_worker(island: Island, process: Process, hosts: Hosts):
     own_worker = worker.Worker(held, hosts, line)
     pool = Backup(island, kinds, held.holder) if process.is_backup else None
     fetches = dict.fromkeys(worker.TRAIN, own_worker.fetch)
-    claims = Claims(island, process.role, kinds, keys, keys is not None, fetches, pool, held.holder)
-    work(process, claims, own_worker.perform)
+    audits = audit_facts.Queue(island, held.holder) if audit_facts.is_on(island) else None
+    claims = Claims(island, process.role, kinds, keys, keys is not None, fetches, pool, held.holder, audits)
+    work(process, claims, auditor.Auditor(hosts).beside(own_worker.perform))
 
 
 def work(process: Process, claims: Claims, perform: Perform):

@@ -4,13 +4,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from dipaco_jax.islands import pieces
+from dipaco_jax.islands import audit_facts, pieces
 from dipaco_jax.islands.island import Island
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.processes import time_use
 from dipaco_jax.registry.registry import Fact
 
-WORKERS_FACTS = 'prepared', 'round', 'checkpoint', pieces.PIECE
+WORKERS_FACTS = 'prepared', 'round', 'checkpoint', pieces.PIECE, audit_facts.AUDITED, audit_facts.CONFIRMED
 KINDS = (*WORKERS_FACTS, 'module', 'evaluation')  # of facts that note what their process has moved
 STRETCHES = 60  # maximum number of intervals with a goodput
 SHARED = time_use.STAGES  # is no part of training: text, base model, shards

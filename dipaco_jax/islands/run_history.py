@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.algorithm import averaging_gap, outer
-from dipaco_jax.islands import pieces, run_costs, screening_facts
+from dipaco_jax.islands import audit_history, pieces, run_costs, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.pipeline import jobs, resharding_round, run as run_lib, stages
 from dipaco_jax.registry.registry import Fact
@@ -227,5 +227,6 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
     'workers': len(workers),
     'replay_s': math.fsum(replays(trained_facts).values()),
     **run_costs.figures(island),
+    **audit_history.figures(island),
     'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
   }

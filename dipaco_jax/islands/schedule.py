@@ -15,6 +15,8 @@ complete when its facts are inserted:
     reroute (round)             worker            round: new shards of the text
     ship (path, phase)          its holder        state (path, phase): the AdamW state, for another (hand_over.py);
                                                   at times without a task (state_facts.py)
+    audit (path, phase)         another worker    audited (path, phase), of some phases (audit_facts.py); if it differs,
+                                                  a third worker's task confirm gives confirmed (path, phase)
     finish                      evaluator         finished: published, evaluated, reported
 
 A checkpoint is several objects, which `worker.write_objects` writes and the fact's metadata name. Two more kinds of
@@ -38,7 +40,7 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands import lineage, owner_facts, pieces, withdrawals
+from dipaco_jax.islands import audit_facts, audit_oversight, lineage, owner_facts, pieces, withdrawals
 from dipaco_jax.islands.island import CARRIED, OWN_TEXT, Island
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.pipeline import jobs
@@ -70,6 +72,7 @@ def schedule(island: Island, facts: Sequence[Fact]):
   _after_pieces(island, [*by_kind.get('checkpoint', []), *by_kind.get('piece', [])])
   for fact in by_kind.get('round', []):
     _after_round(island, fact.number)
+  audit_facts.follow(island, [*by_kind.get(audit_facts.AUDITED, []), *by_kind.get(audit_facts.CONFIRMED, [])])
   island.registry.mark_scheduled(facts)
 
 
@@ -179,6 +182,7 @@ def advance(island: Island):
   if lost := registry.unscheduled():
     schedule(island, lost)
     return
+  schedule_closed(island)
   if not registry.is_idle():
     return
   rounds = len(registry.facts('round'))  # read first: another may be done by the second time that all is idle
@@ -186,6 +190,14 @@ def advance(island: Island):
     registry.add_tasks([NewTask('prepare', '', 0)])
   elif registry.is_idle():
     registry.add_tasks([NewTask('reroute', '', rounds + 1) if rounds < s.rounds else NewTask('finish', '', 0)])
+
+
+def schedule_closed(island: Island):
+  """Draws the audits of a run that has nothing else to do, and does what follows from those that nobody can do."""
+  if not audit_facts.is_on(island) or not (island.registry.is_idle() or audit_oversight.are_all_that_is_left(island)):
+    return
+  if closed := audit_oversight.settle(island):
+    schedule(island, closed)
 
 
 def is_finished(island: Island) -> bool:

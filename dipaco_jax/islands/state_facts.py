@@ -71,9 +71,8 @@ def publish(island: Island, checkpoint: Fact, state: Arrays, wait: Callable[[], 
     if island.registry.facts('finished'):  # the monitor may have looked for leftovers before this object was written
       island.storage.delete(objects[-1][0])
       return
-  digest = hashlib.sha256(json.dumps(objects).encode()).hexdigest()
   about = {'worker': island.name, 'checkpoint': checkpoint.sha256, 'objects': objects}
-  fact = Fact(STATE, checkpoint.key, checkpoint.number, '', digest, about)
+  fact = Fact(STATE, checkpoint.key, checkpoint.number, '', digest(objects), about)
   withdrawals.put(island, [fact])
   island.registry.mark_scheduled([fact])  # nothing follows from it
   if island.owner:
@@ -88,6 +87,11 @@ def _forget_older(island: Island, path: str):
   for name, phase in phases.items():
     if phase.isdecimal() and int(phase) not in kept:
       island.storage.delete(name)
+
+
+def digest(objects: list[list[str]]) -> str:
+  """Returns the digest of the fact that names these objects, each [name, sha256]."""
+  return hashlib.sha256(json.dumps(objects).encode()).hexdigest()
 
 
 def in_parts(state: Arrays) -> Iterator[Arrays]:

@@ -5,13 +5,14 @@ from typing import Any
 
 from dipaco_jax.config import dense_control, settings
 from dipaco_jax.core import printable
+from dipaco_jax.islands import suspensions
 from dipaco_jax.processes.display import columns, duration
 from dipaco_jax.registry import registry as registry_lib
 from dipaco_jax.registry.fact_rows import WITHDRAWN
 
-EXCLUDED, SHOWN = 'excluded: ', 5
+EXCLUDED, SUSPENDED, SHOWN = 'excluded: ', 'suspended: ', 5
 RECENT = 64  # tasks by which time is estimated
-KINDS = ('prepare', 'train', 'piece', 'ship', 'outer', 'evaluate', 'reroute', 'finish')
+KINDS = ('prepare', 'train', 'piece', 'ship', 'outer', 'evaluate', 'reroute', 'audit', 'confirm', 'finish')
 
 
 def lines(registry: registry_lib.Registry) -> list[str]:
@@ -53,12 +54,14 @@ def time_left(registry: registry_lib.Registry, s: settings.Settings) -> list[str
 
 
 def failures(registry: registry_lib.Registry) -> list[str]:
-  """Says which paths took no part in outer steps, which facts were withdrawn, and why the run has diverged."""
+  """Says which paths took no part in outer steps, who is suspended, what was withdrawn, and why the run diverged."""
   messages = [
     f'{EXCLUDED}phase {f.number + 1}, step {f.meta["step"]}: path {f.key}, trained by {f.meta["worker"]}, '
     f'took no part: {f.meta["why"]}'
     for f in registry.facts('excluded')[-SHOWN:]
   ]
+  suspended = suspensions.current(registry)
+  messages += [f'{SUSPENDED}{name}, by {fact.meta["by"]}: {fact.meta["why"]}' for name, fact in suspended.items()]
   messages += [
     f'{WITHDRAWN} {fact.key.rpartition(" ")[0]} {fact.number}, by {fact.meta["by"]}: {fact.meta["why"]}'
     for fact in registry.facts(WITHDRAWN)[-SHOWN:]

@@ -74,8 +74,12 @@ class Trained(NamedTuple):
 class Worker:
   """Performs all tasks of a worker, with the states that it holds. Only the first of several hosts has a Worker."""
 
-  def __init__(self, held: HeldStates, hosts: Hosts | None = None, line: Line | None = None):
+  def __init__(
+    self, held: HeldStates, hosts: Hosts | None = None, line: Line | None = None, only_replays: bool = False
+  ):  # fmt: skip
+    """`only_replays`: whether all that it trains was trained before; nothing is then scheduled, or asked of holders."""
     self.held = held
+    self.only_replays = only_replays
     self.hosts = hosts or Hosts()
     self.line = line or Line()
     self.scheduler = futures.ThreadPoolExecutor(1)  # schedules tasks that may begin before this one is published
@@ -110,7 +114,8 @@ class Worker:
     if not any(key.path == path for key in self.held.names()):  # paths move: others may have left
       lineage.forget_moved(island, self.held)
     newest = lineage.find(island, self.held, task)
-    hand_over.ask(island, task, newest)
+    if not self.only_replays:
+      hand_over.ask(island, task, newest)
     first = newest.parts[0]
     with self.looking_again(island, task, first):
       inner_phase.make_job(island, island.round_of(first.phase))
@@ -211,7 +216,7 @@ class Worker:
   def train_first(self, island: Island, lease: Lease, beginning: Beginning) -> Trained:
     """Trains the first piece of a beginning."""
     path, part = int(lease.task.key), beginning.parts[0]
-    is_replay = len(beginning.parts) > 1
+    is_replay = self.only_replays or len(beginning.parts) > 1
     phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
     metrics, origin = PhaseMetrics(lease, job, phase, self.is_warm), functools.cache(lineage.origin)

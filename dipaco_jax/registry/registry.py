@@ -52,6 +52,7 @@ class Registry:
     self._known = KnownFacts()
     self.names = FactNames()  # names that facts may have; an island knows those of its run
     self.diverged = 0  # how often the run has diverged, as the last claim told
+    self.suspended = 0  # how many suspensions of workers there have been, as the same answers say
     self.withdrawn = 0  # how many facts were withdrawn, as the database's last answer to a claim or heartbeat says
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     try:
@@ -106,13 +107,20 @@ class Registry:
     among = {} if keys is None else {'keys': json.dumps(list(keys))}
     held = {'holder_': holder} if holder else {}
     statement = schema.claim(tuple(kinds), keys is not None, bool(holder))
+    return self._claim(statement, parameters | among | held)
+
+  def claim_chosen(self, owner: str, task: Row) -> Task | None:
+    """Claims a task that `tasks` has listed, unless another process holds it."""
+    return self._claim(schema.CLAIM_CHOSEN, {'claimant': owner, 'lease_s': self.lease_s, 'chosen': task['id']})
+
+  def _claim(self, statement: sa.Executable, parameters: Row) -> Task | None:
     with self.conversation():
-      rows = self._db.returned(statement, parameters | among | held)
+      rows = self._db.returned(statement, parameters)
       if not rows:
         return None
       self._db.linger()
     self.diverged = rows[0].pop('diverged')
-    self._note_withdrawn(rows[0].pop('withdrawn'))
+    self._note_news(rows[0].pop('withdrawn'), rows[0].pop('suspended'))
     return Task(**rows[0])
 
   def heartbeat(self, task: Task) -> int:
@@ -123,8 +131,12 @@ class Registry:
     rows = self._db.returned(schema.HEARTBEAT, _claimed(task) | {'lease_s': self.lease_s})
     if not rows:
       raise Lost(f'{task} is no longer owned by this process')
-    self._note_withdrawn(rows[0]['withdrawn'])
+    self._note_news(rows[0]['withdrawn'], rows[0]['suspended'])
     return rows[0]['diverged']
+
+  def _note_news(self, withdrawn: int, suspended: int):
+    self.suspended = suspended
+    self._note_withdrawn(withdrawn)
 
   def _note_withdrawn(self, count: int):
     """Forgets the facts that are known here if others were withdrawn since the last answer."""
@@ -137,7 +149,7 @@ class Registry:
     rows = self._db.rows(schema.IS_RUNNING, _claimed(task))
     if not rows:
       raise Lost(f'{task} no longer runs')
-    self._note_withdrawn(rows[0]['withdrawn'])
+    self._note_news(rows[0]['withdrawn'], rows[0]['suspended'])
     return rows[0]['diverged']
 
   def release(self, task: Task, waiting: bool = False, error: str = ''):

@@ -130,7 +130,8 @@ READY: dict[str, Any] = {'state': 'ready', 'lease': 0.0, 'since': Now()}
 DIVERGED = sa.select(sa.func.count()).where(FACTS.c.kind == 'diverged', FACTS.c.key == '').scalar_subquery()
 _COUNTED = sa.select(sa.func.count()).where(FACTS.c.kind == 'withdrawn').scalar_subquery()
 COUNT_WITHDRAWN = _COUNTED.label('withdrawn')  # asked for as often: a process forgets the facts that it knows
-NEWS = DIVERGED.label('diverged'), COUNT_WITHDRAWN
+_SUSPENDED = sa.select(sa.func.count()).where(FACTS.c.kind == 'suspended').scalar_subquery()
+NEWS = DIVERGED.label('diverged'), COUNT_WITHDRAWN, _SUSPENDED.label('suspended')
 HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE).returning(*NEWS)
 RELEASE = sa.update(TASKS).where(RUNNING).values(error=sa.bindparam('why'), **READY)
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
@@ -175,6 +176,8 @@ CLAIMED = [TASKS.c[name] for name in 'id kind key number fence owner wakes'.spli
 
 
 _IS_FREE = TASKS.c.lease <= Now()
+_CLAIM: dict[str, Any] = dict(state='running', lease=LEASE, owner=sa.bindparam('claimant'), claimed=Now())
+_CLAIM |= dict(fence=TASKS.c.fence + 1, attempts=TASKS.c.attempts + 1)
 # Of a clock that was ahead. In a select of its own each, or no index would be used.
 _ENDS_TOO_LATE = TASKS.c.lease > Now() + LONGEST_LEASES * LEASE_S
 _IS_FROM_LATER = TASKS.c.since > Now() + LEASE_S
@@ -211,6 +214,8 @@ def claim(kinds: tuple[str, ...], keyed: bool, is_held: bool) -> sa.Executable:
     sa.select(TASKS.c.id).join(head, head.c.id == TASKS.c.id).where(_IS_FREE | _ENDS_TOO_LATE).order_by(*order).limit(1)
   )
   taken = first.with_for_update(of=TASKS, skip_locked=True).scalar_subquery()
-  values = dict(state='running', lease=LEASE, owner=sa.bindparam('claimant'), claimed=Now())
-  counts = dict(fence=TASKS.c.fence + 1, attempts=TASKS.c.attempts + 1)
-  return sa.update(TASKS).where(TASKS.c.id == taken).values(**values, **counts).returning(*CLAIMED, *NEWS)
+  return sa.update(TASKS).where(TASKS.c.id == taken).values(**_CLAIM).returning(*CLAIMED, *NEWS)
+
+
+_IS_CHOSEN = TASKS.c.id == sa.bindparam('chosen')
+CLAIM_CHOSEN = sa.update(TASKS).where(_IS_CHOSEN, _IS_FREE).values(**_CLAIM).returning(*CLAIMED, *NEWS)

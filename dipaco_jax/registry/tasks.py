@@ -12,6 +12,8 @@ was suspended for longer than its lease is rejected when it resumes.
 
 from typing import NamedTuple
 
+from dipaco_jax.core.errors import Lost as Lost
+
 # Explains `Island.words`.
 TASK_NAMES = (
   'tasks: train PATH PHASE, outer MODULE VERSION, evaluate PATH VERSION; paths, phases and versions count from 0'
@@ -43,7 +45,3 @@ class Task(NamedTuple):
   def is_first(self) -> bool:
     """Whether no process can have performed the task before."""
     return self.fence == 1
-
-
-class Lost(Exception):
-  """The task went to another owner; this claim is void."""

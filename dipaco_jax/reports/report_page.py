@@ -7,6 +7,7 @@ from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.config import fields, settings
 from dipaco_jax.pipeline import samples, stage, stage_records
 from dipaco_jax.reports import (
+  audit_lines,
   excerpt_views,
   failures,
   figures,
@@ -67,7 +68,7 @@ def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
     about=[line for line in (str(run.workdir), _when(r), *_devices(r)) if line],
     lead=headline.lead(r) if r['perplexity'] and r['base_perplexity'] else _lead_so_far(run),
     notes=_notes(run) if r['perplexity'] and r['base_perplexity'] else [],
-    failures=failures.in_words(failures.read_failures(run.workdir)),
+    failures=[*audit_lines.in_words(r), *failures.in_words(failures.read_failures(run.workdir))],
     cards=_cards(run),
     sections={title: arrange([drawn[n] for n in names if n in drawn]) for title, names in figures.SECTIONS.items()},
     seconds=time_table.by_stage(r['seconds']) if r['seconds'] else None,

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import pathlib
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
@@ -30,11 +31,18 @@ class Lifecycle:
   def __post_init__(self):
     self.signal = 0  # the number of the one that stops the server
 
-  def run(self, app: ASGIApp, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
-    """Serves an app until a signal; returns the exit status. The app's lifespan enters `listening`."""
+  def run(
+    self, app: ASGIApp, listener: socket.socket, limits: connections.Limits, access_log: bool,
+    tls: tuple[pathlib.Path, pathlib.Path] | None = None,
+  ) -> int:  # fmt: skip
+    """Serves an app until a signal; returns the exit status. The app's lifespan enters `listening`.
+
+    `tls`: the files of a certificate and its key, with which connections are encrypted.
+    """
     connections.limit_log()
     options: Any = {'loop': 'asyncio', 'ws': 'none', 'lifespan': 'on', 'log_config': None, 'server_header': False}
     options |= {'backlog': connections.BACKLOG, 'timeout_graceful_shutdown': CLOSE_S, 'access_log': access_log}
+    options |= {'ssl_certfile': tls[0], 'ssl_keyfile': tls[1]} if tls else {}
     self.uvicorn = uvicorn.Server(uvicorn.Config(app, http=connections.protocol_with(limits), **options))
     self.uvicorn.run([listener])
     return 128 + self.signal

@@ -46,6 +46,14 @@ class Folder:
     """Writes an object if none of this name exists. An existing object stays unchanged."""
     files.write_file(self.root / name, data, publish=_link_unless_there)
 
+  def adopt(self, name: str, file: Path):
+    """Gives a file on this disk the name of an object, synced. An existing object is replaced."""
+    target = self.root / name
+    target.parent.mkdir(parents=True, exist_ok=True)
+    files.sync(file)
+    os.replace(file, target)
+    files.sync(target.parent)
+
   def get(self, name: str) -> memoryview:
     """Returns an object's bytes. Raises FileNotFoundError."""
     return files.read_file(self.root / name).toreadonly()
@@ -59,6 +67,10 @@ class Folder:
   def exists(self, name: str) -> bool:
     """Returns whether there is an object of this name."""
     return (self.root / name).is_file()
+
+  def size(self, name: str) -> int:
+    """Returns the bytes of an object. Raises FileNotFoundError."""
+    return (self.root / name).stat().st_size
 
   def changed(self, name: str) -> float:
     """Returns the time when an object was written, in Unix seconds. Raises FileNotFoundError."""
@@ -134,6 +146,13 @@ class Bucket:
       self.api.head(self.store, name)
       return True
     return False
+
+  def size(self, name: str) -> int:
+    return self.api.head(self.store, name)['size']
+
+  def sign(self, method: str, name: str, seconds: float) -> str:
+    """Returns a URL by which anybody may send one kind of request, GET or PUT, for an object, for some seconds."""
+    return self.api.sign(self.store, method, name, timedelta(seconds=seconds))
 
   def changed(self, name: str) -> float:
     return self.api.head(self.store, name)['last_modified'].timestamp()

@@ -21,6 +21,7 @@ from dipaco_jax.core.errors import InputError, disk_is_full
 from dipaco_jax.processes import time_use
 from dipaco_jax.storage import files, lock, publishing, retry
 from dipaco_jax.storage.backends import TRANSFERS, Bucket, Folder
+from dipaco_jax.storage.gateway_objects import Gateway
 
 PATIENCE_S = 600
 EXTRAS = {'s3': 's3', 'gs': 'gcs'}
@@ -41,7 +42,7 @@ class Away(OSError, errors.Away):
 class Storage:
   """Objects by name, for any number of threads. Transient errors are retried for `patience_s`, then raised as Away."""
 
-  def __init__(self, url: str, backend: Folder | Bucket, patience_s: float):
+  def __init__(self, url: str, backend: Folder | Bucket | Gateway, patience_s: float):
     self.url = url
     self.backend = backend
     self.patience_s = patience_s
@@ -49,6 +50,7 @@ class Storage:
     self.reading, self.writing = time_use.Busy(), time_use.Busy()
     self.lock = threading.Lock()
     self.verified_trees: set[tuple[str, str]] = set()  # (prefix, sha256) of those on this machine
+    self.reads: Callable[[str], bool] | None = None  # which files of trees this process reads; None: all
 
   def write(self, name: str, data: files.Data, sha256: str = '') -> str:
     """Publishes an object, which a disk syncs before it is seen; returns its sha256, computed unless it is given."""
@@ -173,16 +175,25 @@ class Storage:
     """
     if (prefix, sha256) in self.verified_trees:
       return
-    if not tree_matches(folder, sha256):
+    if not self._has_tree(prefix, folder, sha256):
       folder.parent.mkdir(parents=True, exist_ok=True)
       with lock.in_directory(folder.parent):
-        if not tree_matches(folder, sha256):
+        if not self._has_tree(prefix, folder, sha256):
           self._download(prefix, folder, sha256)
     self.verified_trees.add((prefix, sha256))
 
-  def _download(self, prefix: str, folder: Path, sha256: str):
-    if self._is_stored_as(prefix, folder):
-      raise (Corrupt if folder.exists() else Missing)(f'{self.url_of(prefix)} differs from what was published')
+  def _has_tree(self, prefix: str, folder: Path, sha256: str) -> bool:
+    """Returns whether a directory is here, with all files that this process reads."""
+    if self.reads is None or not sha256 or not folder.exists():
+      return tree_matches(folder, sha256)
+    try:
+      index = self._read_index(prefix, sha256)
+      return files.digests(folder, index) == index
+    except (FileNotFoundError, NotADirectoryError):
+      return False
+
+  def _read_index(self, prefix: str, sha256: str) -> dict[str, str]:
+    """Returns the sha256 of the files of a tree that this process reads, by name. Raises as `read`."""
     name = f'{prefix}.index.json'
     data = self.read(name, sha256) if sha256 else self.fetch(name)
     try:
@@ -193,6 +204,12 @@ class Storage:
       raise Corrupt(f'{self.url_of(name)} is corrupt: it is not an index')
     for name in index:
       checked_name(name)  # it comes from another process, and says where to write
+    return {name: digest for name, digest in index.items() if not self.reads or self.reads(f'{prefix}/{name}')}
+
+  def _download(self, prefix: str, folder: Path, sha256: str):
+    if self._is_stored_as(prefix, folder):
+      raise (Corrupt if folder.exists() else Missing)(f'{self.url_of(prefix)} differs from what was published')
+    index = self._read_index(prefix, sha256)
     with publishing.publish_directory(folder, sealed=False) as aside:
 
       def download(name: str):
@@ -216,13 +233,13 @@ class Storage:
   def retry(self, name: str, action: Callable[[], Any]) -> Any:
     """Returns what `action` returns, called again with growing waits while its errors are transient.
 
-    Raises FileNotFoundError and ValueError as they come, all else as OSError that names the object: Away where patience
-    is over.
+    Raises FileNotFoundError, ValueError and Lost as they come, all else as OSError that names the object: Away where
+    patience is over.
     """
     try:
       with time_use.doing(time_use.STORAGE):
         return retry.call(self.url_of(name), action, self.backend.is_transient, self.patience_s)
-    except (ValueError, FileNotFoundError):
+    except (ValueError, FileNotFoundError, errors.Lost):
       raise
     except Exception as e:
       message = f'{self.url_of(name)}: {retry.first_line(e)}'

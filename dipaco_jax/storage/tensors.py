@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -23,19 +25,26 @@ DTYPES = {  # in safetensors' order
 
 def to_bytes(arrays: Mapping[str, np.ndarray]) -> memoryview:
   """Returns the bytes of `safetensors.numpy.save`, with one copy of the arrays instead of two."""
-  names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
-  order = list(names)
-  header = {}
-  end = 0
-  for name, x in sorted(arrays.items(), key=lambda item: (order.index(item[1].dtype), item[0])):
-    header[name] = {'dtype': names[x.dtype], 'shape': x.shape, 'data_offsets': [end, end := end + x.nbytes]}
-  text = json.dumps(header, separators=(',', ':'), ensure_ascii=False).encode()
-  text += b' ' * (-len(text) % 8)
-  data = np.empty(8 + len(text) + end, np.uint8).data
-  data[: 8 + len(text)] = len(text).to_bytes(8, 'little') + text
+  start = header(arrays)
+  data = np.empty(len(start) + sum(x.nbytes for x in arrays.values()), np.uint8).data
+  data[: len(start)] = start
   for name, view in from_bytes(data).items():
     np.copyto(view, arrays[name])
   return data
+
+
+def header(shapes: Mapping[str, Any]) -> bytes:
+  """Returns the bytes before the arrays of `to_bytes`, of arrays or of anything else that has a shape and a dtype."""
+  names = {np.dtype(dtype): name for name, dtype in DTYPES.items()}
+  order = list(names)
+  places = {}
+  end = 0
+  for name, x in sorted(shapes.items(), key=lambda item: (order.index(item[1].dtype), item[0])):
+    size = np.dtype(x.dtype).itemsize * math.prod(x.shape)
+    places[name] = {'dtype': names[np.dtype(x.dtype)], 'shape': x.shape, 'data_offsets': [end, end := end + size]}
+  text = json.dumps(places, separators=(',', ':'), ensure_ascii=False).encode()
+  text += b' ' * (-len(text) % 8)
+  return len(text).to_bytes(8, 'little') + text
 
 
 def from_bytes(data: memoryview) -> dict[str, np.ndarray]:

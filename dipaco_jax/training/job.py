@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.algorithm import streaming
+from dipaco_jax.algorithm import streaming, weight_cap
 from dipaco_jax.algorithm.grid import Coordinates, largest_divisor
 from dipaco_jax.config import choices
 from dipaco_jax.training.evaluation import Rows
@@ -143,6 +143,11 @@ class Job:
   def outer_weights(self, phase: int) -> np.ndarray:
     """Returns w_i of every path in the outer step, shaped like the grid, or 0 if it takes no part."""
     return self.weights(phase) if self.lost is None else self.weights(phase) * ~self.lost(phase)
+
+  def weights_by_level(self, phase: int) -> Any:
+    """Returns `outer_weights`; with `outer.max_weight`, by level [weight_cap.py]."""
+    layout, most = self.programs.layout, self.programs.settings.outer.max_weight
+    return weight_cap.by_level(layout.grid, layout.levels, self.outer_weights(phase), most)
 
   def limits(self, phase: int) -> np.ndarray:
     """Returns f of screening.py, shaped like the grid; 0 for paths that continue from their own parameters.

@@ -27,7 +27,7 @@ class Sender(NamedTuple):
   usual: dict[str, Any]  # h of screening.py by level, shaped like its modules
   params: dict[str, Any]  # of this path alone, as is `state`
   state: Any
-  weights: Any  # w_i of all paths, shaped like the grid
+  weights: Any  # w_i of all paths, shaped like the grid; with `outer.max_weight`, by level
   limits: Any  # f of screening.py of all paths
   last: Any  # global step
   num_steps: dict[str, Any]  # by level, since its last exchange
@@ -47,12 +47,14 @@ def accumulate(
     screening.is_plausible(moved[level], sender.usual[level][at], sender.limits[turn]) for level, at in module.items()
   ]
   ok = jnp.all(jnp.stack(plausible)) & ~gathered.excluded[turn]
-  weight, counts = sender.weights[turn], ok & (sender.weights[turn] > 0)
+  weights = sender.weights if isinstance(sender.weights, dict) else dict.fromkeys(module, sender.weights)
+  counts = ok & (weights[next(iter(module))][turn] > 0)
   rows = _row_weights(specs, sender.state) if specs.settings.outer.row_weights else {}
   sums = dict(gathered.sums)
   squares_of_sums = dict(gathered.squares)
   masses = dict(gathered.masses)
   for level, at in module.items():
+    weight = weights[level][turn]
     term = outer_lib.term(deltas[level], weight, counts, rows)
     square = _square(specs, term.moves) if rows else squares[level]
     add = functools.partial(jax.tree.map, lambda total, x, at=at: total.at[0, *at].add(x))

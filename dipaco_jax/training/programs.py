@@ -206,7 +206,8 @@ class Programs:
 
     s, host = self.specs, P()
     steps = dict.fromkeys(levels, host)
-    sender = Sender(s.modules, s.usual, s.params, s.state, s.weights, s.weights, host, steps, host)
+    weights = s.weights if s.settings.outer.max_weight >= 1 else dict.fromkeys(self.levels, s.weights)
+    sender = Sender(s.modules, s.usual, s.params, s.state, weights, s.weights, host, steps, host)
     specs = (s.gathered, s.residuals, *sender)
     return self.shard_map(accumulate, specs, (s.gathered, s.residuals), donate_argnums=(0, 1))
 
@@ -242,7 +243,9 @@ class Programs:
   def _outer(self, sent, modules, masters, state, gathered, weights):
     levels = [level for level in self.layout.levels if level.name in sent]
     totals, cosines = {}, {}
-    weights = jnp.where(gathered.excluded, 0, weights)
+    weights = jax.tree.map(lambda w: jnp.where(gathered.excluded, 0, w), weights)
+    capped = weights if isinstance(weights, dict) else {}
+    weights = next(iter(capped.values())) if capped else weights
     for level in levels:
       totals[level.name] = {name: x.sum(0) for name, x in gathered.sums[level.name].items()}
       square = gathered.squares[level.name].sum(0)
@@ -251,7 +254,7 @@ class Programs:
       cosines[level.name] = outer_lib.cosine(paths, of_sum, square)
     before, masses = usual(state), jax.tree.map(lambda x: x.sum(0), gathered.masses)
     inner, outer = self.settings.inner.optimizer, choices.make_outer(self.settings.outer, self.specs.compress)
-    sums = outer_lib.Sums(totals, weights, masses)
+    sums = outer_lib.Sums(totals, weights, masses, capped)
     modules, masters, state, norms = outer_lib.update(self.layout, outer, modules, state, sums, masters)
     moved = {level.name: gathered.moved[level.name] for level in levels}
     state = outer_lib.update_usual(self.layout, modules, state, weights, moved, inner)

@@ -186,7 +186,7 @@ class Trainer:
     programs = self.job.programs
     started = time.monotonic()
     state.modules, state.masters, state.outer, statistics = programs.outer(sent)(
-      state.modules, state.masters, state.outer, state.gathered, job.outer_weights(dispatch.phase)
+      state.modules, state.masters, state.outer, state.gathered, job.weights_by_level(dispatch.phase)
     )
     state.gathered = programs.zero_sums(sent, dispatch.last_of_phase)(state.gathered)
     self.statistics.append(statistics)

@@ -57,7 +57,7 @@ def send(job: Job, state: State, dispatch: Dispatch, piece: streaming.Piece):
     residuals = programs.fresh_residuals() if programs.specs.compressed else {}
   state.gathered, residuals = programs.accumulate(piece.sent)(
     state.gathered, residuals, state.modules, programs_lib.usual(state.outer), state.params,
-    state.inner[dispatch.turn], job.outer_weights(dispatch.phase), job.limits(dispatch.phase), np.int32(last), steps,
+    state.inner[dispatch.turn], job.weights_by_level(dispatch.phase), job.limits(dispatch.phase), np.int32(last), steps,
     turn,
   )  # fmt: skip
   if residuals:

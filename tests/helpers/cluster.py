@@ -13,11 +13,13 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import cheater
 import numpy as np
 import quick_xla
 
 from dipaco_jax.command_line import command
 from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import claims, inner_phase, island, module_weights, monitor, role_loop, roles
 from dipaco_jax.processes import stopping
 from dipaco_jax.registry import registry
@@ -55,11 +57,16 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
     with stopping.listening():
       compilation_cache.keep()
       kind, is_backup = name.split('-')[0], name.startswith('backup')
-      role = 'worker' if kind in ('backup', 'foreign') else kind
+      role = 'worker' if kind in ('backup', 'foreign', *cheater.KINDS) else kind
+      if kind in cheater.KINDS:
+        cheater.install(kind)
       if kind == 'foreign':
         inner_phase.run = computing_otherwise(inner_phase.run)
       process = roles.Process(role, place, more.lease_s, url, name, is_backup=is_backup)
       roles.run_role(process, settings)
+  except InputError as e:
+    print(e, flush=True)
+    os._exit(2)
   except BaseException:
     traceback.print_exc()
     os._exit(1)
@@ -109,9 +116,9 @@ class Cluster:
     return process
 
   def tend(self):
-    """Starts who has died; one that ended well has seen that all is done."""
+    """Starts who has died; one that ended well has seen that all is done, and with status 2 it is suspended."""
     for name, process in self.processes.items():
-      if process.exitcode not in (None, 0):
+      if process.exitcode not in (None, 0, 2):
         self.processes[name] = self.start(name)
 
   def signal(self, name: str, number: int):

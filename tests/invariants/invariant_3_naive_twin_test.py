@@ -25,6 +25,13 @@ CASES = {
   'three axes': (ABC, CROSSED, {}),
   'a replica axis': ({'a': 2, 'replica': 2}, (('ends', 'embed|final', ()), ('blocks', 'block', ('a',))), {}),
   'neither weights nor rescale': (AB, small.MIXED_LEVELS, {'outer': dict(rescale=False, reweigh=False)}),
+  'a cap on weights': (AB, small.MIXED_LEVELS, {'outer': dict(max_weight=0.35)}),
+  'a cap on owners': ({'a': ('x', 'y'), 'b': 2}, small.MIXED_LEVELS, {'outer': dict(max_weight=0.6)}),
+  'a cap on weights, sampled': (
+    ABC,
+    CROSSED,
+    {'outer': BY_ROW | dict(max_weight=0.4), 'train': dict(paths_per_phase=3)},
+  ),
   'row weights': (AB, small.MIXED_LEVELS, {'outer': BY_ROW}),
   'row weights, sampled': (ABC, CROSSED, {'outer': BY_ROW, 'train': dict(paths_per_phase=3, phases=4)}),
   'fresh states': (AB, small.MIXED_LEVELS, {'inner': dict(keep_state=False)}),
@@ -62,7 +69,14 @@ def base_state(params):
   return {'m': m, 'v': v, 't': 5}, inner_lib.InnerState(theirs, np.int32(0))
 
 
-ALL = [*((case, 1) for case in CASES), ('row weights', 4), ('three axes', 4), ('sampled', 4), ('lost', 4)]
+ALL = [
+  *((case, 1) for case in CASES),
+  ('row weights', 4),
+  ('a cap on owners', 4),
+  ('three axes', 4),
+  ('sampled', 4),
+  ('lost', 4),
+]
 QUICK = [('mixed levels', 1), ('sampled', 4)]
 
 

@@ -51,6 +51,7 @@ CONFIGS = {
   'thin, own modules': (OWN_LEVELS, THIN),
   'thin, own modules, a round of re-sharding': (OWN_LEVELS, ROUNDS | THIN),
   'row weights': (None, {'outer': BY_ROW}),
+  'a cap on weights': (None, {'outer': dict(max_weight=0.5)}),
   'row weights, thin, own modules': (OWN_LEVELS, THIN | {'outer': BY_ROW | THIN['outer']}),
   'int4, own modules, sampled': (OWN_LEVELS, SAMPLED | {'outer': dict(compress='int4', whole_every=3)}),
 }

@@ -173,6 +173,32 @@ def test_weights_for_a_replay_stay_until_the_next_published_state(made):
   assert objects.left() == objects.modules[7] | objects.modules[8] | objects.modules[9]
 
 
+def test_what_an_open_audit_needs_stays_until_it_is_done(made):
+  """States are published after phases 0, 3 and 6; phase 5 of path 2 is audited, which begins with phase 4."""
+  sections = dict(train=dict(phases=9), checkpoint=dict(state_every_phases=3), audit=dict(fraction=1e-9))
+  of = one_process.with_settings(made, **sections)
+  objects, collector = Objects(of, phases=9, best=9, published=(0, 3, 6)), monitor.Collector(of)
+  of.registry.mark_scheduled(of.registry.unscheduled(10_000))
+  of.registry.add_tasks([NewTask('audit', '2', 5)])
+  collector.collect(9)
+  needed = {
+    fact.uri
+    for version in (4, 5)
+    for key in of.modules_of(2).values()
+    for fact in of.registry.facts('module', [key], version)
+  }
+  [state] = of.registry.facts('state', ['2'], 3)
+  needed |= {name for name, _ in state.meta['objects']}
+  contributions = {name for name, _ in of.registry.facts('checkpoint', ['2'], 5)[0].meta['objects'].values()}
+  assert needed | contributions <= objects.left()
+  others = {name for name, _ in of.registry.facts('checkpoint', ['1'], 5)[0].meta['objects'].values()}
+  assert contributions and others and not others & objects.left()
+  of.registry.complete(of.registry.claim('other', ['audit']), [])
+  collector.next = 8
+  collector.collect(9)
+  assert not needed & objects.left() and not contributions & objects.left()
+
+
 def test_without_kept_states_no_weights_stay_for_a_replay(made):
   sections = dict(train=dict(phases=9), checkpoint=dict(state_every_phases=3), inner=dict(keep_state=False))
   of = one_process.with_settings(made, **sections)

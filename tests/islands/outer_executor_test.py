@@ -21,9 +21,9 @@ from one_process import with_settings
 from dipaco_jax.algorithm import exact_sum, modules, outer, reference
 from dipaco_jax.config import choices, fields, settings as settings_lib
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import island, messages, outer_executor, schedule, screening_facts
+from dipaco_jax.islands import island, messages, outer_executor, schedule, screening_facts, suspensions
 from dipaco_jax.islands.module_weights import ModuleWeights
-from dipaco_jax.registry.registry import Fact, Task
+from dipaco_jax.registry.registry import Fact, NewTask, Task
 
 made = one_process.made
 BOUNDS = screening_facts.Bounds({'low': 100.0}, {'low': 0.5}, 10.0)  # |old - new| up to 500
@@ -107,6 +107,15 @@ def test_a_damaged_sum_is_summed_again(damage, tmp_path):
   )
 
 
+@pytest.mark.parametrize('most, expected', [(1.0, [0.5, 0.25, 0.25]), (0.4, [0.4, 0.3, 0.3])])
+def test_weights_are_capped_within_each_module(most, expected, made, monkeypatch):
+  of = one_process.with_settings(made, outer=dict(max_weight=most))
+  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([2, 1, 1, 0], np.float32))
+  weights = outer_executor.module_weights(of, 'ends/shared', 0)
+  assert [w / sum(weights.values()) for w in weights.values()] == pytest.approx(expected)
+  assert outer_executor.module_weights(of, 'high/1', 0) == {'1': 1.0}
+
+
 # -- an executor, of real modules
 
 
@@ -124,6 +133,16 @@ class Scene:
     new = {n: x + np.float32(by) for n, x in self.old.items()}
     objects = {'high': self.made.write_object(f'paths/{phase}/{path}-high', new)}
     self.made.registry.put([schedule.checkpoint_fact(path, phase, objects, {'worker': f'worker-{path}'})])
+
+  def claimed(self) -> list[Task]:
+    """A claim of a task, which tells of suspensions."""
+    self.made.registry.add_tasks([NewTask('outer', 'high/0', 1)])
+    task = self.made.registry.claim('all', ['outer'])
+    self.made.registry.release(task)
+    return [task]
+
+  def first_version(self) -> tuple[str, str]:
+    return tuple(self.first)
 
   def perform(self, number: int = 1):
     task = Task(0, 'outer', 'high/0', number, 1, '', 0)
@@ -191,6 +210,41 @@ def test_an_executor_continues_without_what_is_bad_and_says_whose_it_is(by, scen
   scene.made.registry.put([module, told])
   again = scene.perform()
   assert again[0][:5] == module[:5] and len(again) == 1, 'who makes it again leaves out the same, without asking'
+
+
+def test_a_suspended_workers_contribution_is_taken_out_of_the_sum_and_leaves_a_fact(scene):
+  scene.checkpoint(0, 0.01)
+  scene.checkpoint(2, 0.02)
+  [task] = scene.claimed()
+  scene.executor.take(scene.made, task).add('2', 1.0, {n: x + np.float32(0.02) for n, x in scene.old.items()})
+  suspensions.suspend(scene.made.registry, 'worker-2', 'it lies', 'test')
+  scene.claimed()  # whose answer tells of the suspension
+  module, told = scene.perform()
+  why = {'2': 'its worker worker-2 is suspended'}
+  assert module.meta['left_out'] == why and module.meta['paths'] == 1
+  assert told[:3] == ('excluded', '2', 0) and told.meta['why'] == why['2'] and told.meta['executor'] == 'all'
+  for name, x in scene.made.read_object(module.uri, module.sha256).items():
+    np.testing.assert_allclose(x, scene.old[name] + 1.9 * 0.7 * 0.01, rtol=1e-5)
+
+
+def test_a_module_of_suspended_workers_alone_stays_and_the_run_goes_on(scene):
+  scene.checkpoint(0, 0.01)
+  scene.checkpoint(2, 0.02)
+  for name in ('worker-0', 'worker-2'):
+    suspensions.suspend(scene.made.registry, name, 'it lies', 'test')
+  scene.claimed()
+  module, *told = scene.perform()
+  assert (module.uri, module.sha256) == scene.first_version() and [fact.key for fact in told] == ['0', '2']
+
+
+def test_a_worker_that_may_work_again_counts_again(scene):
+  scene.checkpoint(0, 0.01)
+  scene.checkpoint(2, 0.02)
+  suspensions.suspend(scene.made.registry, 'worker-2', 'it lies', 'test')
+  suspensions.resume(scene.made.registry, 'worker-2')
+  scene.claimed()
+  [module] = scene.perform()
+  assert module.meta['paths'] == 2 and 'left_out' not in module.meta
 
 
 def test_weights_are_read_without_the_outer_state(scene):

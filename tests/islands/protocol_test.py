@@ -15,6 +15,7 @@ import shutil
 import threading
 import types
 
+import desk_link
 import digest_tasks
 import pytest
 import slow
@@ -23,7 +24,8 @@ from digest_tasks import PERFORM, held_by, publish_states
 
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import claims, island, messages, monitor, path_state, role_loop, schedule, withdrawals
+from dipaco_jax.gateway import fact_checks, object_checks
+from dipaco_jax.islands import claims, island, lineage, messages, monitor, path_state, role_loop, schedule, withdrawals
 from dipaco_jax.islands.screening_facts import heed, resume
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import registry
@@ -156,7 +158,8 @@ def serve(of: island.Island, kinds):
 class World:
   """One run, and the dice."""
 
-  def __init__(self, place: pathlib.Path, name: str, draw: random.Random):
+  def __init__(self, place: pathlib.Path, name: str, draw: random.Random, behind_gateway: tuple[str, ...] = ()):
+    self.behind_gateway = behind_gateway  # names of workers that have a gateway instead of the registry
     levels, sections = RUNS[name]
     self.place, self.draw = place, draw
     self.settings = settings_lib.from_dict({
@@ -188,7 +191,8 @@ class World:
     for method in ('transact', 'change', 'returned', 'rows'):
       setattr(facts._db, method, stepwise(getattr(facts._db, method)))
     place.retry = stepwise(place.retry)
-    return island.Island(self.run, facts, place, name, resumed)
+    made = island.Island(self.run, facts, place, name, resumed)
+    return desk_link.behind(made, name, self.place / 'aside' / name) if name in self.behind_gateway else made
 
   def to_the_end(self, faults: bool) -> Fact:
     for turn in range(MOST_TURNS):
@@ -272,9 +276,11 @@ class World:
     self.counts['replayed'] += sum(fact.meta.get('replayed', 0) for fact in self.facts.facts('checkpoint'))
 
 
-def play(place: pathlib.Path, name: str, seed: int, faults: bool) -> tuple[str, collections.Counter[str]]:
+def play(
+  place: pathlib.Path, name: str, seed: int, faults: bool, behind_gateway: tuple[str, ...] = ()
+) -> tuple[str, collections.Counter[str]]:
   """The digest of a run, and what befell it."""
-  world = World(place, name, random.Random(seed))
+  world = World(place, name, random.Random(seed), behind_gateway)
   finished = world.to_the_end(faults)
   world.end()
   world.check(finished)
@@ -333,6 +339,28 @@ def test_ends_with_the_same_digest(name, tmp_path, request):
   expected, counts = play(tmp_path / 'undisturbed', name, 0, faults=False)
   for seed in range(request.config.getoption('--protocol_runs')):
     found, befell = play(tmp_path / str(seed), name, seed, faults=True)
+    counts += befell
+    assert found == expected, seed
+  print(f'{name}: {dict(counts)}')
+
+
+@pytest.fixture
+def digests_pass(monkeypatch):
+  """A gateway takes digests for objects and facts of a model; a worker with direct access prepares."""
+  monkeypatch.setattr(object_checks, 'of_name', lambda of, name, size: object_checks.Expected(b'', size))
+  monkeypatch.setattr(object_checks, 'check', lambda *_: None)
+  monkeypatch.setattr(fact_checks, 'metadata', lambda given, worker: dict(given) | {'worker': worker})
+  monkeypatch.setattr(fact_checks, 'NEEDED_OF_MODULE', frozenset())
+  monkeypatch.setattr(lineage, 'is_finite', lambda arrays: True)
+  monkeypatch.setitem(KINDS, 'preparer-0', ('prepare', 'reroute'))
+
+
+@pytest.mark.slow  # quickly: gateway/worker_calls_test.py
+@pytest.mark.parametrize('name', RUNS)
+def test_workers_behind_a_gateway_end_with_the_same_digest(name, tmp_path, request, digests_pass):
+  expected, counts = play(tmp_path / 'undisturbed', name, 0, faults=False)
+  for seed in range(request.config.getoption('--protocol_runs')):
+    found, befell = play(tmp_path / str(seed), name, seed, True, ('worker-0', 'worker-1'))
     counts += befell
     assert found == expected, seed
   print(f'{name}: {dict(counts)}')

@@ -38,8 +38,10 @@ COMMANDS = (
   'size',
   'recipe',
   'local',
+  'gateway',
   'status',
   'registry',
+  'owners',
   'generate',
   'serve',
   'route',
@@ -48,7 +50,7 @@ COMMANDS = (
   'report',
   'inspect',
 )
-FILES = {name: f'{name}/__main__' for name in ('inspect', 'registry')}
+FILES = {name: f'{name}/__main__' for name in ('gateway', 'inspect', 'registry')}
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -16,11 +16,13 @@ PACKAGE = 'dipaco_jax'
 
 ROOMS = (  # each imports from those before it, and from itself
   'algorithm core config models processes storage routing data buckets telemetry registry huggingface training '
-  'planning pipeline inference serving reports islands command_line'
+  'planning pipeline inference serving reports islands gateway command_line'
 ).split()
 PURE = ('algorithm', 'core', 'config', 'models', 'routing')
-COMMANDS = 'main size recipe local status registry generate serve route export harness inspect report'.split()
-FOLDERS = {'inspect', 'registry'}  # commands that are a __main__.py
+COMMANDS = (
+  'main size recipe local gateway status registry owners generate serve route export harness inspect report'
+).split()
+FOLDERS = {'gateway', 'inspect', 'registry'}  # commands that are a __main__.py
 TOP = {'__init__', '__main__', *COMMANDS, *(f'{name}.__main__' for name in FOLDERS)} - FOLDERS
 
 FLAGS = ('absl.flags', 'absl.app', 'ml_collections')

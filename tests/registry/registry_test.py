@@ -46,6 +46,28 @@ def test_a_claim_of_some_keys_leaves_the_others(db):
   assert db.claim('a', ['train'], ['277']) is None and db.claim('a', ['train'], []) is None
 
 
+def test_a_chosen_task_is_claimed_unless_another_process_holds_it(connect):
+  one, other = connect(lease_s=LEASE_S), connect(lease_s=LEASE_S)
+  one.add_tasks(train(('0', 0), ('1', 0)))
+  chosen = one.tasks('ready')[1]
+  task = one.claim_chosen('a', chosen)
+  assert (task.key, task.fence, task.owner) == ('1', 1, 'a') and other.claim_chosen('b', chosen) is None
+  time.sleep(2 * LEASE_S)
+  again = other.claim_chosen('b', chosen)
+  assert (again.key, again.fence, again.owner) == ('1', 2, 'b')
+  other.complete(again, [])
+  assert one.claim_chosen('a', chosen) is None
+
+
+def test_claims_and_heartbeats_tell_how_many_suspensions_there_were(db):
+  db.add_tasks(train(('0', 0)))
+  task = db.claim('a', ['train'])
+  assert db.suspended == 0
+  db.put([fact('a', kind='suspended')])
+  db.heartbeat(task)
+  assert db.suspended == 1
+
+
 def test_tasks_are_added_once(db):
   db.add_tasks(train(('0', 0)))
   task = db.claim('a', ['train'])

@@ -1,0 +1,82 @@
+"""All desks of a gateway by the names of their requests, and the callers that tokens stand for."""
+
+import contextlib
+import functools
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dipaco_jax.gateway import requests
+from dipaco_jax.gateway.authority import Scope
+from dipaco_jax.gateway.fact_desk import FactDesk
+from dipaco_jax.gateway.object_desk import ObjectDesk
+from dipaco_jax.gateway.refusals import Refused
+from dipaco_jax.gateway.requests import Body, Caller
+from dipaco_jax.gateway.task_desk import TaskDesk
+from dipaco_jax.gateway.tokens import Tokens
+from dipaco_jax.islands import schedule
+from dipaco_jax.islands.island import Island
+from dipaco_jax.storage import retry
+
+LOOK_AROUND_S = 10.0  # between looks for tasks that nobody has added
+
+WHY = {
+  'expired': 'the token has expired: ask the keeper of the run for another',
+  'revoked': 'the token was revoked by the keeper of the run',
+  '': 'the token is unknown: ask the keeper of the run for one',
+}
+
+
+class Desks:
+  """What a gateway answers, without HTTP."""
+
+  def __init__(self, island: Island, tokens: Tokens, aside: pathlib.Path, most_claims: int = 64):
+    self.island, self.tokens = island, tokens
+    facts, self.objects = FactDesk(island), ObjectDesk(island, aside)
+    tasks = TaskDesk(island, self.objects, most_claims)
+    self.routes: dict[str, Callable[[Caller, Body], dict[str, Any]]] = {
+      **{name: getattr(facts, name) for name in ('hello', 'facts', 'newest', 'durations', 'is_done', 'beat')},
+      **{name: getattr(tasks, name) for name in ('claim', 'heartbeat', 'release', 'complete', 'ask')},
+      **{name: getattr(tasks, name) for name in ('reopen', 'put', 'revoke')},
+      **{name: getattr(self.objects, name) for name in ('exists', 'offer', 'commit')},
+    }
+
+  def find_caller(self, token: str) -> Caller:
+    """Returns the worker that a token stands for. Raises Refused if there is none, or no longer."""
+    found, now = self.tokens.find(token) or (None, 0.0)
+    state = found.state(now) if found else ''
+    if not found or state != 'valid':
+      raise Refused(401, state or 'unknown_token', WHY[state])
+    return Caller(found, self.scope(found.paths), found.name)
+
+  def named(self, caller: Caller, body: Body) -> Caller:
+    """Returns a caller with the name of its process, which a request tells."""
+    return caller._replace(name=requests.name_of(caller.token, body.get('name')))
+
+  @functools.lru_cache(1024)  # noqa: B019 - a gateway has one of these
+  def scope(self, paths: tuple[int, ...] | None) -> Scope:
+    """Returns the paths and modules of a token."""
+    num_paths, layout = self.island.run.settings.num_paths, self.island.layout
+    mine = frozenset(range(num_paths)) if paths is None else frozenset(paths)
+    modules = frozenset(module for path in mine for module in self.island.modules_of(path).values())
+    return Scope(mine, modules, frozenset(level.name for level in layout.levels))
+
+  def advance(self):
+    """Adds tasks that are due: those that follow from a fact whose process was lost, and those that need all paths."""
+    schedule.advance(self.island)
+
+  @contextlib.contextmanager
+  def looking_around(self) -> Iterator[None]:
+    """Adds such tasks from time to time, in a thread, during the block."""
+    with retry.every(LOOK_AROUND_S, 'looking for tasks to add', self.advance):
+      yield
+
+
+def make_aside(folder: pathlib.Path) -> pathlib.Path:
+  """Returns an empty folder for objects that are not checked yet; a gateway before this one may have left some."""
+  aside = folder / 'incoming'
+  aside.mkdir(mode=0o700, exist_ok=True)
+  for left in aside.iterdir():
+    os.unlink(left)
+  return aside

@@ -1,0 +1,196 @@
+"""What workers may do: claim tasks of their paths, hold them, and complete them with facts that were checked.
+
+The tasks that follow from a completion are added here (`schedule`), so that no worker can add any other. A fact is
+withdrawn, and a task opened again, only where the gateway itself finds that an object cannot be read.
+"""
+
+import hashlib
+import json
+import threading
+from typing import Any
+
+from dipaco_jax.core import printable
+from dipaco_jax.gateway import authority, fact_checks, held_tasks, requests
+from dipaco_jax.gateway.object_desk import ObjectDesk
+from dipaco_jax.gateway.refusals import Refused, forbidden, lost, malformed
+from dipaco_jax.gateway.requests import Body, Caller, take
+from dipaco_jax.islands import lineage, path_state, pieces, schedule, state_facts, suspensions, withdrawals
+from dipaco_jax.islands.guard import Gone, guarding
+from dipaco_jax.islands.hand_over import SHIP
+from dipaco_jax.islands.island import Island
+from dipaco_jax.registry.registry import Fact, Lost, NewTask, Task
+
+MOST_ERROR = 300  # characters of an error that a worker tells
+
+
+class TaskDesk:
+  """Changes the registry for workers. Its threads share one island."""
+
+  def __init__(self, island: Island, objects: ObjectDesk, most_claims: int):
+    self.island, self.objects, self.most_claims = island, objects, most_claims
+    self.reading = threading.Lock()  # of what is as large as a path: one at a time
+
+  # -- tasks
+
+  def claim(self, caller: Caller, body: Body) -> dict[str, Any]:
+    """Claims a task of the token's paths for a worker."""
+    kinds = take(body, 'kinds', lambda x: requests.is_keys(x) and x is not None)
+    keys, holder = take(body, 'keys', requests.is_keys), take(body, 'holder', requests.is_holder)
+    allowed = authority.claimable(kinds)
+    mine = None if caller.token.paths is None else caller.scope.path_keys
+    wanted = mine if keys is None else sorted({*keys} & caller.scope.path_keys)
+    if suspensions.current(self.island.registry, {caller.name, caller.token.name}):
+      raise forbidden('this worker is suspended: ask the keeper of the run')
+    if not allowed or (wanted is not None and not wanted):
+      return self._news({'task': None})
+    if held_tasks.count(self.island.registry, caller.token.name) >= self.most_claims:
+      raise Refused(429, 'claims', f'the token holds {self.most_claims} tasks: it may claim more when these are done')
+    task = self.island.registry.claim(caller.name, allowed, None if wanted is None else sorted(wanted), holder)
+    return self._news({'task': list(task) if task else None})
+
+  def heartbeat(self, caller: Caller, body: Body) -> dict[str, Any]:
+    """Renews the lease of a task."""
+    task = self._held(caller, body)
+    try:
+      diverged = self.island.registry.heartbeat(task)
+    except Lost:
+      raise lost() from None
+    return self._news({}) | {'diverged': diverged}
+
+  def release(self, caller: Caller, body: Body) -> dict[str, Any]:
+    """Gives a task back; does nothing where it is lost."""
+    error = printable.name(take(body, 'error', lambda x: isinstance(x, str)), MOST_ERROR)
+    try:
+      self.island.registry.release(self._held(caller, body), error=error)
+    except Refused as e:
+      if e.cause != 'lost':
+        raise
+    return {}
+
+  def complete(self, caller: Caller, body: Body) -> dict[str, Any]:
+    """Completes a task with its facts, after all that they name was found to be there, and adds what follows."""
+    task = self._held(caller, body, states=('running', 'done'))
+    facts = fact_checks.of_task(self.island, task, fact_checks.parse(body.get('facts')), caller.name)
+    for fact in facts:
+      self.objects.check_named(fact)
+    try:
+      standing = withdrawals.complete(self.island, task, facts)
+    except Lost:
+      raise lost() from None
+    schedule.schedule(self.island, standing)
+    return self._news({})
+
+  def ask(self, caller: Caller, body: Body) -> dict[str, Any]:
+    """Adds a task that follows from one that the worker holds: the path's next piece, or a request for its state."""
+    kind, key, number = requests.take_named(body)
+    holder = take(body, 'holder', requests.is_holder)
+    if kind not in authority.TASKS or key not in caller.scope.path_keys:
+      raise forbidden()
+    if kind == SHIP:
+      self._ask_for_state(caller, key, number)
+      return {}
+    last = self.island.run.settings.train.phases
+    if pieces.phase_of(self.island, kind, number) >= last:
+      raise malformed('the run has no such phase')
+    before = pieces.before(self.island, pieces.part_of(self.island, Task(0, kind, key, number, 0, '', 0)))
+    if before and held_tasks.find(self.island.registry, *_named(self.island, key, before), caller.owns):
+      schedule.go_on(self.island, int(key), before, holder)
+    return {}
+
+  def _ask_for_state(self, caller: Caller, path: str, phase: int):
+    """Asks the holder of a path's state for it, if the worker has a task of that path."""
+    if not held_tasks.find_of_key(self.island.registry, ('train', 'piece'), path, caller.owns):
+      raise lost()
+    for checkpoint in self.island.registry.facts('checkpoint', [path], phase):
+      if holder := checkpoint.meta.get('holder'):
+        self.island.registry.add_tasks([NewTask(SHIP, path, phase, holder=holder)])
+
+  # -- what cannot be read
+
+  def reopen(self, caller: Caller, body: Body) -> dict[str, Any]:
+    """Opens a task again if an object that it made cannot be read here either."""
+    task, (kind, key, number) = self._held(caller, body), requests.take_named(body)
+    with self.reading:
+      if self.objects.is_missing(kind, key, number):
+        self.island.registry.reopen(task, kind, key, number)
+    return {}
+
+  def put(self, caller: Caller, body: Body) -> dict[str, Any]:
+    """Inserts the state of a path, or replaces an own module whose object is lost; leaves all else to other roles."""
+    for fact in fact_checks.parse(body.get('facts')):
+      if fact.kind == state_facts.STATE:
+        self._put_state(caller, fact)
+      elif fact.kind == 'module':
+        self._replace_module(caller, fact)
+      elif fact.kind != 'diverged':  # which an executor, an evaluator or the monitor finds out, and nobody else says
+        raise forbidden(f'the token does not allow facts of the kind {fact.kind!r}')
+    return {}
+
+  def _put_state(self, caller: Caller, given: Fact):
+    """Inserts the state of a path after it was read and checked, if a worker of this token has trained the path."""
+    if given.key not in caller.scope.path_keys:
+      raise forbidden()
+    fact = fact_checks.of_state(self.island, given, caller.name)
+    checkpoints = self.island.registry.facts('checkpoint', [fact.key], fact.number)
+    if not checkpoints or checkpoints[0].sha256 != fact.meta['checkpoint']:
+      raise malformed('the state is not that of a checkpoint of this run')
+    if fact.sha256 != hashlib.sha256(json.dumps(fact.meta['objects']).encode()).hexdigest():
+      raise malformed('the fact of a state has another sha256 than its objects')
+    with self.reading:
+      self._check_state(fact)
+    withdrawals.put(self.island, [fact])
+    self.island.registry.mark_scheduled([fact])
+
+  def _check_state(self, fact: Fact):
+    """Raises Refused if a state cannot be read, or is not what a path carries."""
+    try:
+      with guarding('the state'):
+        state = state_facts.whole([self.island.read_object(*each) for each in fact.meta['objects']])
+        path_state.check_carried(state, self.island.shapes, self.island.inner_shapes)
+        if not lineage.is_finite(state):
+          raise ValueError('it has values that are not finite')
+    except Gone as e:
+      raise malformed(str(e)) from e
+
+  def _replace_module(self, caller: Caller, given: Fact):
+    """Replaces the fact of an own module whose object is lost by that of a replay, while its path's task runs."""
+    own = [module for path in caller.scope.paths for module in self.island.own_modules(path)]
+    standing = self.island.registry.facts('module', [given.key], given.number) if given.key in own else []
+    if not standing:
+      raise forbidden()
+    new = standing[0]._replace(uri=given.uri, sha256=given.sha256)
+    self.objects.check_named(new)
+    if not held_tasks.find(self.island.registry, *self.objects.writer(given.uri), caller.owns):
+      raise lost()
+    with self.reading:
+      withdrawals.replace(self.island, standing[0], new)
+
+  def revoke(self, caller: Caller, body: Body) -> dict[str, Any]:
+    """Withdraws the state of a path if it cannot be read here either."""
+    kind, key, number = requests.take_named(body)
+    if kind != state_facts.STATE or key not in caller.scope.path_keys:
+      raise forbidden()
+    with self.reading:
+      checkpoints = self.island.registry.facts('checkpoint', [key], number)
+      is_read = checkpoints and state_facts.read(self.island, checkpoints[0]) is not None  # else it withdraws it
+    return self._news({'is_withdrawn': not is_read})
+
+  # -- help
+
+  def _held(self, caller: Caller, body: Body, states: tuple[str, ...] = ('running',)) -> Task:
+    """Returns the task of a request, which the token has claimed. Raises Refused if it has not, or no longer."""
+    task_id, fence = take(body, 'task', requests.is_count), take(body, 'fence', requests.is_count)
+    task = held_tasks.by_id(self.island.registry, task_id, fence, states)
+    if not task or not caller.owns(task.owner):
+      raise lost()
+    return task
+
+  def _news(self, answer: dict[str, Any]) -> dict[str, Any]:
+    """Returns an answer with what each answer to a claim or heartbeat tells."""
+    registry = self.island.registry
+    return answer | {name: getattr(registry, name) for name in ('diverged', 'withdrawn', 'suspended')}
+
+
+def _named(island: Island, key: str, part: pieces.Part) -> tuple[str, str, int]:
+  kind, number = pieces.task_name(island, part)
+  return kind, key, number

@@ -1,0 +1,97 @@
+"""A worker behind a gateway: it has one address and one token, and learns all else from there (dipaco_jax/gateway).
+
+Its registry and its storage are requests to the gateway; everything after that is as for any worker.
+"""
+
+import dataclasses
+import hashlib
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from dipaco_jax.config import extension, settings as settings_lib
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.islands import roles, screening_facts
+from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.worker_hosts import Hosts
+from dipaco_jax.pipeline import run as run_lib
+from dipaco_jax.registry.gateway_registry import GatewayRegistry
+from dipaco_jax.registry.registry import Fact, Registry
+from dipaco_jax.registry.worker_registry import WorkerRegistry
+from dipaco_jax.reports import run_report
+from dipaco_jax.storage import files, publishing
+from dipaco_jax.storage.gateway_link import Link
+from dipaco_jax.storage.gateway_objects import Gateway
+from dipaco_jax.storage.object_store import PATIENCE_S, Storage
+
+SHARD = re.compile(r'shards/\d+/(\d+)/.*')  # a file of one path's
+
+
+class Run(NamedTuple):
+  """A run as a gateway describes it."""
+
+  settings: settings_lib.Settings
+  registry: WorkerRegistry
+  storage: Storage
+  local: pathlib.Path  # the folder of this worker's files, for this run alone
+  id: str
+  name: str  # of this worker
+
+
+def open_run(link: Link, name: str) -> Run:
+  """Returns the run behind a gateway. Raises InputError if the token is not valid, or this code cannot train the run.
+
+  `name`: of this process, beside the name of its token.
+  """
+  link.name = name
+  registry = GatewayRegistry(link)
+  [config] = registry.facts('config')
+  settings = settings_lib.of_run(config.meta['config'])
+  check(settings, config)
+  storage = Storage(link.address.url, Gateway(link), PATIENCE_S)
+  if registry.paths is not None:
+    storage.reads = reader(registry.paths)
+  place = hashlib.sha256(f'{link.address.url} {config.meta["id"]}'.encode()).hexdigest()[:16]
+  local = pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{place}'
+  files.make_private_folder(local, 'TMPDIR')
+  if not (local / 'config.json').exists():
+    publishing.write_json(local / 'config.json', settings_lib.recorded(settings))
+  return Run(settings, registry, storage, local, config.meta['id'], registry.name)
+
+
+def check(settings: settings_lib.Settings, config: Fact):
+  """Raises InputError if this process cannot train a run: it names code of its own, or wants other versions."""
+  roles.check_settings(settings)
+  for field, reference in extension.references(settings).items():
+    raise InputError(
+      f'the run of this gateway has config.{field}={reference!r}: a worker behind a gateway executes no modules that '
+      'a config names; train this run with --config, --workdir and --registry'
+    )
+  here = run_report.versions() | {'dipaco_jax source': run_report.source_digest()}
+  roles.check_versions(config.meta['versions'], here, settings.other_code)
+
+
+def reader(paths: list[int]) -> Callable[[str], bool]:
+  """Returns a function that says which files of trees a worker with these paths reads: of shards, its own."""
+
+  def reads(name: str) -> bool:
+    match = SHARD.fullmatch(name)
+    return not match or int(match[1]) in paths
+
+  return reads
+
+
+def serve(run: Run, process: roles.Process) -> dict[str, Any]:
+  """Trains paths until the run is finished, and returns its last fact. Raises Diverged."""
+  island = make_island(run, process)
+  resumed = screening_facts.times_resumed(island.registry)
+  return roles.live(dataclasses.replace(island, resumed=resumed), process, Hosts(), run.id)
+
+
+def make_island(run: Run, process: roles.Process) -> Island:
+  """Returns a worker's island. Its registry makes the calls of `WorkerRegistry`, and a worker makes no others."""
+  own = roles.on_own_devices(run.settings)
+  own_run = run_lib.unattended(run.local, own, own.mesh.data, process.profiler)
+  return Island(own_run, cast(Registry, run.registry), run.storage, run.name)

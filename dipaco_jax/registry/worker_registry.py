@@ -1,0 +1,70 @@
+"""The calls that a worker makes to a registry, whether it has the database or only a gateway in front of it."""
+
+import contextlib
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from dipaco_jax.registry.fact_names import FactNames
+from dipaco_jax.registry.fact_rows import Fact, Withdrawal
+from dipaco_jax.registry.tasks import NewTask, Task
+
+
+class WorkerRegistry(Protocol):
+  """A worker's registry. `registry.Registry` documents the calls; `gateway_registry` says what differs there."""
+
+  lease_s: float
+  names: FactNames
+  diverged: int
+  withdrawn: int
+  suspended: int
+
+  def close(self): ...
+
+  def conversation(self, is_urgent: bool = False) -> contextlib.AbstractContextManager[None]: ...
+
+  # -- tasks
+
+  def claim(
+    self, owner: str, kinds: Sequence[str], keys: Sequence[str] | None = None, holder: str = ''
+  ) -> Task | None: ...
+
+  def heartbeat(self, task: Task) -> int: ...
+
+  def release(self, task: Task, waiting: bool = False, error: str = ''): ...
+
+  def complete(self, task: Task, facts: Sequence[Fact], withdrawal: Withdrawal | None = None): ...
+
+  def reopen(self, task: Task, kind: str, key: str, number: int): ...
+
+  def is_done(self, kind: str, key: str, number: int) -> bool: ...
+
+  def durations(self, kind: str, limit: int) -> list[float]: ...
+
+  # -- facts
+
+  def facts(
+    self, kind: str, keys: Sequence[str] | None = None, number: int | None = None, at_least: int = 0,
+    at_most: int | None = None,
+  ) -> list[Fact]: ...  # fmt: skip
+
+  def newest(self, kind: str, below: int | None = None, keys: Sequence[str] | None = None) -> dict[str, int]: ...
+
+  def put(self, facts: Sequence[Fact], withdrawal: Withdrawal | None = None): ...
+
+  def revoke(self, withdrawal: Withdrawal, tasks: Iterable[NewTask] = ()) -> bool: ...
+
+  # -- scheduling, which a gateway does itself
+
+  def add_tasks(self, tasks: Iterable[NewTask]): ...
+
+  def wake(self, kind: str, keys: Sequence[str], number: int): ...
+
+  def unscheduled(self, limit: int = 100) -> list[Fact]: ...
+
+  def mark_scheduled(self, facts: Sequence[Fact]): ...
+
+  def is_idle(self) -> bool: ...
+
+  # -- signs of life
+
+  def beat(self, name: str, role: str, about: dict): ...
