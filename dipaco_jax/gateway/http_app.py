@@ -23,6 +23,7 @@ from starlette.routing import Route
 
 from dipaco_jax.core import errors, json_text
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.gateway import tokens
 from dipaco_jax.gateway.desks import Desks
 from dipaco_jax.gateway.limits import Meter
 from dipaco_jax.gateway.refusals import Refused, malformed
@@ -112,18 +113,20 @@ class Server:
 
   async def authenticate(self, request: Request) -> Caller:
     """Returns who asks. Raises Refused."""
-    if not self.meter.may_fail():
-      raise Refused(429, 'failures', 'too many requests without a valid token: try again later')
     given = request.headers.getlist('authorization')
     scheme, _, token = given[0].partition(' ') if len(given) == 1 else ('', '', '')
+    digest = tokens.digest(token)
+    if not self.meter.may_ask(digest):
+      raise Refused(429, 'failures', 'too many requests without a valid token: try again later')
     if scheme != 'Bearer' or not 20 <= len(token) <= 200:
       self.meter.fail()
       raise Refused(401, 'no_token', 'send one header Authorization: Bearer TOKEN')
     try:
       caller = await self.in_thread(self.pool, self.desks.find_caller, token)
     except Refused:
-      self.meter.fail()
+      self.meter.fail(digest)
       raise
+    self.meter.succeed(digest)
     self.meter.request(caller.token.name)
     return caller
 

@@ -49,6 +49,7 @@ class Meter:
     self.requests: collections.OrderedDict[str, Bucket] = collections.OrderedDict()
     self.bytes: collections.OrderedDict[str, Bucket] = collections.OrderedDict()
     self.failures = Bucket(limits.failures_per_s, BURST * limits.failures_per_s, clock)
+    self.valid: collections.OrderedDict[str, None] = collections.OrderedDict()  # digests of tokens that were valid
 
   def request(self, name: str):
     """Counts a request of a token. Raises Refused if there were too many."""
@@ -60,13 +61,25 @@ class Meter:
     most = self.limits.bytes_per_day
     self._take(self.bytes, name, Bucket(most / DAY_S, most, self.clock), size, 'bytes', 'a day')
 
-  def may_fail(self) -> bool:
-    """Returns whether a request without a valid token may be looked at now."""
-    return self.failures.left >= 1 or (self.clock() - self.failures.since) * self.failures.rate >= 1
+  def may_ask(self, digest: str) -> bool:
+    """Returns whether a token may be looked up now.
 
-  def fail(self):
+    One that was valid always may, so that nobody can lock workers out by requests without a valid token.
+    """
+    is_due = self.failures.left >= 1 or (self.clock() - self.failures.since) * self.failures.rate >= 1
+    return is_due or digest in self.valid
+
+  def fail(self, digest: str = ''):
     """Counts a request without a valid token."""
+    self.valid.pop(digest, None)
     self.failures.take()
+
+  def succeed(self, digest: str):
+    """Remembers that a token was valid."""
+    self.valid[digest] = None
+    self.valid.move_to_end(digest)
+    while len(self.valid) > TOLD:
+      self.valid.popitem(last=False)
 
   def _take(self, buckets, name: str, new: Bucket, count: float, what: str, span: str):
     bucket = buckets.setdefault(name, new)

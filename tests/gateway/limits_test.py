@@ -42,8 +42,18 @@ def test_bytes_of_a_day(meter):
 
 def test_requests_without_a_token_are_limited_together(meter):
   for _ in range(4):
-    assert meter.may_fail()
+    assert meter.may_ask('unknown')
     meter.fail()
-  assert not meter.may_fail()
+  assert not meter.may_ask('unknown')
   meter.clock.now = 1.1
-  assert meter.may_fail()
+  assert meter.may_ask('unknown')
+
+
+def test_nobody_locks_out_those_whose_tokens_are_valid(meter):
+  meter.succeed('valid')
+  for _ in range(4):
+    meter.fail('unknown')
+  assert meter.may_ask('valid')
+  assert not meter.may_ask('unknown')
+  meter.fail('valid')  # it was revoked since
+  assert not meter.may_ask('valid')
