@@ -18,11 +18,13 @@ import pictures
 from absl import flags
 from common import Column
 from runs import Row, Run
-from tau import OUTER, TAUS
+from tau import OUTER
 
 DOCUMENTS = {'test': {'little': 60, 'more': 120}, 'micro': {'0.3 MB': 770, '1.5 MB': 3900, '7.5 MB': 20_000}}
-STEPS = {'test': 16, 'micro': 1000}
+STEPS = {'test': 16, 'micro': 500}
+TAU = {'test': 4, 'micro': 5}
 HOLDOUT = {'test': 0.3}  # of the documents, so that each path has some
+HOLDOUT_ROWS = {'micro': 128}  # of a path, that are looked at after every phase; elsewhere all
 SHARES = {'micro': (0.5, 0.25)}  # peak rates of `pooled` and of paths, as a share of a base's
 TUNED = {'micro': 0.3}  # that of `tuned`, the best of flat paths that continue from a base, see pretrained.py
 PART = 4  # one of so many parts of the steps of `tuned` is trained alone
@@ -63,7 +65,7 @@ def of_sharing(size: str, number: int, steps: int) -> list[Row]:
     # `adamw` has the rate of the dense model and no outer steps, as one would train without others.
     outer: dict[str, Any] = OUTER['sgd'] if kind == 'adamw' else {**OUTER['nesterov'], 'outer.row_weights': True}
     rate = methods.at_rate(size, of_dense if kind == 'adamw' else of_paths)
-    changes = {**lasting(steps, TAUS[size][1]), **outer, **text_of(size, number), **rate}
+    changes = {**lasting(steps, TAU[size]), **outer, **text_of(size, number), **rate}
     table.append(Row(f'{kind}_{number}', f'{amount} each: {words}', method, changes))
   return table
 
@@ -74,7 +76,7 @@ def text_of(size: str, number: int) -> dict[str, Any]:
   return {
     'data.max_documents': list(DOCUMENTS[size].values())[number],
     'data.holdout_fraction': holdout,
-    'train.max_holdout_rows': 0,
+    'train.max_holdout_rows': HOLDOUT_ROWS.get(size, 0),
     'tokenizer.model_file': paths.tokenizer(size),
     'pretrain.steps': 0,
   }
@@ -90,7 +92,7 @@ def tuned(size: str, number: int) -> Row:
   """The shared model, on which each owner has trained alone."""
   start = text_of(size, number) | bases.start(size, shared_row(size, number))
   steps = STEPS[size] // PART
-  changes = lasting(steps, TAUS[size][1]) | OUTER['sgd'] | start | {'inner.warmup_steps': max(1, steps // 10)}
+  changes = lasting(steps, TAU[size]) | OUTER['sgd'] | start | {'inner.warmup_steps': max(1, steps // 10)}
   title = f'{list(DOCUMENTS[size])[number]} each: one shared model, then alone'
   return Row(f'tuned_{number}', title, 'owners_alone', {**changes, **methods.at_rate(size, TUNED.get(size, 1))})
 
