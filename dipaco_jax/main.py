@@ -13,22 +13,19 @@ import json
 import os
 import pathlib
 import shlex
-import signal
 import sys
 import tempfile
-import threading
-import time
 from typing import Any
 
 from absl import flags
 
 import dipaco_jax
-from dipaco_jax.command_line import command, config_file, gateway_worker, usage
+from dipaco_jax.command_line import command, config_file, gateway_worker, role_process, usage
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core import errors, printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display, processes, stopping, time_use
-from dipaco_jax.storage import gateway_link, user_modules
+from dipaco_jax.storage import user_modules
 from dipaco_jax.telemetry import profiling
 from dipaco_jax.training import devices
 
@@ -166,14 +163,14 @@ def guarded(argv: list[str], signals: stopping.Signals):
     settings = parse(argv)
     if not settings:
       with command.full_disk_told(f'TMPDIR={tempfile.gettempdir()}'):
-        run_behind_gateway()
+        role_process.run_behind_gateway()
     elif FLAGS.compile_only:
       compile_only(settings)
     elif FLAGS.role:
       # What is fetched from a bucket is on this machine.
       remote = '://' in FLAGS.workdir
       with command.full_disk_told(f'TMPDIR={tempfile.gettempdir()}' if remote else f'--workdir={FLAGS.workdir}'):
-        run_role(settings)
+        role_process.run(settings)
     else:
       run_in(FLAGS.workdir, settings, signals)
   except KeyboardInterrupt:
@@ -202,7 +199,7 @@ def run_in(workdir: str, settings: settings_lib.Settings, signals: stopping.Sign
   """Trains as one job, and prints a summary."""
   command.quiet()
   time_use.begin(time_use.process_age_s())
-  watched = serve_metrics()
+  watched = role_process.serve_metrics()
   with display.doing('loading JAX', tells=False, at_once=True):
     if FLAGS.distributed:
       processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
@@ -213,17 +210,6 @@ def run_in(workdir: str, settings: settings_lib.Settings, signals: stopping.Sign
   report = whole_run.train(call, settings, signals)
   if report:
     print_summary(workdir, report)
-
-
-def serve_metrics() -> Any:
-  """Begins to answer Prometheus where that is asked for; raises InputError if the port cannot be had."""
-  if FLAGS.metrics_port is None:
-    return None
-  from dipaco_jax.telemetry import metrics_server
-
-  server, url = metrics_server.serve(FLAGS.metrics_port)
-  stopping.say(f'metrics for Prometheus: {url}')
-  return server
 
 
 def compile_only(settings: settings_lib.Settings):
@@ -253,100 +239,6 @@ def compile_only(settings: settings_lib.Settings):
     print(parameters, cost_text.to_text(estimates[0]), json.dumps(estimates[0]), sep='\n')
   else:
     print(parameters, cost_text.to_table(estimates), json.dumps({'topologies': estimates}), sep='\n')
-
-
-def run_behind_gateway():
-  """Works for a run that only its gateway knows."""
-  watched = begin_role()
-  with display.doing('loading JAX', tells=False, at_once=True):
-    from dipaco_jax.islands import behind_gateway
-    from dipaco_jax.reports import headline
-
-  link = gateway_link.from_environment()
-  assert link
-  run = behind_gateway.open_run(link, FLAGS.name)
-  check_machine(run.settings)
-  profile = profiling.parse(FLAGS.profile)
-  profiling.check(profile, run.settings)
-  with contextlib.closing(profiling.Profiler(run.local, profile)) as profiler:
-    outcome = behind_gateway.serve(run, _process('', watched, profiler))
-  print('\n'.join([f'{link.address.url}: finished', *headline.outcome(outcome)]))
-
-
-def begin_role() -> Any:
-  """Begins a process of islands; returns its server of metrics, if it has one."""
-  command.quiet()
-  time_use.begin(time_use.process_age_s())
-  if FLAGS.parent:
-    threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
-  return serve_metrics()
-
-
-def check_machine(settings: settings_lib.Settings):
-  """Raises InputError if this machine cannot do the work of a role; keeps what it compiles."""
-  from dipaco_jax.pipeline import preflight
-  from dipaco_jax.training import compilation_cache
-
-  command.check_devices()
-  preflight.check_model(settings)
-  if FLAGS.role == 'worker':
-    preflight.check_worker_costs(settings)
-  compilation_cache.keep()
-
-
-def run_role(settings: settings_lib.Settings):
-  if FLAGS.role != 'worker':
-    os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators of this machine are the workers'
-  watched = begin_role()
-  with display.doing('loading JAX', tells=False, at_once=True):
-    from dipaco_jax.islands import roles
-    from dipaco_jax.reports import headline
-
-  if FLAGS.role not in roles.ROLES:
-    raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
-  if FLAGS.backup and FLAGS.role != 'worker':
-    raise InputError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
-  url = roles.check(FLAGS.registry, FLAGS.share)
-  roles.check_settings(settings)
-  if FLAGS.distributed:
-    processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
-  check_machine(settings)
-  place = roles.make_local_place(FLAGS.workdir) if not FLAGS.owner else roles.local_place(FLAGS.store or FLAGS.workdir)
-  with contextlib.closing(profiling.Profiler(place, profiling.parse(FLAGS.profile))) as profiler:
-    outcome = roles.run_role(_process(url, watched, profiler), settings)
-  if outcome:
-    lines = [f'{FLAGS.workdir}: finished', *headline.outcome(outcome), f'the report: {FLAGS.workdir}/report.html']
-    if FLAGS.owner:
-      lines.append(f'next: python -m dipaco_jax.generate --workdir={FLAGS.store} --path={FLAGS.owner} --prompt=TEXT')
-    print('\n'.join(lines))
-
-
-def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
-  """Returns this process of an islands run, as the flags describe it."""
-  from dipaco_jax.islands import roles
-
-  return roles.Process(
-    role=FLAGS.role,
-    workdir=FLAGS.workdir,
-    lease_s=FLAGS.lease_s,
-    url=url,
-    name=FLAGS.name,
-    share=FLAGS.share,
-    is_backup=FLAGS.backup,
-    resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
-    metrics=metrics,
-    profiler=profiler,
-    owner=FLAGS.owner,
-    globs=tuple(FLAGS.data),
-    store=FLAGS.store,
-  )
-
-
-def end_with_parent(parent: int) -> None:
-  """Ends this process after its parent."""
-  while os.getppid() == parent:
-    time.sleep(1)
-  os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _count_documents(count: int) -> str:

@@ -10,7 +10,7 @@ from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import gateway_link
 
-OPTIONS = 'role', 'name', 'parent', 'profile', 'metrics_port'
+OPTIONS = 'role', 'name', 'parent', 'profile', 'metrics_port', 'owner', 'data', 'store'
 NAME = re.compile(r'[A-Za-z0-9._-]{1,64}')
 
 

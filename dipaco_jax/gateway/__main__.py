@@ -97,6 +97,9 @@ def add(url: str):
   settings = settings_lib.of_run(config.meta['config'])
   registry.close()
   paths = parse_paths(FLAGS.paths, settings.num_paths)
+  if settings.data.own_text and not FLAGS.owner:
+    names = ', '.join(owners.names(Grid(settings.grid)))
+    raise InputError(f'--owner is missing: the text of this run stays with its owners, {names}')
   if FLAGS.owner:
     if FLAGS.paths is not None:
       raise InputError('--owner and --paths both say which paths a token is for: give one of them')

@@ -48,19 +48,23 @@ class Desks:
     state = found.state(now) if found else ''
     if not found or state != 'valid':
       raise Refused(401, state or 'unknown_token', WHY[state])
-    return Caller(found, self.scope(found.paths), found.name)
+    return Caller(found, self.scope(found.paths, found.owner), found.name)
 
   def named(self, caller: Caller, body: Body) -> Caller:
     """Returns a caller with the name of its process, which a request tells."""
     return caller._replace(name=requests.name_of(caller.token, body.get('name')))
 
   @functools.lru_cache(1024)  # noqa: B019 - a gateway has one of these
-  def scope(self, paths: tuple[int, ...] | None) -> Scope:
-    """Returns the paths and modules of a token."""
+  def scope(self, paths: tuple[int, ...] | None, owner: str = '') -> Scope:
+    """Returns the paths and modules of a token; `owner` counts where text stays with its owners."""
     num_paths, layout = self.island.run.settings.num_paths, self.island.layout
     mine = frozenset(range(num_paths)) if paths is None else frozenset(paths)
     modules = frozenset(module for path in mine for module in self.island.modules_of(path).values())
-    return Scope(mine, modules, frozenset(level.name for level in layout.levels))
+    levels = frozenset(level.name for level in layout.levels)
+    if not owner or not self.island.run.settings.data.own_text:
+      return Scope(mine, modules, levels)
+    models = frozenset(path for model in layout.models() if mine & {*model} for path in model)
+    return Scope(mine, modules, levels, owner, models)
 
   def advance(self):
     """Adds tasks that are due: those that follow from a fact whose process was lost, and those that need all paths."""

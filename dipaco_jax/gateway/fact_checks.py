@@ -20,6 +20,7 @@ from dipaco_jax.registry.registry import Fact, Task
 Checks = Mapping[str, Callable[[Any], bool]]
 MOST_FACTS = 10_000
 COSTS = ('bytes_in', 'bytes_out', 'reading_s', 'writing_s')
+SPENT = (*COSTS, 'seconds', 'until')
 
 
 def is_rows(value: Any) -> bool:
@@ -127,11 +128,17 @@ def metadata(given: Mapping[str, Any], worker: str) -> dict[str, Any]:
   for name, check in OPTIONAL.items():
     if name in given and not check(given[name]):
       raise malformed(f'the entry {name!r} of a fact is malformed')
-  about = {name: given[name] for name in (*NEEDED, *OPTIONAL) if name in given}
-  costs = {'role': 'worker'} if all(name in given for name in (*COSTS, 'seconds', 'until')) else {}
-  if not costs:
-    about = {name: x for name, x in about.items() if name not in (*COSTS, 'seconds', 'until')}
-  return about | costs | {'worker': worker}
+  about = {name: given[name] for name in (*NEEDED, *OPTIONAL) if name in given and name not in SPENT}
+  return about | costs(given) | {'worker': worker}
+
+
+def costs(given: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns what a worker's process has spent, of metadata; {} unless all of it is there. Raises Refused."""
+  for name in SPENT:
+    if name in given and not OPTIONAL[name](given[name]):
+      raise malformed(f'the entry {name!r} of a fact is malformed')
+  is_noted = all(name in given for name in SPENT)
+  return {name: given[name] for name in SPENT} | {'role': 'worker'} if is_noted else {}
 
 
 def _objects(island: Island, path: int, part: pieces.Part, checkpoint: Fact) -> dict[str, list[str]]:
@@ -190,12 +197,19 @@ def _evaluations(island: Island, part: pieces.Part, sent: Mapping[str, Sequence[
   """Returns the evaluation of a path by its own modules. Raises Refused where none is due."""
   made = []
   for fact in sent['evaluation']:
-    loss: Any = fact.meta.get('loss')
-    targets: Any = fact.meta.get('targets')
-    if not own_levels.evaluates(island, part) or not is_size(targets) or not (is_number_or_none(loss) or loss == 'inf'):
-      raise malformed('an evaluation is malformed, or is not due')
-    made.append(own_levels.evaluation_fact(int(fact.key), fact.number, math.inf if loss == 'inf' else loss, targets))
+    if not own_levels.evaluates(island, part):
+      raise malformed('an evaluation is not due')
+    made.append(evaluation(fact))
   return made
+
+
+def evaluation(fact: Fact) -> Fact:
+  """Returns the evaluation of a path, made again. Raises Refused."""
+  loss: Any = fact.meta.get('loss')
+  targets: Any = fact.meta.get('targets')
+  if not is_size(targets) or not (is_number_or_none(loss) or loss == 'inf'):
+    raise malformed('an evaluation is malformed')
+  return own_levels.evaluation_fact(int(fact.key), fact.number, math.inf if loss == 'inf' else loss, targets)
 
 
 def of_state(island: Island, fact: Fact, worker: str) -> Fact:

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from dipaco_jax.gateway import authority, requests
+from dipaco_jax.gateway import authority, owner_checks, requests
 from dipaco_jax.gateway.refusals import forbidden
 from dipaco_jax.gateway.requests import Body, Caller, is_count, is_count_or_none, is_keys, take
 from dipaco_jax.islands import suspensions
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.registry.registry import STOPPED
 
 MOST_DURATIONS = 1000
@@ -33,7 +33,8 @@ class FactDesk:
   def hello(self, caller: Caller, body: Body) -> dict[str, Any]:
     """Tells a worker who it is."""
     paths = None if caller.token.paths is None else list(caller.token.paths)
-    return {'name': caller.name, 'paths': paths, 'lease_s': self.island.registry.lease_s}
+    about = {'name': caller.name, 'paths': paths, 'owner': caller.token.owner}
+    return about | {'lease_s': self.island.registry.lease_s}
 
   def facts(self, caller: Caller, body: Body) -> dict[str, Any]:
     """Reads facts, without those that the token may not read."""
@@ -42,6 +43,8 @@ class FactDesk:
     at_least = take(body, 'at_least', is_count)
     allowed = self._keys(caller, kind, keys)
     found = self.island.registry.facts(kind, allowed, number, at_least, at_most)
+    if kind == OWN_TEXT:
+      found = [fact if fact.key == caller.scope.owner else owner_checks.for_others(fact) for fact in found]
     return {'facts': list(map(list, found)), 'withdrawn': self.island.registry.withdrawn}
 
   def newest(self, caller: Caller, body: Body) -> dict[str, Any]:

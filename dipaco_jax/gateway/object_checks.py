@@ -34,19 +34,21 @@ class Unexpected(ValueError):
 def of_name(island: Island, name: str, size: int) -> Expected:
   """Returns what an object of this name has to be. Raises Unexpected if no worker writes such an object.
 
-  `size`: as offered; it only counts for parts of states, whose sizes differ.
+  `size`: as offered; it only counts for parts of states, whose sizes differ. Where text stays with its owners, states
+  and modules of single paths do, too.
   """
+  stays = island.run.settings.data.own_text
   levels = {level.name: level for level in island.layout.levels}
   if match := authority.OF_PATH.fullmatch(name):
     level = levels.get(match[4])
     if level and level.name not in island.own_levels:
       by_row = island.run.settings.outer.row_weights
       return like(messages.expected(island.kind(level), island.level_shapes(level), by_row))
-  elif match := authority.MODULE.fullmatch(name):
+  elif (match := authority.MODULE.fullmatch(name)) and not stays:
     level = levels.get(match[2].partition('/')[0])
     if level and level.name in island.own_levels and name.startswith('objects/modules/'):
       return like(island.level_shapes(level))
-  elif match := authority.STATE.fullmatch(name):
+  elif (match := authority.STATE.fullmatch(name)) and not stays:
     return of_part(island, int(match[3]), size)
   raise Unexpected('no worker writes an object of this name')
 

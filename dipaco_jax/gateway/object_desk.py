@@ -20,7 +20,7 @@ from dipaco_jax.gateway.refusals import Refused, forbidden, malformed
 from dipaco_jax.gateway.requests import Body, Caller, take
 from dipaco_jax.islands import withdrawals
 from dipaco_jax.islands.guard import objects_of
-from dipaco_jax.islands.island import OBJECTS, Island
+from dipaco_jax.islands.island import OBJECTS, OWN_TEXT, Island
 from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import files, object_store
 from dipaco_jax.storage.backends import Bucket, Folder
@@ -201,7 +201,8 @@ class ObjectDesk:
       return [*registry.facts('prepared'), *registry.facts('module', number=0)]
     if kind == 'reroute':
       return registry.facts('round', number=number)
-    own = [] if kind != 'train' else self.island.own_modules(int(key))
+    is_here = kind == 'train' and not self.island.run.settings.data.own_text  # else with the path's owner
+    own = self.island.own_modules(int(key)) if is_here else []
     checkpoints = registry.facts('checkpoint' if kind == 'train' else kind, [key], number)
     return [*checkpoints, *(registry.facts('module', own, number + 1) if own else [])]
 
@@ -210,7 +211,8 @@ class ObjectDesk:
     if fact.kind != 'module':
       return list(objects_of(fact).values())
     is_own = fact.key.partition('/')[0] in self.island.own_levels
-    return [] if is_own and not self.island.has_own_objects(fact.number) else [(fact.uri, fact.sha256)]
+    is_here = self.island.has_own_objects(fact.number) and not self.island.run.settings.data.own_text
+    return [] if is_own and not is_here else [(fact.uri, fact.sha256)]
 
   def check_named(self, fact: Fact):
     """Raises Refused unless all objects that a fact names are there, with these digests."""
@@ -219,7 +221,9 @@ class ObjectDesk:
         raise malformed('a fact names an object that was not put, or has another sha256')
 
   def is_missing(self, kind: str, key: str, number: int) -> bool:
-    """Returns whether an object or file that a task made cannot be read."""
+    """Returns whether an object or file that a task made cannot be read; False of what is in an owner's store."""
+    if kind == OWN_TEXT:
+      return False
     facts = self.facts_of(kind, key, number)
     trees = [tree for fact in facts for tree in fact.meta.get('trees', {}).items()]
     if any(self._misses_tree(*tree) for tree in trees):

@@ -1,7 +1,8 @@
 """What workers may do: claim tasks of their paths, hold them, and complete them with facts that were checked.
 
 The tasks that follow from a completion are added here (`schedule`), so that no worker can add any other. A fact is
-withdrawn, and a task opened again, only where the gateway itself finds that an object cannot be read.
+withdrawn, and a task opened again, only where the gateway itself finds that an object cannot be read. Objects in the
+store of an owner cannot be read here: of these, an owner's worker is believed, for its own paths.
 """
 
 import hashlib
@@ -10,7 +11,7 @@ import threading
 from typing import Any
 
 from dipaco_jax.core import printable
-from dipaco_jax.gateway import authority, fact_checks, held_tasks, requests
+from dipaco_jax.gateway import authority, fact_checks, held_tasks, owner_checks, requests
 from dipaco_jax.gateway.object_desk import ObjectDesk
 from dipaco_jax.gateway.refusals import Refused, forbidden, lost, malformed
 from dipaco_jax.gateway.requests import Body, Caller, take
@@ -29,6 +30,7 @@ class TaskDesk:
   def __init__(self, island: Island, objects: ObjectDesk, most_claims: int):
     self.island, self.objects, self.most_claims = island, objects, most_claims
     self.reading = threading.Lock()  # of what is as large as a path: one at a time
+    self.has_stores = island.run.settings.data.own_text  # of owners, which cannot be read here
 
   # -- tasks
 
@@ -36,17 +38,17 @@ class TaskDesk:
     """Claims a task of the token's paths for a worker."""
     kinds = take(body, 'kinds', lambda x: requests.is_keys(x) and x is not None)
     keys, holder = take(body, 'keys', requests.is_keys), take(body, 'holder', requests.is_holder)
-    allowed = authority.claimable(kinds)
-    mine = None if caller.token.paths is None else caller.scope.path_keys
-    wanted = mine if keys is None else sorted({*keys} & caller.scope.path_keys)
+    if self.has_stores and not caller.scope.owner:
+      raise forbidden('the text of this run stays with its owners: ask the keeper for a token with an owner')
     if suspensions.current(self.island.registry, {caller.name, caller.token.name}):
       raise forbidden('this worker is suspended: ask the keeper of the run')
-    if not allowed or (wanted is not None and not wanted):
-      return self._news({'task': None})
-    if held_tasks.count(self.island.registry, caller.token.name) >= self.most_claims:
+    allowed = authority.claims(caller.scope, kinds, keys)
+    if allowed and held_tasks.count(self.island.registry, caller.token.name) >= self.most_claims:
       raise Refused(429, 'claims', f'the token holds {self.most_claims} tasks: it may claim more when these are done')
-    task = self.island.registry.claim(caller.name, allowed, None if wanted is None else sorted(wanted), holder)
-    return self._news({'task': list(task) if task else None})
+    for claimed_kinds, claimed_keys in allowed:
+      if task := self.island.registry.claim(caller.name, claimed_kinds, claimed_keys, holder):
+        return self._news({'task': list(task)})
+    return self._news({'task': None})
 
   def heartbeat(self, caller: Caller, body: Body) -> dict[str, Any]:
     """Renews the lease of a task."""
@@ -70,7 +72,8 @@ class TaskDesk:
   def complete(self, caller: Caller, body: Body) -> dict[str, Any]:
     """Completes a task with its facts, after all that they name was found to be there, and adds what follows."""
     task = self._held(caller, body, states=('running', 'done'))
-    facts = fact_checks.of_task(self.island, task, fact_checks.parse(body.get('facts')), caller.name)
+    check = owner_checks.CHECKS.get(task.kind, fact_checks.of_task)
+    facts = check(self.island, task, fact_checks.parse(body.get('facts')), caller.name)
     for fact in facts:
       self.objects.check_named(fact)
     try:
@@ -108,10 +111,11 @@ class TaskDesk:
   # -- what cannot be read
 
   def reopen(self, caller: Caller, body: Body) -> dict[str, Any]:
-    """Opens a task again if an object that it made cannot be read here either."""
+    """Opens a task again if an object that it made cannot be read here either, or is in the worker's own store."""
     task, (kind, key, number) = self._held(caller, body), requests.take_named(body)
+    is_own = self.has_stores and (kind, key) in owner_checks.tasks_of_store(caller.scope)
     with self.reading:
-      if self.objects.is_missing(kind, key, number):
+      if is_own or self.objects.is_missing(kind, key, number):
         self.island.registry.reopen(task, kind, key, number)
     return {}
 
@@ -136,8 +140,9 @@ class TaskDesk:
       raise malformed('the state is not that of a checkpoint of this run')
     if fact.sha256 != hashlib.sha256(json.dumps(fact.meta['objects']).encode()).hexdigest():
       raise malformed('the fact of a state has another sha256 than its objects')
-    with self.reading:
-      self._check_state(fact)
+    if not self.has_stores:
+      with self.reading:
+        self._check_state(fact)
     withdrawals.put(self.island, [fact])
     self.island.registry.mark_scheduled([fact])
 
@@ -163,13 +168,17 @@ class TaskDesk:
     if not held_tasks.find(self.island.registry, *self.objects.writer(given.uri), caller.owns):
       raise lost()
     with self.reading:
-      withdrawals.replace(self.island, standing[0], new)
+      withdrawals.replace(self.island, standing[0], new, is_lost=self.has_stores)
 
   def revoke(self, caller: Caller, body: Body) -> dict[str, Any]:
-    """Withdraws the state of a path if it cannot be read here either."""
+    """Withdraws the state of a path if it cannot be read here either, or is in the worker's own store."""
     kind, key, number = requests.take_named(body)
     if kind != state_facts.STATE or key not in caller.scope.path_keys:
       raise forbidden()
+    if self.has_stores:
+      for state in self.island.registry.facts(kind, [key], number):
+        withdrawals.withdraw(self.island, state, Gone(key, 'its owner cannot read it'))
+      return self._news({'is_withdrawn': True})
     with self.reading:
       checkpoints = self.island.registry.facts('checkpoint', [key], number)
       is_read = checkpoints and state_facts.read(self.island, checkpoints[0]) is not None  # else it withdraws it

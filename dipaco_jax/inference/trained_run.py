@@ -24,15 +24,15 @@ import numpy as np
 
 from dipaco_jax.algorithm import modules
 from dipaco_jax.config import settings as settings_lib
-from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.inference import path_arrays
 from dipaco_jax.inference.run_files import RunFiles
 from dipaco_jax.inference.text_router import TextRouter, token_ids
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import own_router
-from dipaco_jax.storage import files, module_store, seals, tensors, user_modules
+from dipaco_jax.storage import files, module_store, seals, user_modules
 from dipaco_jax.storage.object_store import Missing
 
 NOT_YET = 'let the run train on; python -m dipaco_jax.status shows its progress'
@@ -65,16 +65,6 @@ def load_router(workdir: str, *, trust_modules: str | Sequence[str] = ()) -> Tex
   return TrainedRun(workdir, trust_modules).router
 
 
-class Module(dict[str, jax.Array]):
-  """A module's parameters; `sha256` is the digest of the object from which they were read."""
-
-  sha256: str
-  fault = ''  # problem of its numbers
-
-  def __repr__(self) -> str:
-    return f'<module of {sum(x.size for x in self.values()):,} parameters: {", ".join(self)}>'
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Path:
   """A path's parameters, ready for use: matrices are in the model's dtype."""
@@ -83,7 +73,7 @@ class Path:
   coordinates: tuple[int, ...]
   version: int
   model: transformer.Transformer
-  modules: dict[str, Module]  # by level
+  modules: dict[str, path_arrays.Module]  # by level
   run: 'TrainedRun'
 
   def __repr__(self) -> str:
@@ -105,24 +95,19 @@ class Path:
 
   def logits(self, text: str | Sequence[int]) -> jax.Array:
     """Returns logits of the token after each token of a text, or of token ids: [L, V] float32."""
-    return _logits(self.model, self.params, token_ids(self.tokenizer, text)[None])[0]
+    return path_arrays.logits(self.model, self.params, token_ids(self.tokenizer, text)[None])[0]
 
   @functools.cached_property
   def marks(self) -> ModuleMarks:
     """The sha256 of each level's module, and the lowest block whose output it changes."""
     N = self.model.config.num_layers
-    return {level: (m.sha256, min(lowest_block(name, N) for name in m)) for level, m in self.modules.items()}
+    lowest = path_arrays.lowest_block
+    return {level: (m.sha256, min(lowest(name, N) for name in m)) for level, m in self.modules.items()}
 
   def first_difference(self, other: ModuleMarks) -> int:
     """Returns the lowest block that differs in a path of these marks; the number of blocks where none does."""
     differ = (lowest for level, (sha256, lowest) in self.marks.items() if sha256 != other[level][0])
     return min(differ, default=self.model.config.num_layers)
-
-
-def lowest_block(name: str, num_layers: int) -> int:
-  """Returns the lowest block whose output a parameter changes: 0 for the embedding, N for those above all blocks."""
-  part = name.partition('/')[0]
-  return int(part.removeprefix('block_')) if part.startswith('block_') else 0 if part == 'embed' else num_layers
 
 
 class TrainedRun:
@@ -144,7 +129,7 @@ class TrainedRun:
       user_modules.check_run(self.settings, self.files.storage.url)
     for module in user_modules.find_changed(self.settings):
       logging.warning('the source of %s has changed since this run was trained: results may differ', module)
-    self._loaded: weakref.WeakValueDictionary[str, Module] = weakref.WeakValueDictionary()
+    self._loaded: weakref.WeakValueDictionary[str, path_arrays.Module] = weakref.WeakValueDictionary()
 
   def __repr__(self) -> str:
     return f'<run {self.workdir}: {self.layout.grid.num_paths} paths>'
@@ -225,19 +210,13 @@ class TrainedRun:
   def finite_arrays(self, name: str, sha256: str = '') -> dict[str, np.ndarray]:
     """Reads the arrays of a file; raises InputError if some of their numbers are not finite."""
     arrays = self.files.required_arrays(name, sha256)
-    if fault := _find_fault(arrays, name):
+    if fault := path_arrays.find_fault(arrays, name):
       raise InputError(fault)
     return arrays
 
   def check_parameters(self, params: Mapping[str, np.ndarray | jax.Array], where: str) -> int:
     """Returns the rows of the embedding; raises InputError if the parameters are not those of the run's model."""
-    rows = next(iter(np.shape(params.get('embed/tokens', 0))), 0)
-    shapes = {name: np.shape(x) for name, x in params.items()}
-    expected = _shapes(self.settings.model, max(1, rows))
-    wrong = (name for name in sorted({*expected, *shapes}) if expected.get(name) != shapes.get(name))
-    if (name := next(wrong, None)) is not None:
-      difference = f'{name} is {shapes.get(name, "missing")} and should be {expected.get(name, "no parameter")}'
-      raise InputError(f'{where}: {printable.name(difference)}, by config.model: these are not the files of this run')
+    rows = path_arrays.check(params, self.settings.model, where)
     if rows != (num_tokens := self.tokenizer.vocab_size):
       difference = f'embed/tokens has {rows:,} rows, and the tokenizer of this run {num_tokens:,} tokens'
       raise InputError(f'{where}: {difference}: these are not the files of one run')
@@ -293,7 +272,7 @@ class TrainedRun:
     s, base = self.settings, self.base
     fitted = own_router.of_arrays(s, arrays)
     model = transformer.make_model(s.model, len(base['embed/tokens']))
-    return TextRouter(fitted, model, _on_device(base, model), s.routing.prefix_tokens, self.tokenizer)
+    return TextRouter(fitted, model, path_arrays.on_device(base, model), s.routing.prefix_tokens, self.tokenizer)
 
   @property
   def base(self) -> dict[str, np.ndarray]:
@@ -349,11 +328,11 @@ class TrainedRun:
         break
     return digests
 
-  def _module(self, name: str, sha256: str) -> Module:
+  def _module(self, name: str, sha256: str) -> path_arrays.Module:
     if (module := self._loaded.get(sha256)) is None:
       arrays = self.files.required_arrays(name, sha256)
-      module = Module(_on_device(arrays, transformer.make_model(self.settings.model, 1)))
-      module.sha256, module.fault = sha256, _find_fault(arrays, name)
+      module = path_arrays.Module(path_arrays.on_device(arrays, transformer.make_model(self.settings.model, 1)))
+      module.sha256, module.fault = sha256, path_arrays.find_fault(arrays, name)
       if module.fault:
         logging.warning('%s', module.fault)
       self._loaded[sha256] = module
@@ -369,26 +348,3 @@ def _read_settings(files: RunFiles) -> settings_lib.Settings:
     raise InputError(f'--workdir={files.workdir}: {e.strerror or e}; check its name and your credentials') from e
   except InputError as e:
     raise InputError(f'--workdir={files.workdir}: {e}') from e
-
-
-@functools.lru_cache(4)
-def _shapes(model: settings_lib.Model, rows: int) -> dict[str, tuple[int, ...]]:
-  return {name: x.shape for name, x in transformer.shapes(transformer.make_model(model, rows)).items()}
-
-
-def _find_fault(arrays: Mapping[str, np.ndarray], file: str) -> str:
-  """Says which numbers of a file are not finite, or '' if all are."""
-  name = tensors.find_not_finite(arrays)
-  problem = 'holds NaN or infinities, so that nothing it computes has a meaning: use another version or path'
-  return f'{file}: {printable.name(name)} {problem}' if name else ''
-
-
-def _on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) -> dict[str, Any]:
-  """Puts arrays on the device; matrices in the model's dtype, in which they are used."""
-  return {name: jnp.asarray(x, model.dtype if x.ndim > 1 else x.dtype) for name, x in arrays.items()}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _logits(model: transformer.Transformer, params: transformer.Params, tokens_BL: jax.Array) -> jax.Array:
-  x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, jnp.ones_like(tokens_BL))
-  return jnp.einsum('BLD,DV->BLV', x_BLD, head_DV, preferred_element_type=jnp.float32)

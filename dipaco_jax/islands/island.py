@@ -102,7 +102,6 @@ class Island:
       with raising_gone(tree):
         self.storage.download_tree(tree, self.run.workdir / tree, self.tree_sha256(tree))
 
-  @functools.lru_cache(64)  # noqa: B019
   def tree_sha256(self, tree: str) -> str:
     """Returns the digest of a directory's index, from its maker's fact; '' for the stages' records: they have times."""
     kind, key, number = maker(tree, self)
@@ -110,12 +109,17 @@ class Island:
     [fact] = self.registry.facts(fact_kind, [key], number=number)
     return fact.meta['trees'].get(tree, '')
 
-  def publish_trees(self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any], key: str = '') -> Fact:
-    """Uploads directories of the workdir; raises InputError, before anything changes, where facts name others."""
+  def publish_trees(
+    self, kind: str, number: int, trees: Sequence[str], about: dict[str, Any], key: str = '', replaces: str = ''
+  ) -> Fact:  # fmt: skip
+    """Uploads directories of the workdir; raises InputError, before anything changes, where facts name others.
+
+    `replaces`: sha256 of a fact that may name others.
+    """
     indices = {tree: storage_lib.tree_index(self.run.workdir / tree) for tree in trees}
     about = about | {'trees': {tree: hashlib.sha256(index).hexdigest() for tree, index in indices.items()}}
     fact = Fact(kind, key, number, '', hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest(), about)
-    if any(published.sha256 != fact.sha256 for published in self.registry.facts(kind, [key], number)):
+    if any(published.sha256 not in (fact.sha256, replaces) for published in self.registry.facts(kind, [key], number)):
       raise InputError(
         f'{", ".join(trees)}: the results of this machine differ from those in use; run it on a machine like the first'
       )

@@ -4,7 +4,7 @@ If a run's config has `data.own_text`, the text of a path stays with its owner, 
 processes know sizes alone: w_i of the outer steps follow from them [2.7]. Training begins when all owners' facts exist.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,9 @@ from dipaco_jax.config import owners
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.pipeline import jobs
-from dipaco_jax.registry.registry import NewTask
+from dipaco_jax.registry.registry import Fact, NewTask
 
+DIGEST = 'sha256'  # of what is known of a path's text
 NOBODY = ''  # key of the tasks of a run that are not an owner's
 
 
@@ -46,6 +47,17 @@ def weights(island: Island) -> Callable[[int], np.ndarray]:
   """Returns phase -> w_i of every path, like the grid. Raises Later while an owner's text is not read."""
   by_path = read(island)
   return jobs.weights_of(island.run.settings, [by_path[path]['tokens'] for path in range(len(by_path))])
+
+
+def sizes(fact: Fact) -> dict[str, dict[str, int]]:
+  """Returns the sizes of a text by path, of a fact `own_text`, without digests."""
+  return {path: {name: x for name, x in about.items() if name != DIGEST} for path, about in fact.meta['paths'].items()}
+
+
+def why_replaced(fact: Fact, standing: Sequence[Fact]) -> str:
+  """Says why another fact of the same text may replace one: it has other digests, as its store is new; else ''."""
+  is_same = fact.kind == OWN_TEXT and len(standing) == 1 and standing[0].kind == OWN_TEXT
+  return f'the store of {fact.key} was made again' if is_same and sizes(fact) == sizes(standing[0]) else ''
 
 
 def claim_keys(island: Island) -> list[str] | None:

@@ -6,9 +6,10 @@ nothing to the shared place but what its paths send of levels that they share wi
 """
 
 import json
+import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dipaco_jax.algorithm import grid as grids
 from dipaco_jax.algorithm.grid import Grid
@@ -19,6 +20,7 @@ from dipaco_jax.storage import files, remedies
 from dipaco_jax.storage.object_store import Storage
 
 MARK = remedies.OWNERS_MARK
+KEY = 'own_text.key'
 SENT = f'{OBJECTS}/paths/'  # of what paths send
 
 
@@ -153,6 +155,23 @@ def settle(store: Storage, run_id: str, owner: str):
     raise InputError(
       f'--store={store.url} is that of {_describe(standing)}: name another store for {owner} in this run'
     )
+
+
+class Key(NamedTuple):
+  """The secret of a store, by which digests of its text are keyed, so that nobody else can compare them."""
+
+  secret: str  # hexadecimal
+  replaces: str  # sha256 of the fact of this text that was there when the key was made: of a store that was lost
+
+
+def take_key(store: Storage, published: str) -> Key:
+  """Returns the key of a store, made once. `published`: sha256 of the fact of its owner's text, '' if there is none."""
+  new = json.dumps({'key': secrets.token_hex(32), 'replaces': published}).encode()
+  try:
+    about: Any = json.loads(store.agree(KEY, new))
+    return Key(str(about['key']), str(about['replaces']))
+  except (ValueError, KeyError, TypeError) as e:
+    raise InputError(f'{store.url_of(KEY)} is damaged: remove it, and a new key is made') from e
 
 
 def _describe(mark: bytes) -> str:

@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from dipaco_jax.buckets import bucket_lock
-from dipaco_jax.config import fields, settings as settings_lib
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core import errors
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
@@ -39,6 +39,7 @@ from dipaco_jax.islands import (
   held_states,
   inner_phase,
   kept_arrays,
+  local_config,
   monitor,
   outer_executor,
   owner_facts,
@@ -53,11 +54,11 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
-from dipaco_jax.pipeline import inputs, own_text_stage, run as run_lib, stage_records
+from dipaco_jax.pipeline import inputs, own_text_stage, run as run_lib
 from dipaco_jax.registry import database, registry_url
 from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import files, lock, publishing
+from dipaco_jax.storage import files, lock
 from dipaco_jax.storage.object_store import Storage, open_storage
 from dipaco_jax.storage.remedies import ISLANDS_MARK
 from dipaco_jax.telemetry import metrics_server, profiling
@@ -150,7 +151,8 @@ def check_owner(process: Process, hosts: Hosts, settings: settings_lib.Settings)
   if process.is_backup:
     raise InputError('--backup copies the tasks of others: leave it out with --owner')
   store = open_storage(process.store)
-  owner_store.check_apart(open_storage(process.workdir), store)
+  if process.workdir:  # else a gateway has it
+    owner_store.check_apart(open_storage(process.workdir), store)
   owner_store.check_free(store, local_place(process.store))
   if not store.exists(owner_store.MARK):
     own_text_stage.check(settings, own_text_stage.Text(process.owner, process.globs))
@@ -302,17 +304,14 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   try:
     registry.put([Fact('config', '', 0, '', settings_lib.digest(settings), about)])
   except Conflict as e:
-    differences = changes(settings_lib.of_run(registry.facts('config')[0].meta['config']), settings)
+    differences = local_config.changes(settings_lib.of_run(registry.facts('config')[0].meta['config']), settings)
     raise InputError(f'--registry is that of a run with another config ({differences}): use another database') from e
   [fact] = registry.facts('config')
   check_versions(fact.meta['versions'], about['versions'], settings.other_code)
   if registry.facts('prepared') and not storage.exists(ISLANDS_MARK):  # all would be made again there
     advice = 'check --workdir, or whether it is mounted'
     raise InputError(f'{storage.url} has no data of the run in this --registry: {advice}')
-  if not (file := local / 'config.json').exists():
-    publishing.write_json(file, settings_lib.recorded(settings))
-  elif differences := changes(stage_records.read_settings(local), settings):
-    raise InputError(f'{local} holds a run with another config ({differences}): use another --workdir')
+  local_config.keep(local, settings)
   if storage.agree(ISLANDS_MARK, run_id := fact.meta['id'].encode()) != run_id:
     raise InputError(registry_url.explain_unknown(storage.url))
   registry.add_tasks([NewTask('prepare', '', 0)])
@@ -334,12 +333,6 @@ def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code
   if other_code == 'reject':
     raise InputError(f"{message}, and its config.other_code is 'reject': install those versions")
   logging.warning('%s: the last bits of results may depend on which process does which task', message)
-
-
-def changes(before: settings_lib.Settings, settings: settings_lib.Settings) -> str:
-  """Names all fields that differ; none may, unlike when `main` resumes, because other processes are running."""
-  was, now = (fields.flatten(s.to_dict()) for s in (before, settings))
-  return settings_lib.in_words({name: (was[name], now[name]) for name in now if was[name] != now[name]})
 
 
 def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:

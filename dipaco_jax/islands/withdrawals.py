@@ -27,7 +27,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
-from dipaco_jax.islands import pieces
+from dipaco_jax.islands import owner_facts, pieces
 from dipaco_jax.islands.guard import Gone
 from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.module_weights import WHOLE, ModuleWeights
@@ -60,7 +60,7 @@ def _settle(island: Island, facts: Sequence[Fact], insert: Callable[..., None]) 
   except Conflict as e:
     standing = e.standing
   while True:
-    why = why_unreadable(island, facts[0], standing)
+    why = why_unreadable(island, facts[0], standing) or owner_facts.why_replaced(facts[0], standing)
     to_insert, withdrawal = standing, Withdrawal([], '', island.name)
     if why:
       to_insert, withdrawal = _replacing(island, facts, standing, why)
@@ -86,9 +86,11 @@ def _replacing(
   return [*facts, *(fact for _, fact in followers)], Withdrawal([*withdrawn.values()], why, island.name)
 
 
-def replace(island: Island, old: Fact, new: Fact):
-  """Replaces a fact by another of its name, unless the old fact's object exists."""
+def replace(island: Island, old: Fact, new: Fact, is_lost: bool = False):
+  """Replaces a fact by another of its name, unless the old fact's object exists; `is_lost`: whether that is known."""
   try:
+    if is_lost:
+      raise Gone(old.uri, f'{old.uri} is not in the store of its owner')
     island.read_object(old.uri, old.sha256)
   except Gone as e:
     followers = _followers(island, old, new)
@@ -133,13 +135,14 @@ def why_unreadable(island: Island, first: Fact, standing: Sequence[Fact]) -> str
 
 
 def _read(island: Island, fact: Fact):
-  """Reads all that a fact names, as its readers do. Raises island.Gone."""
+  """Reads all that a fact names, as its readers do, but not what is in the store of another. Raises island.Gone."""
+  stays = island.run.settings.data.own_text and not island.owner  # states, and modules of single paths
   if fact.kind in (pieces.CHECKPOINT, pieces.PIECE):
     for level in island.layout.levels if 'excluded' not in fact.meta else ():
       if level.name in pieces.piece(island, pieces.part_of(island, fact)).sent and level.name not in island.own_levels:
         island.read_contribution(fact, level)
   elif fact.kind == 'module' and (
-    fact.key.partition('/')[0] not in island.own_levels or island.has_own_objects(fact.number)
+    fact.key.partition('/')[0] not in island.own_levels or (island.has_own_objects(fact.number) and not stays)
   ):
     dataclasses.replace(island, weights=ModuleWeights()).read_module(fact)  # nothing that is in memory
     if WHOLE in fact.meta:
@@ -148,7 +151,7 @@ def _read(island: Island, fact: Fact):
     checkpoints = island.registry.facts(pieces.CHECKPOINT, [fact.key], fact.number)
     if not checkpoints or checkpoints[0].sha256 != fact.meta.get('checkpoint'):
       raise Gone(fact.key, 'its checkpoint was withdrawn')
-    for each in fact.meta['objects']:
+    for each in fact.meta['objects'] if not stays else ():
       island.read_object(*each)
 
 

@@ -12,6 +12,7 @@ import collections
 import dataclasses
 import functools
 import hashlib
+import hmac
 import json
 import pathlib
 import shutil
@@ -34,6 +35,7 @@ from dipaco_jax.routing import own_router, router
 from dipaco_jax.storage import files, publishing, seals, tensors
 
 TREES = ('sequences', 'routing/0', 'shards/0')
+KEY = 'key'  # a file of the shards, so that the digest of their index depends on the secret
 MADE_OF = 'own_text.json'  # the digest of the text of which there are sequences
 ROWS = 256  # whose targets are counted at one time
 
@@ -44,6 +46,7 @@ class Text(NamedTuple):
   owner: str
   globs: tuple[str, ...]
   validation: equality.HeldText = corpus.NOTHING  # public validation text
+  key: str = ''  # secret of the owner, which digests of the shards depend on
 
 
 def text_settings(s: settings_lib.Settings, globs: Sequence[str]) -> source.TextSettings:
@@ -79,10 +82,16 @@ def make(run: run_lib.Run, text: Text) -> dict[str, Any]:
     publishing.write_json(made_of, {'digest': digest})
   if not (run.workdir / 'sequences').exists():
     _tokenize(run, text, run.workdir / f'tokenize-{digest[:12]}')
-  if not (run.workdir / 'shards' / '0').exists() or not (run.workdir / 'routing' / '0').exists():
+  if not _has_shards(run, text) or not (run.workdir / 'routing' / '0').exists():
     shutil.rmtree(run.workdir / 'shards' / '0', ignore_errors=True)
-    _shard(run, text.owner, _route(run, text.owner))
-  return summarize(run, text.owner)
+    _shard(run, text, _route(run, text.owner))
+  return summarize(run, text)
+
+
+def _has_shards(run: run_lib.Run, text: Text) -> bool:
+  """Returns whether there are shards with the owner's key."""
+  file = run.workdir / 'shards' / '0' / KEY
+  return file.exists() and file.read_text() == text.key
 
 
 def digest_text(s: settings_lib.Settings, text: Text) -> str:
@@ -145,10 +154,10 @@ def _among(run: run_lib.Run, paths: np.ndarray) -> tuple[np.ndarray, dict[str, f
   return paths[chosen_N[routed_by_N]], {'router.safetensors': tensors.to_bytes(own_router.arrays(fitted))}
 
 
-def _shard(run: run_lib.Run, owner: str, paths_N1: np.ndarray):
+def _shard(run: run_lib.Run, text: Text, paths_N1: np.ndarray):
   """Writes `shards/0/` of the owner's paths. Raises InputError if one of them has no text."""
   s, num_paths = run.settings, run.layout.grid.num_paths
-  paths = owners.paths_of(run.layout.grid, owner)
+  paths = owners.paths_of(run.layout.grid, text.owner)
   folder, dealt = run.workdir / 'shards' / '0-parts', route_stage.deal(run, paths_N1, num_paths)
   shutil.rmtree(folder, ignore_errors=True)  # of a process that was killed
   for path in paths:
@@ -158,9 +167,12 @@ def _shard(run: run_lib.Run, owner: str, paths_N1: np.ndarray):
   for path in paths:
     if not meta['shard_rows'][path]:
       name = run.layout.grid.path_name(path)
-      raise InputError(f'--data: path {name} gets no row of the text of {owner}: name more text, or use fewer paths')
+      raise InputError(
+        f'--data: path {name} gets no row of the text of {text.owner}: name more text, or use fewer paths'
+      )
   meta['shard_documents'] = [len(np.unique(dealt.documents[_trains(dealt, p)])) for p in range(num_paths)]
   publishing.write_json(folder / 'meta.json', meta)
+  files.write_file(folder / KEY, text.key.encode())
   files.put_in_place(folder, run.workdir / 'shards' / '0')
 
 
@@ -169,25 +181,25 @@ def _trains(dealt: shards.Dealt, path: int) -> np.ndarray:
   return (dealt.assignment[:, 0] == path) & ~dealt.held
 
 
-def summarize(run: run_lib.Run, owner: str) -> dict[str, Any]:
-  """Returns all that others need to know of an owner's text, by path: sizes, and the sha256 of the shard."""
+def summarize(run: run_lib.Run, text: Text) -> dict[str, Any]:
+  """Returns all that others need to know of an owner's text, by path: sizes, and the keyed sha256 of the shard."""
   meta, limit = run.shards_meta(0), run.settings.train.max_holdout_rows
   summary = {}
-  for path in owners.paths_of(run.layout.grid, owner):
+  for path in owners.paths_of(run.layout.grid, text.owner):
     folder, rows = run.workdir / 'shards' / '0' / str(path), meta['holdout_rows'][path]
     summary[str(path)] = {
       'tokens': meta['shard_tokens'][path],
       'documents': meta['shard_documents'][path],
       'holdout_targets': _count_targets(run, folder / 'holdout.array_record', min(rows, limit or rows)),
-      'sha256': _digest_shard(folder),
+      'sha256': _digest_shard(folder, text.key),
     }
   return summary
 
 
-def _digest_shard(folder: pathlib.Path) -> str:
-  """Returns the sha256 over the files of a shard."""
+def _digest_shard(folder: pathlib.Path, key: str) -> str:
+  """Returns the HMAC-SHA256 over the files of a shard: who lacks the key cannot compare it with that of a guess."""
   digests = files.digests(folder, (str(file.relative_to(folder)) for file in files.complete_files(folder)))
-  return hashlib.sha256(json.dumps(sorted(digests.items())).encode()).hexdigest()
+  return hmac.digest(key.encode(), json.dumps(sorted(digests.items())).encode(), 'sha256').hex()
 
 
 def _count_targets(run: run_lib.Run, file: pathlib.Path, rows: int) -> int:

@@ -33,6 +33,7 @@ class GatewayRegistry:
     about = self._call('hello', {})
     self.name: str = about['name']  # of this worker, as the run knows it
     self.paths: list[int] | None = about['paths']  # that it may train; None: all
+    self.owner: str = about['owner']  # whose token it is, '' if nobody's
     self.lease_s: float = about['lease_s']
 
   def close(self):

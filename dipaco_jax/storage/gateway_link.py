@@ -17,6 +17,7 @@ import ssl
 import threading
 import time
 import urllib.parse
+import weakref
 from collections.abc import Callable, Mapping
 from typing import IO, Any, NamedTuple, Self, TypeVar
 
@@ -173,6 +174,7 @@ class Link:
       return kept, False
     self.close()
     self._here.connection, self._here.used = connect(self.address), time.monotonic()
+    weakref.finalize(self._here.connection, self._here.connection.sock.close)  # where its thread ends
     return self._here.connection, True
 
 

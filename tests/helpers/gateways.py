@@ -76,9 +76,11 @@ class Running:
     fingerprint = certificates.fingerprint(self.tls[0]) if self.tls else ''
     return gateway_link.Address('https' if self.tls else 'http', '127.0.0.1', self.port, fingerprint)
 
-  def link(self, name: str = 'alpha', paths: Sequence[int] | None = None, days: float = 1) -> gateway_link.Link:
+  def link(
+    self, name: str = 'alpha', paths: Sequence[int] | None = None, days: float = 1, owner: str = ''
+  ) -> gateway_link.Link:
     """Of a worker with a new token."""
-    self.links.append(gateway_link.Link(self.address, self.tokens.add(name, paths, days), patience_s=3))
+    self.links.append(gateway_link.Link(self.address, self.tokens.add(name, paths, days, owner), patience_s=3))
     return self.links[-1]
 
   def worker(self, name: str = 'alpha', paths: Sequence[int] | None = None) -> island_lib.Island:

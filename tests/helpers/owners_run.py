@@ -5,12 +5,15 @@ import dataclasses
 import json
 import pathlib
 
+import gateways
 import numpy as np
 import one_process
 from one_process import LEASE_S
 
-from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.algorithm import grid
+from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.islands import (
+  behind_gateway,
   evaluator,
   island,
   monitor,
@@ -121,12 +124,25 @@ class OwnersRun:
   def __init__(self, folder: pathlib.Path, s: settings_lib.Settings, programs: dict | None = None):
     self.folder, self.settings, self.place = folder, s, folder / 'shared'
     self.programs = {} if programs is None else programs
+    self.gateways: dict[str, gateways.Running] = {}  # of owners whose workers are behind one
 
   def store(self, owner: str) -> pathlib.Path:
     return self.folder / f'store-{owner}'
 
+  def join(self, owner: str) -> island.Island:
+    """A worker behind a gateway that has just begun."""
+    gateway, globs = self.gateways[owner], (str(own_file(self.folder, owner)),)
+    name = f'{owner}-{len(gateway.links)}'
+    link = gateway.link(name, owners.paths_of(grid.Grid(self.settings.grid), owner), owner=owner)
+    link.patience_s = 60  # on a busy machine
+    run = behind_gateway.open_run(link, '', behind_gateway.Own('', globs, str(self.store(owner))))
+    process = roles.Process('worker', '', LEASE_S, globs=globs, store=str(self.store(owner)))
+    return behind_gateway.make_island(run, process)
+
   def begin(self, owner: str = '', place: pathlib.Path | None = None) -> island.Island:
     """A process that has just begun, maybe with its store in another place; all share one set of programs."""
+    if owner in self.gateways and not place:
+      return self.join(owner)
     workdir = place or (self.store(owner) if owner else self.place)
     workdir.mkdir(parents=True, exist_ok=True)
     self.place.mkdir(exist_ok=True)
@@ -161,16 +177,27 @@ class OwnersRun:
     raise AssertionError(f'no {kind} after {TURNS} turns')
 
   def outcome(self) -> dict[str, str]:
-    """{fact: sha256} of all that the run has come to."""
+    """{fact: sha256} of all that the run has come to; of texts, whose digests are keyed by stores, their sizes."""
     facts = registry.Registry(f'sqlite:///{self.place}/registry.db')
     found = [fact for kind in ('own_text', 'module', 'evaluation', 'checkpoint') for fact in facts.facts(kind)]
     facts.close()
-    return {f'{fact.kind} {fact.key} {fact.number}': fact.sha256 for fact in found}
+    texts = {f'own_text {fact.key}': str(owner_facts.sizes(fact)) for fact in found if fact.kind == 'own_text'}
+    return texts | {f'{fact.kind} {fact.key} {fact.number}': fact.sha256 for fact in found if fact.kind != 'own_text'}
 
   @contextlib.contextmanager
-  def members(self, owners=OWNERS):
+  def behind_gateway(self, *names: str):
+    """Workers of these owners that begin in the block are behind one gateway."""
+    keeper = self.begin()
+    with gateways.running(keeper, self.folder) as gateway:
+      self.gateways = dict.fromkeys(names, gateway)
+      yield
+      self.gateways = {}
+    one_process.close(keeper)
+
+  @contextlib.contextmanager
+  def members(self, names=OWNERS):
     """The keeper and a worker of each owner."""
-    members = [Member(self, owner) for owner in ('', *owners)]
+    members = [Member(self, owner) for owner in ('', *names)]
     try:
       yield members
     finally:

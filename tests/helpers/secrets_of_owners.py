@@ -1,6 +1,7 @@
 """What may not leave an owner, as windows of bytes to look for, and everything that leaves, as bytes to look in."""
 
 import contextlib
+import http.client
 import json
 import pathlib
 import re
@@ -26,13 +27,14 @@ class Sent:
   def __init__(self):
     self.statements: list[bytes] = []
     self.objects: dict[str, bytes] = {}
+    self.requests: list[bytearray] = []  # of each connection to a gateway, all bytes
 
   def blobs(self) -> list[bytes]:
-    return [*self.statements, *self.objects.values()]
+    return [*self.statements, *self.objects.values(), *map(bytes, self.requests)]
 
   @contextlib.contextmanager
   def recorded(self, place: pathlib.Path) -> Iterator[None]:
-    """Records the parameters of all SQL statements, and all objects below a place, as processes give them."""
+    """Records the parameters of all SQL statements, all objects below a place, and all bytes of HTTP requests."""
     with pytest.MonkeyPatch.context() as patch:
       connect = database._connect
 
@@ -44,10 +46,22 @@ class Sent:
       patch.setattr(database, '_connect', connected)
       for name in ('put', 'put_file', 'create'):
         patch.setattr(backends.Folder, name, self.noting(getattr(backends.Folder, name), place))
+      patch.setattr(http.client.HTTPConnection, 'send', self.noting_requests(http.client.HTTPConnection.send))
       yield
 
   def note(self, statement: str, parameters) -> None:
     self.statements.append(f'{statement} {parameters!r}'.encode())
+
+  def noting_requests(self, real):
+    def noted(connection, data):
+      data = data.read() if hasattr(data, 'read') else bytes(data)
+      if 'recorded' not in connection.__dict__:
+        connection.recorded = bytearray()
+        self.requests.append(connection.recorded)
+      connection.recorded.extend(data)
+      return real(connection, data)
+
+    return noted
 
   def noting(self, real, place: pathlib.Path):
     def noted(backend, name, data):

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import types
 
 import numpy as np
@@ -31,11 +32,14 @@ def one_device():
 
 @pytest.fixture(scope='module')
 def finished(one_device, tmp_path_factory) -> tuple[OwnersRun, Sent]:
-  """A whole run, and everything that its processes have given to the registry and the shared place."""
+  """A whole run, and everything that its processes have given to the registry, the shared place and a gateway.
+
+  The clinic's worker has direct access; that of the court is behind a gateway.
+  """
   folder, sent = tmp_path_factory.mktemp('owners'), Sent()
   owners_run.write_text(folder)
   run = OwnersRun(folder, owners_run.settings(folder))
-  with sent.recorded(run.place), run.members() as members:
+  with run.behind_gateway('court'), sent.recorded(run.place), run.members() as members:
     run.to('finished', members)
     for member in members[1:]:
       owners_run.owner_workdir.complete(member.island)
@@ -57,12 +61,21 @@ def test_nothing_that_an_owner_keeps_leaves_it(finished, secrets):
   run, sent = finished
   for path, owner in enumerate(OWNERS):
     assert {*secrets[owner].windows} == KINDS and secrets[owner].ids, 'there is something of each kind to look for'
-    assert {f'{phase}/{path}-shared' for phase in range(run.settings.train.phases)} == {
-      name.removeprefix('objects/paths/').rpartition('-')[0] for name in sent.objects if f'/{path}-shared-' in name
+    assert {f'{phase}/{path}-shared'.encode() for phase in range(run.settings.train.phases)} == {
+      *re.findall(rb'objects/paths/(\d+/%d-shared)-' % path, b' '.join([*names_sent(sent, owner)]))
     }, 'what the path sends is among what is looked at'
-    assert any(b'own_text' in statement and owner.encode() in statement for statement in sent.statements)
+    facts = sent.statements if owner == 'clinic' else sent.requests
+    assert any(b'own_text' in blob and b'holdout_targets' in blob and owner.encode() in blob for blob in facts)
+  assert sum(map(len, sent.requests)) > 10_000 and not any(b'own_text.key' in blob for blob in sent.blobs())
   rest = [file.read_bytes() for file in run.place.iterdir() if file.is_file()]  # the registry, and files at the end
   assert secrets['clinic'].together(secrets['court']).find([*sent.blobs(), *rest]) == set()
+
+
+def names_sent(sent: Sent, owner: str) -> list[bytes]:
+  """The names of objects that a worker has sent: to the place, or in requests to put an object."""
+  if owner == 'clinic':
+    return [name.encode() for name in sent.objects]
+  return [line for blob in sent.requests for line in re.findall(rb'PUT /v1/objects/(\S+)\?', blob)]
 
 
 def test_each_kind_is_found_where_it_has_leaked(secrets):

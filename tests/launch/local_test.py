@@ -38,7 +38,8 @@ while True:
 """
 PARENT = """
 import os, subprocess, sys, time
-child = 'import sys; from dipaco_jax import main; print("follows", flush=True); main.end_with_parent(int(sys.argv[1]))'
+child = 'import sys; from dipaco_jax.command_line import role_process as role; print("follows", flush=True); '
+child += 'role.end_with_parent(int(sys.argv[1]))'
 subprocess.Popen([sys.executable, '-c', child, str(os.getpid())])
 time.sleep(60)
 """
