@@ -93,6 +93,8 @@ def of_task(island: Island, task: Task, given: Sequence[Fact], worker: str) -> l
   own_modules = [_own_module(island, fact, part.phase, worker) for fact in sent['module']]
   _check_own_modules(island, path, part, own_modules)
   about = metadata(checkpoint.meta, worker)
+  if any(row[0] > island.timetable.tau for row in about['rows']):
+    raise malformed('the rows of a fact have steps after the end of the phase')
   objects = _objects(island, path, part, checkpoint)
   made = schedule.checkpoint_fact(path, task.number, objects, about, checkpoint.kind, own_modules)
   return [

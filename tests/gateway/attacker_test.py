@@ -175,6 +175,7 @@ FORGED = {
   'with the base in place of an object': lambda w: [w.meta(objects=renamed(w, 'f' * 64, 'registry.db'))],
   'with objects that are no list': lambda w: [w.meta(objects='x')],
   'without rows': lambda w: [w.fact._replace(meta={k: v for k, v in w.fact.meta.items() if k != 'rows'})],
+  'with steps after the phase': lambda w: [w.meta(rows=[[10**6, 5.0, 1.0, 0.01, 2, 0]])],
   'with rows that nobody can read': lambda w: [w.meta(rows=[['x']])],
   'with a time that is no number': lambda w: [w.meta(ended='soon')],
   'with an infinite time': lambda w: [w.meta(busy_s=1e308)],

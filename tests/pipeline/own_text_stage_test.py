@@ -14,6 +14,7 @@ from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.data import corpus, equality, loader, source
 from dipaco_jax.models import loss
 from dipaco_jax.pipeline import own_text_stage, run as run_lib, stages
+from dipaco_jax.storage import object_store
 
 HELD = 3  # documents of validation that an owner's text has too
 
@@ -101,6 +102,18 @@ def test_text_that_is_the_same_is_not_read_again_and_other_text_is(folder, keepe
   other.write_text(''.join(lines[:40]))
   after = own_text_stage.make(run, text._replace(globs=(str(other),)))
   assert after['1']['documents'] < before['1']['documents'] and after['1']['sha256'] != before['1']['sha256']
+
+
+def test_digests_of_a_text_depend_on_the_key_of_its_store(folder, keeper):
+  """Who has the whole text and lacks the key computes others; the shards are the same."""
+  run, text = begin(folder, keeper, 'court', '-keys'), text_of(folder, keeper, 'court')
+  shards, abouts, indices = [], [], []
+  for key in ('one', 'another', 'one'):
+    abouts.append(own_text_stage.make(run, text._replace(key=key))['1'])
+    indices.append(object_store.tree_index(run.workdir / 'shards' / '0'))
+    shards.append(in_rows(read_rows(run, 1, 'train')))
+  assert shards[0] == shards[1] and abouts[0] == abouts[2] and indices[0] == indices[2]
+  assert abouts[1] == abouts[0] | {'sha256': abouts[1]['sha256']} != abouts[0] and indices[1] != indices[0]
 
 
 @pytest.mark.slow
