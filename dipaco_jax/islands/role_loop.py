@@ -24,6 +24,7 @@ from dipaco_jax.processes import display, stopping, time_use
 from dipaco_jax.registry.database_errors import Unusable
 from dipaco_jax.registry.registry import STOPPED, TASK_NAMES, Fact, Lost, Task
 from dipaco_jax.storage import seals
+from dipaco_jax.storage.gateway_link import TokenRejected
 from dipaco_jax.telemetry import metrics_server
 
 # A role that finds nothing to do asks again after this share of what its last task took, or of its idle time.
@@ -130,7 +131,7 @@ class Role:
   def failing(self, lease: Lease) -> Iterator[None]:
     """Gives a task back with its error, for others to try; after FAILURES in a row, or a ValueError, raises it.
 
-    Raises Unavailable and Unusable at once: no task is to blame.
+    Raises Unavailable, Unusable and TokenRejected at once: no task is to blame.
     """
     try:
       yield
@@ -158,7 +159,7 @@ class Role:
       lease.release()
       self.claims.drop(lease)
       raise
-    except Unusable:  # nor can the task be released
+    except (Unusable, TokenRejected):  # nor can the task be released
       self.claims.drop(lease)
       raise
     except Exception as e:

@@ -41,6 +41,10 @@ class Rejected(InputError):
   """Error: the gateway does not accept a request of this worker; trying again does not help."""
 
 
+class TokenRejected(Rejected):
+  """Error: the gateway does not know the token, or no longer."""
+
+
 class Busy(OSError):
   """Error: the gateway, or what is behind it, cannot answer now; trying again helps."""
 
@@ -257,7 +261,7 @@ def error_of(answer: Answer) -> Exception:
   if backends.is_transient_status(answer.status):
     return Busy(message)
   if answer.status == 401:
-    return Rejected(f'the gateway rejects {TOKEN}: {message}')
+    return TokenRejected(f'the gateway rejects {TOKEN}: {message}')
   return Rejected(f'the gateway rejects a request: {message}')
 
 

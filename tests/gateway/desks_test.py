@@ -1,12 +1,15 @@
 """A worker behind a gateway: it claims, trains and completes, and the gateway decides what follows."""
 
+import types
+
 import gateways
 import numpy as np
 import one_process
 import pytest
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import state_facts, suspensions, withdrawals
+from dipaco_jax.islands import role_loop, state_facts, suspensions, withdrawals
+from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.guard import Gone
 from dipaco_jax.registry.registry import Lost, NewTask
 from dipaco_jax.storage import gateway_link, object_store
@@ -132,12 +135,17 @@ def test_a_state_is_published_and_withdrawn_when_it_cannot_be_read(gateway, made
   assert state_facts.read(worker, checkpoint) is None and not made.registry.facts('state')
 
 
-def test_a_revoked_token_is_rejected_at_once_with_one_line(gateway):
+def test_a_revoked_token_is_rejected_at_once_with_one_line(gateway, caplog):
   worker = gateway.worker()
   task = worker.registry.claim('', ['train'])
   gateway.tokens.revoke('alpha')
   with pytest.raises(InputError, match='DIPACO_TOKEN: the token was revoked'):
     worker.registry.heartbeat(task)
+  role = role_loop.Role(Claims(worker, 'worker', ['train']), lambda *_: None)
+  lease = types.SimpleNamespace(task=task, about={'task': 'train'}, close=lambda: None)
+  with pytest.raises(gateway_link.TokenRejected), role.failing(lease):
+    worker.storage.write('objects/paths/0/0-low-0123456789abcdef.safetensors', b'x')
+  assert not caplog.text, 'the error alone is told, by the command'
 
 
 def test_a_task_that_went_to_another_worker_is_lost(gateway, made):
