@@ -13,11 +13,8 @@ import json
 import os
 import pathlib
 import shlex
-import signal
 import sys
 import tempfile
-import threading
-import time
 from typing import Any
 
 from absl import flags
@@ -85,17 +82,20 @@ flags.DEFINE_list('data', [], "With --owner: files of the owner's text, globs se
 flags.DEFINE_string(
   'store', '', 'With --owner: folder or bucket of the owner for all that does not leave it. It becomes a workdir.'
 )
+flags.DEFINE_bool(
+  'only_prepare', False, 'With --role=worker: whether to train nothing, and only take tasks that read all text.'
+)
 flags.DEFINE_float(
   'lease_s', 30.0, 'With --role: seconds without a heartbeat after which a task goes to another process.'
 )
 OPTIONS = (
   'config', 'workdir', 'scratch', 'reuse', 'profile', 'metrics_port', 'compile_only', 'topology', 'distributed',
   'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup',
-  'owner', 'data', 'store', 'lease_s',
+  'owner', 'data', 'store', 'only_prepare', 'lease_s',
 )  # fmt: skip
 HERE = 'here'  # a topology: the machine at hand, for which nothing is compiled
 ONLY_WITH = {
-  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'lease_s'),
+  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'only_prepare', 'lease_s'),
   'owner': ('data', 'store'),
   'compile_only': ('topology',),
   'distributed': ('coordinator', 'num_processes', 'process_id'),
@@ -278,7 +278,7 @@ def begin_role() -> Any:
   command.quiet()
   time_use.begin(time_use.process_age_s())
   if FLAGS.parent:
-    threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
+    stopping.follow_parent(FLAGS.parent)
   return serve_metrics()
 
 
@@ -306,6 +306,8 @@ def run_role(settings: settings_lib.Settings):
     raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
   if FLAGS.backup and FLAGS.role != 'worker':
     raise InputError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
+  if FLAGS.only_prepare and (FLAGS.role != 'worker' or FLAGS.backup or FLAGS.distributed):
+    raise InputError('--only_prepare is for one --role=worker: leave out --backup, --distributed and other roles')
   url = roles.check(FLAGS.registry, FLAGS.share)
   roles.check_settings(settings)
   if FLAGS.distributed:
@@ -333,6 +335,7 @@ def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
     name=FLAGS.name,
     share=FLAGS.share,
     is_backup=FLAGS.backup,
+    only_prepares=FLAGS.only_prepare,
     resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
     metrics=metrics,
     profiler=profiler,
@@ -340,13 +343,6 @@ def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
     globs=tuple(FLAGS.data),
     store=FLAGS.store,
   )
-
-
-def end_with_parent(parent: int) -> None:
-  """Ends this process after its parent."""
-  while os.getppid() == parent:
-    time.sleep(1)
-  os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _count_documents(count: int) -> str:

@@ -4,10 +4,8 @@ Its registry and its storage are requests to the gateway; everything after that 
 """
 
 import dataclasses
-import hashlib
 import pathlib
 import re
-import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -21,7 +19,7 @@ from dipaco_jax.registry.gateway_registry import GatewayRegistry
 from dipaco_jax.registry.registry import Fact, Registry
 from dipaco_jax.registry.worker_registry import WorkerRegistry
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import files, publishing
+from dipaco_jax.storage import gateway_link, publishing
 from dipaco_jax.storage.gateway_link import Link
 from dipaco_jax.storage.gateway_objects import Gateway
 from dipaco_jax.storage.object_store import PATIENCE_S, Storage
@@ -53,9 +51,7 @@ def open_run(link: Link, name: str) -> Run:
   storage = Storage(link.address.url, Gateway(link), PATIENCE_S)
   if registry.paths is not None:
     storage.reads = reader(registry.paths)
-  place = hashlib.sha256(f'{link.address.url} {config.meta["id"]}'.encode()).hexdigest()[:16]
-  local = pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{place}'
-  files.make_private_folder(local, 'TMPDIR')
+  local = gateway_link.make_folder(link.address, config.meta['id'])
   if not (local / 'config.json').exists():
     publishing.write_json(local / 'config.json', settings_lib.recorded(settings))
   return Run(settings, registry, storage, local, config.meta['id'], registry.name)
