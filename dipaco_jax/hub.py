@@ -111,10 +111,7 @@ def check(options: argparse.Namespace, rest: list[str]) -> Hub:
   own_url(options)
   values = config_file.read(options.config, config_file.split(rest)[1], options.workdir)
   settings = user_modules.admit_own(settings_lib.from_dict(values), options.workdir)
-  roles.check_settings(settings)
-  for field, reference in extension.references(settings).items():
-    fix = 'train with `local`, and --role=worker on other machines'
-    raise InputError(f'config.{field}={reference!r}: machines that join execute no code that a config names; {fix}')
+  check_settings(settings, options.workers)
   storage = object_store.open_storage(options.workdir)
   if not storage.exists(remedies.ISLANDS_MARK):  # else its text may be gone
     corpus.check_readable(settings.data)
@@ -122,6 +119,22 @@ def check(options: argparse.Namespace, rest: list[str]) -> Hub:
   check_port(options)
   local = roles.make_local_place(options.workdir)
   return Hub(options, rest, settings, local, registry_url.in_folder(local))
+
+
+def check_settings(settings: settings_lib.Settings, workers: int):
+  """Raises InputError for what machines that join cannot do."""
+  from dipaco_jax.islands import roles
+
+  roles.check_settings(settings)
+  if settings.data.own_text:
+    fix = 'start its processes with --role, as docs/owners.md shows'
+    raise InputError(f'config.data.own_text=True: a gateway does not pass on what owners publish of their text; {fix}')
+  if settings.audit.fraction and not workers:
+    fix = 'add --workers=1 or more, which audit the others'
+    raise InputError(f'config.audit.fraction={settings.audit.fraction}: machines that join audit nobody; {fix}')
+  for field, reference in extension.references(settings).items():
+    fix = 'train with `local`, and --role=worker on other machines'
+    raise InputError(f'config.{field}={reference!r}: machines that join execute no code that a config names; {fix}')
 
 
 def check_port(options: argparse.Namespace):

@@ -113,14 +113,14 @@ def reach(address: gateway_link.Address):
 def measure_skew(link: gateway_link.Link) -> float:
   """Returns the seconds by which the clock of this machine is ahead of the hub's."""
 
-  def ask() -> str | None:
+  def ask() -> str:
     headers = {'Content-Type': 'application/json'}
     with link.open('POST', '/v1/hello', json.dumps({}).encode(), headers) as answer:
       answer.read_whole(gateway_link.BLOCK)
-      return answer.headers.get('Date')
+      return answer.headers.get('Date', '')
 
   date = link.retry(ask)
-  with contextlib.suppress(TypeError, ValueError):
+  with contextlib.suppress(ValueError):
     return time.time() - email.utils.parsedate_to_datetime(date).timestamp()
   return 0.0
 

@@ -1,0 +1,67 @@
+"""A hub and machines that join it: commands in processes of their own, on this machine or in network namespaces."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import ports
+import quick_xla
+import repository
+
+PATIENCE_S = 600  # for a process, on a machine that does much else; then it hangs
+LINE = re.compile(r'python -m dipaco_jax\.join (\S+) --token=(\S+)')
+
+
+def environment(**variables: str) -> dict[str, str]:
+  """Of processes that have one device, and compile quickly."""
+  path = os.pathsep.join([str(repository.ROOT), os.environ.get('PYTHONPATH', '')])
+  return os.environ | {'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': quick_xla.on(1), 'PYTHONPATH': path} | variables
+
+
+class Hub:
+  """A hub in a process of its own; `inside`: the command that runs another one in a network namespace."""
+
+  def __init__(
+    self, config: pathlib.Path, workdir: pathlib.Path, *options: str, address: str = '127.0.0.1',
+    inside: Sequence[str] = (),
+  ):  # fmt: skip
+    self.port = ports.free_port()
+    self.address, self.inside = address, list(inside)
+    self.command = [sys.executable, '-m', 'dipaco_jax.hub', f'--config={config}', f'--workdir={workdir}']
+    self.command += [f'--address={address}', f'--port={self.port}', *options]
+    self.log = workdir.with_name('hub.log')
+
+  def start(self) -> tuple[str, str]:
+    """Starts it for the first time; returns the address and the token of the line that it prints."""
+    self.restart()
+    line = self.process.stdout.readline()
+    match = LINE.match(line)
+    assert match, f'{line}{self.log.read_text()}'
+    return match[1].strip("'"), match[2]
+
+  def restart(self):
+    """Starts it."""
+    with open(self.log, 'ab') as log:
+      self.process = subprocess.Popen(
+        [*self.inside, *self.command], stdout=subprocess.PIPE, stderr=log, text=True, env=environment()
+      )
+
+  def finish(self, status: int = 0) -> str:
+    """Waits for its end; returns what it printed."""
+    try:
+      out, _ = self.process.communicate(timeout=PATIENCE_S)
+    finally:
+      self.process.kill()
+    assert self.process.returncode == status, self.log.read_text()[-4000:]
+    return out
+
+
+def join(address: str, token: str, *options: str, inside: Sequence[str] = ()) -> subprocess.Popen:
+  """Joins as another machine does: with a folder for temporary files of its own, and the token in its environment."""
+  env = environment(DIPACO_TOKEN=token, TMPDIR=tempfile.mkdtemp(prefix='joined-'))
+  command = [*inside, sys.executable, '-m', 'dipaco_jax.join', address, *options]
+  return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
