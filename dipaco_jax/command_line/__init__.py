@@ -9,6 +9,6 @@ this room: `main`, `size`, `recipe`, `local`, `hub`, `join`, `gateway`, `status`
 
 Only this room and the commands use flags and ConfigDict.
 
-Imports from `core`, `config`, `models`, `processes`, `storage`, `buckets`, `telemetry`, `huggingface`, `training`,
-`pipeline`, `serving`, `reports` and `islands`.
+Imports from `core`, `config`, `models`, `processes`, `storage`, `buckets`, `telemetry`, `registry`, `huggingface`,
+`training`, `pipeline`, `serving`, `reports` and `islands`.
 """

@@ -1,11 +1,14 @@
 """A hub and machines that join it: commands in processes of their own, on this machine or in network namespaces."""
 
+import contextlib
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 
 import ports
@@ -44,7 +47,10 @@ class Hub:
     return match[1].strip("'"), match[2]
 
   def restart(self):
-    """Starts it."""
+    """Starts it, when the port is free."""
+    with contextlib.suppress(OSError):
+      while socket.create_connection((self.address, self.port), 1):
+        time.sleep(0.2)
     with open(self.log, 'ab') as log:
       self.process = subprocess.Popen(
         [*self.inside, *self.command], stdout=subprocess.PIPE, stderr=log, text=True, env=environment()

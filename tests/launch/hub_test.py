@@ -39,7 +39,7 @@ def undisturbed(config, tmp_path_factory) -> str:
   """The modules of a run of which all processes have the registry and the workdir."""
   workdir = tmp_path_factory.mktemp('local') / 'run'
   command = [sys.executable, '-m', 'dipaco_jax.local', f'--config={config}', f'--workdir={workdir}', PHASES]
-  done = subprocess.run([*command, '--workers=1'], env=hubs.environment(), capture_output=True, text=True, timeout=300)
+  done = subprocess.run([*command, '--workers=1'], env=hubs.environment(), capture_output=True, text=True, timeout=hubs.PATIENCE_S)
   assert done.returncode == 0, done.stderr
   return modules(workdir)
 
