@@ -261,8 +261,10 @@ def run(hub: Hub, devices: list[worker_devices.Environment]) -> int:
       facts = registry.Registry(hub.url, hub.options.lease_s)
       roles.settle(facts, storage, hub.settings, hub.local)
       address = f'{own_url(hub.options)}#sha256={fingerprint(hub)}'
-      print_lines(hub, address, make_tokens(hub))
+      tokens = make_tokens(hub)
       running += start_roles(hub, devices)
+      wait_for_gateway(hub.options, running[0])
+      print_lines(hub, address, tokens)
       status = supervision.supervise(running, facts, resumed, PROGRAM)
       if status in (0, command.DIVERGED):
         say_farewell(facts, {role.name for role in running})
@@ -301,6 +303,15 @@ def start_roles(hub: Hub, devices: list[worker_devices.Environment]) -> list[sup
     *(supervision.Role(*named, logs, worker_devices.CPU) for named in others),
     *(supervision.Role(*named, logs, env) for named, env in zip(workers, devices, strict=True)),
   ]
+
+
+def wait_for_gateway(options: argparse.Namespace, gateway: supervision.Role):
+  """Waits until the gateway can be reached, or has ended."""
+  host = {'0.0.0.0': '127.0.0.1', '::': '::1'}.get(options.host, options.host)
+  while gateway.process.poll() is None:
+    with contextlib.suppress(OSError), socket.create_connection((host, options.port), 1):
+      return
+    time.sleep(0.2)
 
 
 def say_farewell(facts: Any, own: set[str]):

@@ -30,7 +30,7 @@ from dipaco_jax.processes import stopping
 from dipaco_jax.storage import gateway_link
 
 PROGRAM = 'join.py'
-START_PATIENCE_S = 30.0  # with a hub that was never reached: its address may be wrong
+START_PATIENCE_S = 60.0  # with a hub that was never reached: its address may be wrong
 CONNECT_S = 10.0  # for the first connection
 PAUSE_S = 2.0
 SKEW_S = 60.0  # between the clocks of this machine and the hub
@@ -93,7 +93,7 @@ def check(options: argparse.Namespace) -> gateway_link.Link:
 
 
 def reach(address: gateway_link.Address):
-  """Waits until the hub's port can be reached; raises Away after half a minute."""
+  """Waits until the hub's port can be reached; raises Away after a minute."""
   deadline = time.monotonic() + START_PATIENCE_S
   has_said = False
   while True:
@@ -105,7 +105,7 @@ def reach(address: gateway_link.Address):
         fix = 'check that the hub runs, its --address, and the firewalls on the way'
         raise Away(f'{address.url} cannot be reached ({e.strerror or e}): {fix}') from e
       if not has_said:
-        stopping.write(f'{PROGRAM}: {address.url} cannot be reached yet ({e.strerror or e}): trying for half a minute')
+        stopping.write(f'{PROGRAM}: {address.url} cannot be reached yet ({e.strerror or e}): trying for a minute')
       has_said = True
     time.sleep(1)
 

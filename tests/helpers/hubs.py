@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Self
 
 import ports
 import quick_xla
@@ -38,6 +39,12 @@ class Hub:
     self.command += [f'--address={address}', f'--port={self.port}', *options]
     self.log = workdir.with_name('hub.log')
 
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_):
+    end(self.process)
+
   def start(self) -> tuple[str, str]:
     """Starts it for the first time; returns the address and the token of the line that it prints."""
     self.restart()
@@ -58,16 +65,28 @@ class Hub:
 
   def finish(self, status: int = 0) -> str:
     """Waits for its end; returns what it printed."""
-    try:
-      out, _ = self.process.communicate(timeout=PATIENCE_S)
-    finally:
-      self.process.kill()
+    out, _ = self.process.communicate(timeout=PATIENCE_S)
     assert self.process.returncode == status, self.log.read_text()[-4000:]
     return out
 
 
-def join(address: str, token: str, *options: str, inside: Sequence[str] = ()) -> subprocess.Popen:
+@contextlib.contextmanager
+def joined(address: str, token: str, *options: str, inside: Sequence[str] = ()) -> Iterator[subprocess.Popen]:
   """Joins as another machine does: with a folder for temporary files of its own, and the token in its environment."""
-  env = environment(DIPACO_TOKEN=token, TMPDIR=tempfile.mkdtemp(prefix='joined-'))
   command = [*inside, sys.executable, '-m', 'dipaco_jax.join', address, *options]
-  return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  with tempfile.TemporaryDirectory(prefix='joined-', ignore_cleanup_errors=True) as folder:
+    env = environment(DIPACO_TOKEN=token, TMPDIR=folder)
+    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+      yield process
+    finally:
+      end(process)
+
+
+def end(process: subprocess.Popen):
+  """Ends a process that a test has left; those that it has started follow it."""
+  process.kill()
+  for stream in (process.stdout, process.stderr):
+    if stream:
+      stream.close()
+  process.wait()
