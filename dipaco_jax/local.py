@@ -6,140 +6,16 @@ Ctrl-C stops all of them and loses nothing; the same command continues. Flags th
 --config.train.phases=8, are passed on to the roles.
 """
 
-from __future__ import annotations  # types are of modules that load JAX, which --help does without
-
 import argparse
-import contextlib
-import math
 import os
-import pathlib
-import shutil
-import signal
-import subprocess
 import sys
-import time
-import types
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, TextIO
 
-from dipaco_jax.command_line import command, config_file, worker_devices
+from dipaco_jax.command_line import command, config_file, supervision, worker_devices
 from dipaco_jax.config import settings
-from dipaco_jax.core import errors, printable
+from dipaco_jax.core import printable
 from dipaco_jax.processes import stopping
 from dipaco_jax.registry import registry_url
 from dipaco_jax.storage import object_store, remedies, user_modules
-
-if TYPE_CHECKING:
-  from dipaco_jax.registry import registry
-
-PAUSE_S = 1.0
-CLEANING_S = 30  # for the monitor to clean after the end, and for all roles to end where the run has diverged
-STALLED = 10  # leases without a sign of life, after which a role is killed; its task went to another after one
-AWAY_S = 10  # between two answers of the registry: it was away, or this process was, and no role could be heard
-FAILURES = 5  # within a minute, of one role: another start would fail too
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Stopped(BaseException):
-  """A signal has asked for the end; no Exception, which somebody might swallow on the way."""
-
-  def __init__(self, number: int):
-    self.number = number
-
-
-class Screen:
-  """Lines that overwrite themselves on a terminal; elsewhere the first line, and those of excluded paths, once each."""
-
-  def __init__(self, stream: TextIO):
-    self.stream = stream
-    self.height = 0
-    self.last = set[str]()
-    self.terminal = stream.isatty() and os.environ.get('TERM') != 'dumb'
-
-  def show(self, lines: list[str]):
-    if not self.terminal:
-      from dipaco_jax.islands import status_table
-
-      seen = status_table.EXCLUDED, status_table.SUSPENDED
-      important = [lines[0], *(line for line in lines if line.startswith(seen))]
-      for line in important:
-        if line not in self.last:
-          stopping.write(line, self.stream)
-      self.last = {*important}
-      return
-    size = shutil.get_terminal_size()
-    shown = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
-    up = f'\x1b[{self.height}F' if self.height else ''
-    stopping.write(up + ''.join(f'{line}\x1b[K\n' for line in shown) + '\x1b[J', self.stream, end='')
-    self.height = len(shown)
-
-  def close(self):
-    self.height = 0
-
-
-class Role:
-  """A supervised process in one role."""
-
-  def __init__(
-    self, role: str, number: int, count: int, command: list[str], logs: pathlib.Path,
-    env: Mapping[str, str] = types.MappingProxyType({}),
-  ):  # fmt: skip
-    self.name, self.env = f'{role}-{number}', env  # `env`: variables that it has beside ours
-    self.command = [*command, f'--name={self.name}', f'--parent={os.getpid()}']
-    self.command += ['--role=worker', '--backup'] if role == 'backup' else [f'--role={role}']
-    self.command += [f'--share={number}/{count}'] if role == 'outer' else []
-    self.log = logs / f'{self.name}.log'
-    self.starts: list[float] = []
-    self.process = self.start()
-
-  def start(self) -> subprocess.Popen:
-    self.starts = [t for t in self.starts if time.monotonic() - t < 60] + [time.monotonic()]
-    self.log.parent.mkdir(exist_ok=True)  # somebody may have removed it
-    with open(self.log, 'ab') as log:
-      return subprocess.Popen(
-        self.command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
-        env=os.environ | dict(self.env),
-      )  # fmt: skip
-
-  def kill_stalled(self, silent_s: float, longest_s: float) -> str:
-    """Kills the process where it was silent for `longest_s` since its start; returns a message, or ''."""
-    silent_s = min(silent_s, time.monotonic() - self.starts[-1])
-    if self.process.poll() is not None or silent_s < longest_s:
-      return ''
-    os.killpg(self.process.pid, signal.SIGKILL)
-    self.process.wait()
-    return f'{self.name} did not respond for {silent_s:.0f} s: it is restarted'
-
-  def restart(self) -> str:
-    """Starts the process again where it died; returns why it does not, or ''."""
-    status = self.process.poll()
-    if status in (None, 0, command.DIVERGED):
-      return ''
-    if status == 2 or len(self.starts) > FAILURES:
-      return f'{self.name} ended with status {status}: {last_line(self.log)} (all of it is in {self.log})'
-    self.process = self.start()
-    return ''
-
-
-class Silence:
-  """Measures how long roles have been silent, not counting times when they could not be heard."""
-
-  def __init__(self, facts: registry.Registry):
-    self.facts = facts
-    self.since = self.asked = time.time()  # not monotonic: that stands still while the machine sleeps
-
-  def by_role(self) -> dict[str, float]:
-    """Seconds by name, for roles that were ever heard; at most since the registry answers without a gap."""
-    roles, now = self.facts.roles(), time.time()
-    if now - self.asked > AWAY_S:
-      self.since = now
-    self.asked = now
-    return {role['name']: min(role['silent_s'], now - self.since) for role in roles}
-
-
-def last_line(file: pathlib.Path) -> str:
-  lines = file.read_text(errors='replace').strip().splitlines() if file.exists() else []
-  return lines[-1] if lines else ''
 
 
 def parse_options() -> tuple[argparse.Namespace, list[str]]:
@@ -244,117 +120,26 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
   argv += [f'--lease_s={options.lease_s}', *rest]
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
   counts['backup'] = options.backups
-  remaining, running = iter(devices), list[Role]()
+  remaining, running = iter(devices), list[supervision.Role]()
   try:
-    with interruptible():
+    with supervision.interruptible():
       roles.check_place(object_store.open_storage(options.workdir), local, url)
       resumed = roles.resume(options.workdir, url)
       for role, count in counts.items():
         for i in range(count):
           env = next(remaining) if role in ('worker', 'backup') else worker_devices.CPU
-          running.append(Role(role, i, count, argv, logs, env))
-      status = supervise(running, registry.Registry(url, options.lease_s), resumed)
-  except Stopped as e:
+          name, role_argv = supervision.role_command(argv, role, i, count)
+          running.append(supervision.Role(name, role_argv, logs, env))
+      status = supervision.supervise(running, registry.Registry(url, options.lease_s), resumed)
+  except supervision.Stopped as e:
     stopping.write('local.py: stopped; run the same command to resume')
     status = 128 + e.number
   finally:
-    stop(running)
+    supervision.stop(running)
   if status == 0:
     held_states.remove_free(local)  # what workers held that were stopped here
     kept_arrays.end(local)
   return status
-
-
-@contextlib.contextmanager
-def interruptible() -> Iterator[None]:
-  """Raises Stopped if a signal comes, even while the block waits, for instance for a registry.
-
-  After the block, signals have no effect, because roles are being stopped.
-  """
-
-  def interrupt(number: int, frame: object):
-    raise Stopped(number)
-
-  for number in SIGNALS:
-    signal.signal(number, interrupt)
-  try:
-    yield
-  finally:
-    for number in SIGNALS:
-      signal.signal(number, signal.SIG_IGN)
-
-
-def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0) -> int:
-  """Supervises until the run is finished or diverges; returns the exit status."""
-  from dipaco_jax.islands import status_table
-  from dipaco_jax.reports import headline
-
-  screen, silence = Screen(sys.stderr), Silence(facts)
-  while True:
-    silent_s = silence.by_role()
-    for role in running:
-      if message := role.kill_stalled(silent_s.get(role.name, math.inf), STALLED * facts.lease_s):
-        screen.close()
-        stopping.write(f'local.py: {message}')
-    running = without_suspended(running, facts)
-    if trouble := next(filter(None, (role.restart() for role in running)), ''):
-      stopping.write(f'local.py: {trouble}')
-      return 2 if 'ended with status 2:' in trouble else 1
-    screen.show(status_table.lines(facts))
-    if finished := facts.facts('finished'):
-      screen.close()
-      if finished[0].meta['perplexity'] is None:
-        status = diverged(errors.NO_PERPLEXITY)
-      else:
-        stopping.write('\n'.join(headline.outcome(finished[0].meta)), sys.stdout)
-        status = 0
-      wait([role for role in running if role.name.startswith('monitor')], CLEANING_S)
-      return status
-    if ended := facts.facts('diverged', [''])[resumed:]:
-      screen.close()
-      wait(running, CLEANING_S)
-      return diverged(ended[-1].meta['why'])
-    time.sleep(PAUSE_S)
-
-
-def without_suspended(running: list[Role], facts: registry.Registry) -> list[Role]:
-  """Returns the roles without workers that have ended because they are suspended, unless no other worker is left."""
-  from dipaco_jax.islands import suspensions
-
-  ended = [role for role in running if role.process.poll() == 2]
-  suspended = suspensions.current(facts, [role.name for role in ended]) if ended else {}
-  left = [role for role in running if role.name not in suspended]
-  if len(left) == len(running) or not any(role.name.startswith('worker') for role in left):
-    return running
-  for name, suspension in suspended.items():
-    stopping.write(f'local.py: {name} is suspended, and not restarted: {suspension.meta["why"]}')
-  return left
-
-
-def diverged(why: str) -> int:
-  """Prints why, as `main` does; returns the exit status."""
-  stopping.write(f'local.py: {why}; {command.AFTER_DIVERGENCE}')
-  return command.DIVERGED
-
-
-def stop(running: list[Role]):
-  """Sends SIGTERM to all, which hand back their tasks, and SIGKILL to those that do not end."""
-  for role in running:
-    if role.process.poll() is None:
-      os.killpg(role.process.pid, signal.SIGTERM)
-  for role in wait(running, 10):
-    os.killpg(role.process.pid, signal.SIGKILL)
-
-
-def wait(running: list[Role], seconds: float) -> list[Role]:
-  """Waits until these have ended; returns those that have not."""
-  deadline, left = time.monotonic() + seconds, []
-  for role in running:
-    try:
-      role.process.wait(max(0.1, deadline - time.monotonic()))
-    except subprocess.TimeoutExpired:
-      left.append(role)
-  return left
 
 
 if __name__ == '__main__':

@@ -82,17 +82,20 @@ flags.DEFINE_list('data', [], "With --owner: files of the owner's text, globs se
 flags.DEFINE_string(
   'store', '', 'With --owner: folder or bucket of the owner for all that does not leave it. It becomes a workdir.'
 )
+flags.DEFINE_bool(
+  'only_prepare', False, 'With --role=worker: whether to train nothing, and only take tasks that read all text.'
+)
 flags.DEFINE_float(
   'lease_s', 30.0, 'With --role: seconds without a heartbeat after which a task goes to another process.'
 )
 OPTIONS = (
   'config', 'workdir', 'scratch', 'reuse', 'profile', 'metrics_port', 'compile_only', 'topology', 'distributed',
   'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup',
-  'owner', 'data', 'store', 'lease_s',
+  'owner', 'data', 'store', 'only_prepare', 'lease_s',
 )  # fmt: skip
 HERE = 'here'  # a topology: the machine at hand, for which nothing is compiled
 ONLY_WITH = {
-  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'lease_s'),
+  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'only_prepare', 'lease_s'),
   'owner': ('data', 'store'),
   'compile_only': ('topology',),
   'distributed': ('coordinator', 'num_processes', 'process_id'),

@@ -2,9 +2,6 @@
 
 import contextlib
 import os
-import signal
-import threading
-import time
 from typing import Any
 
 from absl import flags
@@ -54,7 +51,7 @@ def begin_role() -> Any:
   command.quiet()
   time_use.begin(time_use.process_age_s())
   if FLAGS.parent:
-    threading.Thread(target=end_with_parent, args=(FLAGS.parent,), daemon=True).start()
+    stopping.follow_parent(FLAGS.parent)
   return serve_metrics()
 
 
@@ -82,6 +79,8 @@ def run(settings: settings_lib.Settings):
     raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
   if FLAGS.backup and FLAGS.role != 'worker':
     raise InputError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
+  if FLAGS.only_prepare and (FLAGS.role != 'worker' or FLAGS.backup or FLAGS.distributed):
+    raise InputError('--only_prepare is for one --role=worker: leave out --backup, --distributed and other roles')
   url = roles.check(FLAGS.registry, FLAGS.share)
   roles.check_settings(settings)
   if FLAGS.distributed:
@@ -113,6 +112,7 @@ def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
     name=FLAGS.name,
     share=FLAGS.share,
     is_backup=FLAGS.backup,
+    only_prepares=FLAGS.only_prepare,
     resumes=not FLAGS.parent,  # a parent has resumed the run before it starts the first of many
     metrics=metrics,
     profiler=profiler,
@@ -120,10 +120,3 @@ def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
     globs=tuple(FLAGS.data),
     store=FLAGS.store,
   )
-
-
-def end_with_parent(parent: int) -> None:
-  """Ends this process after its parent."""
-  while os.getppid() == parent:
-    time.sleep(1)
-  os.kill(os.getpid(), signal.SIGTERM)

@@ -19,6 +19,11 @@ COMMANDS = {  # {module of this package: (example of options, description)}
     'Determines by short runs how often paths should exchange modules, and with which outer step.',
   ),
   'local': ('--config=tiny --workdir=runs/islands', 'Trains with islands: starts all roles on this machine.'),
+  'hub': (
+    '--config=tiny --workdir=runs/home',
+    'Runs all of a run of islands but its workers, and prints the line with which another machine joins.',
+  ),
+  'join': ('https://HOST:PORT#sha256=FINGERPRINT', 'Trains on this machine for the run of a hub.'),
   'gateway': (
     '--workdir=runs/islands',
     'Stands between workers and a run of islands, so that each needs one address and one token.',

@@ -148,6 +148,8 @@ def revoke(url: str):
 
 def serve(url: str) -> int:
   """Serves until a signal; returns the exit status."""
+  if FLAGS.parent:
+    stopping.follow_parent(FLAGS.parent)
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators of this machine are the workers'
   command.quiet()
   try:
@@ -226,6 +228,7 @@ def define_flags():
   flags.DEFINE_integer('max_connections', 2048, 'Connections and open requests at one time.')
   flags.DEFINE_integer('max_claims', 64, 'Tasks that the workers with one token may hold at one time.')
   flags.DEFINE_integer('metrics_port', None, 'Port on this machine at which Prometheus reads counters of requests.')
+  flags.DEFINE_integer('parent', None, 'Process id of the parent. This process ends when its parent has ended.')
   command.define_trust()
 
 

@@ -5,10 +5,8 @@ with its owners, the token says whose worker it is, and the owner's store is ope
 """
 
 import dataclasses
-import hashlib
 import pathlib
 import re
-import tempfile
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -22,7 +20,7 @@ from dipaco_jax.registry.gateway_registry import GatewayRegistry
 from dipaco_jax.registry.registry import Fact, Registry
 from dipaco_jax.registry.worker_registry import WorkerRegistry
 from dipaco_jax.reports import run_report
-from dipaco_jax.storage import files
+from dipaco_jax.storage import gateway_link
 from dipaco_jax.storage.gateway_link import Link
 from dipaco_jax.storage.gateway_objects import Gateway
 from dipaco_jax.storage.object_store import PATIENCE_S, Storage, open_storage
@@ -64,17 +62,9 @@ def open_run(link: Link, name: str, own: Own) -> Run:
   storage = Storage(link.address.url, Gateway(link), PATIENCE_S)
   if registry.paths is not None and not owner:
     storage.reads = reader(registry.paths)
-  local = roles.make_local_place(own.store) if owner else make_place(link, config)
+  local = roles.make_local_place(own.store) if owner else gateway_link.make_folder(link.address, config.meta['id'])
   local_config.keep(local, settings, '--store' if owner else 'TMPDIR')
   return Run(settings, registry, storage, local, config.meta['id'], registry.name, owner)
-
-
-def make_place(link: Link, config: Fact) -> pathlib.Path:
-  """Makes the private folder of a worker without a store."""
-  place = hashlib.sha256(f'{link.address.url} {config.meta["id"]}'.encode()).hexdigest()[:16]
-  local = pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{place}'
-  files.make_private_folder(local, 'TMPDIR')
-  return local
 
 
 def check_own(registry: GatewayRegistry, settings: settings_lib.Settings, own: Own) -> str:

@@ -46,6 +46,7 @@ from dipaco_jax.islands import (
   owner_store,
   owner_workdir,
   screening_facts,
+  shared_stages,
   state_facts,
   worker,
 )
@@ -85,6 +86,7 @@ class Process:
   name: str = ''  # '' for its role, host and process id
   share: str = ''  # 'i/n', for an outer executor: which modules it takes before others
   is_backup: bool = False  # whether this worker takes only abandoned tasks and those of stragglers
+  only_prepares: bool = False  # whether this worker trains nothing, and takes only tasks that read all text
   resumes: bool = True  # whether it resumes a run that has diverged, or False if its parent has done so
   metrics: metrics_server.MetricsServer | None = None  # the server of this role's metrics for Prometheus
   profiler: profiling.Profiler = profiling.NONE  # of the inner steps of a worker
@@ -202,6 +204,8 @@ def serve(island: Island, process: Process, hosts: Hosts, scratch: pathlib.Path)
   elif process.role == 'evaluator':
     kinds = ('finish',) if island.run.settings.data.own_text else evaluator.KINDS
     work(process, Claims(island, process.role, kinds), evaluator.perform)
+  elif process.only_prepares:
+    work(process, Claims(island, process.role, shared_stages.KINDS), shared_stages.perform)
   else:
     serve_worker(island, process, hosts)
 

@@ -22,6 +22,7 @@ from dipaco_jax.processes import time_use
 from dipaco_jax.registry.registry import Fact, Task
 from dipaco_jax.storage import object_store as storage_lib
 
+KINDS = ('prepare', 'reroute')
 TREES = ('sequences', 'base', 'routing/0', 'shards/0')  # that `prepare` leaves in storage
 PUBLIC_TREES = TREES[:2]  # the same if the text of paths stays with its owners
 
@@ -39,6 +40,11 @@ def describe_stages(run: run_lib.Run) -> dict[str, Any]:
       tokens = (s.pretrain.steps - row['step']) * s.pretrain.batch_size * s.model.seq_len
       about |= {'tokens_per_s': rate, 'left_s': tokens / rate}
   return about
+
+
+def perform(island: Island, task: Task, lease: Lease) -> Publish:
+  """Performs a task of these stages; returns a function that publishes its facts."""
+  return {'prepare': prepare, 'reroute': reshard}[task.kind](island, task, lease)
 
 
 @time_use.doing(time_use.STAGES)

@@ -90,7 +90,7 @@ class Worker:
     """Performs a task; returns a function that publishes its facts."""
     if task.kind in TRAIN:
       return self.train(island, task, lease)
-    others = {'prepare': shared_stages.prepare, 'reroute': shared_stages.reshard, OWN_TEXT: own_text.perform}
+    others = dict.fromkeys(shared_stages.KINDS, shared_stages.perform) | {OWN_TEXT: own_text.perform}
     return others.get(task.kind, evaluator.perform)(island, task, lease)
 
   def fetch(self, island: Island, task: Task) -> Callable[[], Beginning]:

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
@@ -217,6 +218,18 @@ def run_process(command: Sequence[str], **options) -> int:
     if signals.requested():
       signals.leave()
   return status
+
+
+def follow_parent(parent: int):
+  """Ends this process after its parent, in a thread."""
+  threading.Thread(target=end_with_parent, args=(parent,), daemon=True).start()
+
+
+def end_with_parent(parent: int):
+  """Waits until the parent of this process has ended, and ends it, too."""
+  while os.getppid() == parent:
+    time.sleep(1)
+  os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _ends_with_its_parent() -> Callable[[], object] | None:

@@ -14,6 +14,7 @@ import pathlib
 import re
 import socket
 import ssl
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -110,6 +111,14 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> 'Link | Non
   if not (token := environment.get(TOKEN, '').strip()):
     raise InputError(f'{GATEWAY} is set and {TOKEN} is not: set it to the token of this worker, or to file:PATH')
   return Link(parse_address(address), read_token(token))
+
+
+def make_folder(address: Address, run_id: str) -> pathlib.Path:
+  """Makes the private folder of this machine for a run behind a gateway."""
+  place = hashlib.sha256(f'{address.url} {run_id}'.encode()).hexdigest()[:16]
+  folder = pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{place}'
+  files.make_private_folder(folder, 'TMPDIR')
+  return folder
 
 
 class Link:

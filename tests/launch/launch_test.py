@@ -15,7 +15,7 @@ import yaml
 from repository import ROOT
 
 from dipaco_jax import local
-from dipaco_jax.command_line import command as command_lib
+from dipaco_jax.command_line import command as command_lib, supervision
 from dipaco_jax.islands import roles
 from dipaco_jax.planning import topology
 from dipaco_jax.registry import registry, registry_url
@@ -272,17 +272,17 @@ ENDS = (17.123, 0, 'perplexity 17.12'), (None, command_lib.DIVERGED, 'training d
 def test_how_local_ends(perplexity, status, words, tmp_path, capsys):
   facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': perplexity})])
-  assert local.supervise([], facts) == status and words in ''.join(capsys.readouterr())
+  assert supervision.supervise([], facts) == status and words in ''.join(capsys.readouterr())
   facts.close()
 
 
 def test_local_ends_where_the_run_has_diverged_since_it_was_resumed(tmp_path, capsys):
   facts = registry.Registry(f'sqlite:///{tmp_path}/registry.db')
   facts.put([registry.Fact('diverged', '', 0, '', '', {'why': 'train diverged in phase 3: all'})])
-  assert local.supervise([], facts) == 65
+  assert supervision.supervise([], facts) == 65
   assert 'local.py: train diverged in phase 3: all; the same command resumes' in capsys.readouterr().err
   facts.put([registry.Fact('finished', '', 0, '', '', {'perplexity': 9.0})])
-  assert local.supervise([], facts, resumed=1) == 0
+  assert supervision.supervise([], facts, resumed=1) == 0
   facts.close()
 
 

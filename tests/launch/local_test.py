@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from repository import ROOT
 
 from dipaco_jax import local
+from dipaco_jax.command_line import supervision
 from dipaco_jax.core import errors
 from dipaco_jax.data import corpus
 from dipaco_jax.islands import roles
@@ -38,8 +39,8 @@ while True:
 """
 PARENT = """
 import os, subprocess, sys, time
-child = 'import sys; from dipaco_jax.command_line import role_process as role; print("follows", flush=True); '
-child += 'role.end_with_parent(int(sys.argv[1]))'
+child = 'import sys; from dipaco_jax.processes import stopping as s; print("follows", flush=True); '
+child += 's.end_with_parent(int(sys.argv[1]))'
 subprocess.Popen([sys.executable, '-c', child, str(os.getpid())])
 time.sleep(60)
 """
@@ -49,16 +50,17 @@ time.sleep(60)
 WAITS = """
 import subprocess, sys
 from dipaco_jax import local
+from dipaco_jax.command_line import supervision
 from dipaco_jax.islands import roles
 
-class Sleeper(local.Role):
+class Sleeper(supervision.Role):
   def start(self):
     process = subprocess.Popen(['sleep', '60'], start_new_session=True)
     print(process.pid, flush=True)
     return process
 
 url, folder = sys.argv[1:]
-local.Role, local.check, roles.resume = Sleeper, lambda *args: url, lambda *args: 0
+supervision.Role, local.check, roles.resume = Sleeper, lambda *args: url, lambda *args: 0
 sys.argv = ['local.py', '--config=no.py', f'--workdir={folder}']
 sys.exit(local.main())
 """
@@ -81,14 +83,14 @@ def wait_for(condition):
 @pytest.mark.slow
 def test_a_stalled_role_is_restarted(db, tmp_path, monkeypatch, capfd):
   monkeypatch.setenv('PYTHONPATH', str(ROOT))
-  monkeypatch.setattr(local, 'PAUSE_S', 0.1)
-  role = local.Role('worker', 0, 1, [sys.executable, '-c', BEATS, f'sqlite:///{tmp_path}/registry.db'], tmp_path)
-  thread = threading.Thread(target=local.supervise, args=([role], db))
+  monkeypatch.setattr(supervision, 'PAUSE_S', 0.1)
+  role = supervision.Role('worker-0', [sys.executable, '-c', BEATS, f'sqlite:///{tmp_path}/registry.db'], tmp_path)
+  thread = threading.Thread(target=supervision.supervise, args=([role], db))
   thread.start()
   try:
     wait_for(db.roles)
     first = role.process
-    time.sleep(local.STALLED * db.lease_s + 2)
+    time.sleep(supervision.STALLED * db.lease_s + 2)
     assert role.process is first
     first.send_signal(signal.SIGSTOP)
     wait_for(lambda: role.process is not first)
@@ -97,16 +99,16 @@ def test_a_stalled_role_is_restarted(db, tmp_path, monkeypatch, capfd):
   finally:
     db.put([registry_lib.Fact('finished', '', 0, '', '', {'perplexity': 1.0})])
     thread.join()
-    local.stop([role])
+    supervision.stop([role])
   assert 'local.py: worker-0 did not respond for 1' in capfd.readouterr().err
 
 
 def test_no_role_counts_as_silent_while_the_registry_is_away(db):
-  silence = local.Silence(db)
+  silence = supervision.Silence(db)
   db.beat('worker-0', 'worker', {})
   time.sleep(0.3)
   assert 0.3 <= silence.by_role()['worker-0'] < 10
-  silence.asked -= local.AWAY_S
+  silence.asked -= supervision.AWAY_S
   silence.since -= 100
   assert silence.by_role()['worker-0'] == 0
 
@@ -184,9 +186,9 @@ def test_a_signal_ends_it_while_the_registry_is_away(number, tmp_path):
 
 def test_a_role_is_restarted_where_the_folder_of_logs_was_removed(tmp_path):
   (logs := tmp_path / 'logs').mkdir()
-  role = local.Role('worker', 0, 1, ['false'], logs)
+  role = supervision.Role('worker-0', ['false'], logs)
   shutil.rmtree(logs)
-  for count in range(2, local.FAILURES + 2):
+  for count in range(2, supervision.FAILURES + 2):
     role.process.wait()
     assert role.restart() == '' and len(role.starts) == count
   role.process.wait()
@@ -200,10 +202,10 @@ def test_an_output_that_nobody_reads_ends_nothing(terminal):
     def flush(self):
       raise BrokenPipeError
 
-  screen = local.Screen(Closed())
+  screen = supervision.Screen(Closed())
   screen.terminal = terminal
   screen.show(['tasks so far: none'])
-  local.stopping.write('it goes on', screen.stream)
+  supervision.stopping.write('it goes on', screen.stream)
 
 
 def test_each_worker_has_a_gpu_of_its_own_and_other_roles_have_the_cpu(tmp_path, monkeypatch):
@@ -211,10 +213,10 @@ def test_each_worker_has_a_gpu_of_its_own_and_other_roles_have_the_cpu(tmp_path,
   monkeypatch.setattr(local.worker_devices, 'environments', lambda named: gpus)
   monkeypatch.setattr(local, 'check', lambda options, rest: f'sqlite:///{tmp_path}/registry.db')
   monkeypatch.setattr(roles, 'resume', lambda *args: 0)
-  monkeypatch.setattr(local.Role, 'start', lambda role: started.update({role.name: role.env}))
-  monkeypatch.setattr(local, 'supervise', lambda *args: 1)
-  monkeypatch.setattr(local, 'stop', lambda running: None)
-  monkeypatch.setattr(local, 'interruptible', contextlib.nullcontext)
+  monkeypatch.setattr(supervision.Role, 'start', lambda role: started.update({role.name: role.env}))
+  monkeypatch.setattr(supervision, 'supervise', lambda *args: 1)
+  monkeypatch.setattr(supervision, 'stop', lambda running: None)
+  monkeypatch.setattr(supervision, 'interruptible', contextlib.nullcontext)
   monkeypatch.setenv(local.registry_url.VARIABLE, '')
   options = ['--config=no.py', f'--workdir={tmp_path}', '--backups=1']
   monkeypatch.setattr(sys, 'argv', ['local.py', *options])

@@ -38,6 +38,8 @@ COMMANDS = (
   'size',
   'recipe',
   'local',
+  'hub',
+  'join',
   'gateway',
   'status',
   'registry',
