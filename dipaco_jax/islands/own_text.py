@@ -4,7 +4,7 @@ It needs tokenizer, base model and validation text of the run, which are public.
 """
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import shared_stages, validation_text
+from dipaco_jax.islands import members, shared_stages, validation_text
 from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.role_loop import Publish
@@ -25,7 +25,7 @@ def perform(island: Island, task: Task, lease: Lease) -> Publish:
   with island.hold_workdir():
     for before in published:
       shared_stages.take_over(island, before)
-    about = own_text_stage.make(island.run, text)
+    about = own_text_stage.make(members.run_of(island, island.owner), text)
     lease.check()  # after a long suspension, others may be using the files here
     if any(before.meta['paths'] != about for before in published):
       message = f'--data differs from the text that {island.owner} began this run with'
