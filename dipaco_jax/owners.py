@@ -1,9 +1,12 @@
-"""Suspends workers of an islands run, ends suspensions, and lists them.
+"""Adds owners to an islands run while it trains and removes them; suspends workers; lists both.
 
+    python -m dipaco_jax.owners --workdir=DIR add OWNER                    OWNER may join from now on
+    python -m dipaco_jax.owners --workdir=DIR remove OWNER                 OWNER takes part in nothing from now on
     python -m dipaco_jax.owners --workdir=DIR suspend NAME --why=REASON    nothing of NAME counts any longer
     python -m dipaco_jax.owners --workdir=DIR resume NAME                  NAME may work again
-    python -m dipaco_jax.owners --workdir=DIR list                         suspended workers, and what they contributed
+    python -m dipaco_jax.owners --workdir=DIR list                         owners; suspended workers
 
+Owners join and leave runs whose text stays with its owners (docs/owners.md); all processes of the run notice it.
 NAME is that of a worker's process, as the status of the run shows it. A suspended worker ends with exit status 2 at its
 next claim or heartbeat, also after a restart under the same name. Its contributions that are not part of a version of
 a module yet are left out; versions that contain its contributions stay. DIR is the workdir of the run, a folder, s3://
@@ -24,8 +27,46 @@ from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.registry.__main__ import find_url
 
-ACTIONS = 'suspend', 'resume', 'list'
+ACTIONS = 'add', 'remove', 'suspend', 'resume', 'list'
 PATIENCE_S = 5.0
+
+
+def add(facts: Any, owner: str) -> list[str]:
+  """Adds an owner. Raises InputError if that is not possible."""
+  from dipaco_jax.islands import members
+
+  if not owner.isidentifier():
+    raise InputError(f'{owner!r} is no name of an owner: use letters, digits and _, and no digit first')
+  members.add(open_island(facts), owner)
+  return [f'{owner} may join: its worker starts with --owner={owner} --data=GLOB --store=PLACE (docs/owners.md)']
+
+
+def remove(facts: Any, owner: str) -> list[str]:
+  """Removes an owner. Raises InputError if that is not possible."""
+  from dipaco_jax.islands import members
+
+  island = open_island(facts)
+  members.remove(island, owner)
+  return [
+    members.describe(members.grow(island), owner),
+    f'modules that only {owner} has are removed from the workdir; shared modules keep what they have learned',
+  ]
+
+
+def open_island(facts: Any) -> Any:
+  """Returns a process of the run of a registry. Raises InputError if no run has begun in it."""
+  import jax
+
+  from dipaco_jax.config import settings
+  from dipaco_jax.islands import members
+  from dipaco_jax.pipeline import run
+  from dipaco_jax.storage import object_store
+
+  jax.config.update('jax_platforms', 'cpu')  # accelerators are for the roles
+  for config in facts.facts('config'):
+    own_run = run.unattended(pathlib.Path(os.devnull), settings.of_run(config.meta['config']))
+    return members.make_island(own_run, facts, object_store.open_storage(os.devnull), 'owners')
+  raise InputError('no run has begun in this registry: name that of a run')
 
 
 def suspend(facts: Any, name: str) -> list[str]:
@@ -55,22 +96,16 @@ def resume(facts: Any, name: str) -> list[str]:
 
 
 def describe(facts: Any) -> list[str]:
-  """Returns lines on audits, suspended workers, and what these have contributed since their last good audits."""
-  import jax
-
-  from dipaco_jax.config import settings
-  from dipaco_jax.islands import audit_history, island
-  from dipaco_jax.pipeline import run
+  """Returns lines on owners, audits, suspended workers, and what these contributed since their last good audits."""
+  from dipaco_jax.islands import audit_history, members, owner_facts
   from dipaco_jax.reports import audit_lines
-  from dipaco_jax.storage import object_store
 
-  jax.config.update('jax_platforms', 'cpu')  # accelerators are for the roles
-  lines: list[str] = []
-  for config in facts.facts('config'):
-    own_run = run.unattended(pathlib.Path(os.devnull), settings.of_run(config.meta['config']))
-    here = island.Island(own_run, facts, object_store.open_storage(os.devnull), 'owners')
-    lines += audit_lines.in_words(audit_history.figures(here))
-  return lines if any(line.startswith('suspended') for line in lines) else [*lines, 'no worker is suspended']
+  if not facts.facts('config'):
+    return ['no worker is suspended']
+  here = open_island(facts)
+  audits = audit_lines.in_words(audit_history.figures(here))
+  lines = [*(members.describe(here, owner) for owner in owner_facts.names(here)), *audits]
+  return lines if any(line.startswith('suspended') for line in audits) else [*lines, 'no worker is suspended']
 
 
 def check_words(words: list[str]) -> tuple[str, str]:
@@ -79,8 +114,16 @@ def check_words(words: list[str]) -> tuple[str, str]:
   if action not in ACTIONS:
     raise InputError(f'say what to do: one of {", ".join(ACTIONS)}, as --workdir={flags.FLAGS.workdir} list')
   if len(names) != (action != 'list'):
-    raise InputError('`list` takes no name' if action == 'list' else f'name one worker, as `{action} worker-0`')
+    raise InputError('`list` takes no name' if action == 'list' else _name_missing(action))
   return action, names[0] if names else ''
+
+
+def _name_missing(action: str) -> str:
+  return (
+    f'name one owner, as `{action} court`'
+    if action in ('add', 'remove')
+    else f'name one worker, as `{action} worker-0`'
+  )
 
 
 def main(words: list[str]):
@@ -94,7 +137,8 @@ def main(words: list[str]):
   if file and not file.exists():
     raise InputError(f'there is no registry {file}: name the --workdir or the --registry of an islands run')
   with contextlib.closing(registry.Registry(url, patience_s=PATIENCE_S, reads_only=action == 'list')) as facts:
-    lines = {'suspend': suspend, 'resume': resume}[action](facts, name) if name else describe(facts)
+    actions = {'add': add, 'remove': remove, 'suspend': suspend, 'resume': resume}
+    lines = actions[action](facts, name) if name else describe(facts)
   print('\n'.join(map(printable.text, lines)))
 
 

@@ -128,7 +128,7 @@ def _now(facts: Any) -> list[str]:
   """Returns lines on what paths wait for, and what replays would cost, in a registry that knows the config."""
   import jax
 
-  from dipaco_jax.islands import audit_history, island, lineage, run_costs, schedule, status_table, wire_status
+  from dipaco_jax.islands import audit_history, lineage, members, run_costs, schedule, status_table, wire_status
   from dipaco_jax.pipeline import run
   from dipaco_jax.reports import audit_lines
   from dipaco_jax.storage import object_store
@@ -138,8 +138,9 @@ def _now(facts: Any) -> list[str]:
   for config in facts.facts('config'):
     with contextlib.suppress(InputError):  # of another version of this program, whose table is shown all the same
       own_run = run.unattended(pathlib.Path(os.devnull), settings.of_run(config.meta['config']))
-      here = island.Island(own_run, facts, object_store.open_storage(os.devnull), 'status')
+      here = members.make_island(own_run, facts, object_store.open_storage(os.devnull), 'status')
       grid = here.layout.grid
+      lines += members.lines(here)
       lines += status_table.time_left(facts, own_run.settings)
       lines += [f'waiting for {why}: {_paths(grid, paths)}' for why, paths in schedule.waits(here).items()]
       for (n, s), paths in lineage.costs(here).items():

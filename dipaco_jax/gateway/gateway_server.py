@@ -1,5 +1,6 @@
 """The parts of a gateway put together: its island, its certificate, its limits and its metrics."""
 
+import dataclasses
 import pathlib
 import socket
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from dipaco_jax.gateway import certificates
 from dipaco_jax.gateway.desks import Desks
 from dipaco_jax.gateway.http_app import Server
 from dipaco_jax.gateway.limits import Limits, Meter
-from dipaco_jax.islands import roles, screening_facts
+from dipaco_jax.islands import members, roles, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry.registry import Fact, Registry
@@ -30,8 +31,8 @@ def make_island(workdir: str, registry: Registry, config: Fact) -> Island:
   storage, local = object_store.open_storage(workdir, PATIENCE_S), roles.make_local_place(workdir)
   if not storage.exists(ISLANDS_MARK) or bytes(storage.fetch(ISLANDS_MARK)).decode() != config.meta['id']:
     raise InputError(f'{storage.url} has no data of the run in this --registry: check --workdir and --registry')
-  island = Island(run_lib.unattended(local, settings), registry, storage, NAME)
-  return Island(island.run, registry, storage, NAME, screening_facts.times_resumed(registry))
+  island = members.make_island(run_lib.unattended(local, settings), registry, storage, NAME)
+  return dataclasses.replace(island, resumed=screening_facts.times_resumed(registry))
 
 
 def find_tls(folder: pathlib.Path, cert: str | None, key: str | None, http: bool) -> Tls | None:

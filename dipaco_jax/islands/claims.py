@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
 from typing import Any
 
-from dipaco_jax.islands import audit_facts, screening_facts, suspensions
+from dipaco_jax.islands import audit_facts, members, screening_facts, suspensions
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import COPY, Lease
 from dipaco_jax.registry.registry import Row, Task
@@ -126,6 +126,7 @@ class Claims:
     self.asking = Interval(LONGEST_ASK_AGAIN_S)
     # How long the last task that is fetched took: to fetch, and then; unknown at first: nothing is claimed ahead.
     self.fetch_s, self.work_s = 0.0, math.inf
+    self.is_outdated = False  # whether a claim has told that owners have joined or left
     self.last_busy = time.monotonic()
     self.postponed = ''  # a kind of task that has to wait, maybe for a later one that only this role can do
 
@@ -133,6 +134,8 @@ class Claims:
     """Returns the task that was claimed ahead, or claims one. Returns None if there is no task."""
     ahead, self.ahead = self.ahead, None
     lease = (ahead.result() if ahead else None) or self.claim()
+    if self.is_outdated and not lease:
+      raise members.Changed
     if lease:
       self.last_busy = time.monotonic()
       self.asking.seconds = self.first_ask_s
@@ -169,6 +172,10 @@ class Claims:
     with self.claiming:
       task = claim()
       if not task:
+        return None
+      if self.island.registry.members != self.island.members.num_facts:
+        self.island.registry.release(task)
+        self.is_outdated = True
         return None
       lease = self.leases[task.id] = Lease(self.island, self.role, task)
     if self.audits:

@@ -1,6 +1,6 @@
 """Files that the end of a run leaves in its place, beside directories."""
 
-from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.islands.island import Island
 from dipaco_jax.storage import publishing
 
@@ -11,6 +11,14 @@ def restore_config(island: Island):
   if not file.exists():
     [fact] = island.registry.facts('config')
     publishing.write_json(file, settings_lib.recorded(settings_lib.of_run(fact.meta['config'])))
+
+
+def write_grown_config(island: Island):
+  """Writes config.json with the owners that have joined, for commands that use the finished run."""
+  if island.members.joined:
+    [fact] = island.registry.facts('config')
+    settings = owners.join(settings_lib.of_run(fact.meta['config']), island.members.joined)
+    publishing.write_json(island.run.workdir / 'config.json', settings_lib.recorded(settings))
 
 
 def upload(island: Island, name: str):

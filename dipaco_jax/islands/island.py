@@ -16,7 +16,7 @@ import numpy as np
 
 from dipaco_jax.algorithm import modules as modules_lib, streaming
 from dipaco_jax.algorithm.grid import Coordinates, Level
-from dipaco_jax.config import choices, wires
+from dipaco_jax.config import choices, owners, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import messages
@@ -52,10 +52,12 @@ class Island:
   exclusions: dict[tuple[int, int, int], bool] = dataclasses.field(default_factory=dict)  # see pieces.excluded_before
   owner: str = ''  # whose worker this is, if text stays with its owners
   own_globs: tuple[str, ...] = ()  # the files of that owner's text
+  members: owners.Members = owners.Members()  # who has joined and left; the settings have the owners that joined
 
   def __post_init__(self):
     s = self.run.settings
     self.registry.names = fact_names.FactNames(s.num_paths, self.all_modules, s.train.phases)
+    self.registry.known_members = self.members.num_facts
 
   def error_text(self, error: Exception, message: str = '') -> str:
     """Returns what others are told of an error; its kind alone by an owner's worker: messages quote text."""
@@ -302,7 +304,17 @@ class Island:
   def active_paths(self, phase: int) -> np.ndarray:
     """Returns which paths train in a phase, bool [P]."""
     s = self.run.settings
-    return choices.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
+    active = choices.active_paths(s.train, self.layout.grid.num_paths, s.seed, phase)
+    if self.members.num_facts:
+      active = active & np.array(owners.active_paths(self.layout.grid, self.members, phase))
+    return active
+
+  def modules_of_version(self, version: int) -> list[str]:
+    """Returns the keys of the modules that are made in a version: all, unless their owners have left or not begun."""
+    if not version or not self.members.num_facts:
+      return self.all_modules()
+    active = self.active_paths(version - 1)
+    return [module for module in self.all_modules() if active[self.paths_through(module)].any()]
 
   def round_of(self, phase: int) -> int:
     """Returns the round of re-sharding whose shards a phase trains on."""

@@ -224,7 +224,10 @@ def costs(island: Island) -> dict[tuple[int, float], list[int]]:
   registry, paths_by_cost = island.registry, collections.defaultdict[tuple[int, float], list[int]](list)
   anew = {} if island.own_levels else registry.newest('excluded')
   published, seconds = registry.newest(state_facts.STATE), phase_s(island)
-  for key, phase in registry.newest('checkpoint').items() if has_state(island) else ():
+  newest = registry.newest('checkpoint') if has_state(island) else {}
+  for key, phase in newest.items():
+    if int(key) in island.members.until:
+      continue
     since = max(published.get(key, -1), anew.get(key, -1)) + 1
     phases = sum(bool(island.active_paths(t)[int(key)]) for t in range(since, phase + 1))
     if phases and phase + 1 < island.run.settings.train.phases:

@@ -23,8 +23,10 @@ from dipaco_jax.islands import (
   audit_facts,
   audit_oversight,
   evaluator,
+  final_files,
   lineage,
   live_metrics,
+  members,
   module_weights,
   outer_executor,
   pieces,
@@ -58,6 +60,7 @@ PAGE_S = 60.0  # between pages of the run so far
 def watch(island: Island):
   """Watches until the run is finished; raises Diverged if it has diverged."""
   overseer = audit_oversight.Overseer(island)
+  final_files.write_grown_config(island)  # for the page: rows have the paths of all owners
   collector = Collector(island, overseer)
   page = LivePage(island)
   backups = Backups(island)
@@ -73,6 +76,7 @@ def watch(island: Island):
   with contextlib.closing(progress), beating, fed:
     while not schedule.is_finished(island):
       screening_facts.heed(island)
+      members.heed(island)
       if closed := overseer.look():
         schedule.schedule(island, closed)
       schedule.advance(island)
@@ -110,6 +114,7 @@ def saying_stopped(island: Island) -> Iterator[None]:
 def frontier(island: Island) -> int:
   """Returns the lowest phase that a task works on, or will once all facts have had their consequences."""
   before = {'train': 0, PIECE: 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
+  before[members.BEGAN] = 0  # number 0: until the tasks of its paths are there, all is kept
   lowest = island.registry.lowest_open()
   if PIECE in lowest:
     lowest[PIECE] = pieces.phase_of(island, PIECE, lowest[PIECE])
@@ -150,6 +155,7 @@ class Collector:
     self.beginnings = [{0} for _ in self.replayed_from]  # phases from which a replay of a path may begin
     self.audited: dict[int, tuple[int, int]] = {}  # the lowest and highest phase of open audits, by path
     self.pointers = run_history.Pointers(island)
+    self.modules_left = members.modules_left(island)  # of owners that left: nobody will read them again
 
   def collect(self, end: int):
     """Collects versions below `end`, and the phases that made them."""
@@ -161,7 +167,8 @@ class Collector:
       self._mark_new_beginnings(version)
       self._note_states(version + 1)
       newer = list(self._newer())
-      weights = module_weights.objects(self.island.registry, [*self._chosen(), *self._for_replays(), *newer])
+      kept = [*self._base(), *self._chosen(), *self._for_replays(), *newer]
+      weights = module_weights.objects(self.island.registry, kept)
       states = {fact.meta[OUTER][0] for fact in newer if OUTER in fact.meta}  # from which later ones are made
       for kind, keep in (('modules', weights), (DIFFERENCES, weights), (OUTER, states)):
         self.left[kind] = [v for v in [*self.left[kind], version] if self._forget(f'{OBJECTS}/{kind}/{v}', keep)]
@@ -231,7 +238,8 @@ class Collector:
     """Returns the facts of the modules that early stopping points at."""
     best = self.pointers.version
     facts = (fact for version in {*best} - {0} for fact in self.island.registry.facts('module', number=version))
-    return [fact for fact in facts if self.island.is_chosen(fact, best)]
+    here = (fact for fact in facts if fact.key not in self.modules_left)
+    return [fact for fact in here if self.island.is_chosen(fact, best)]
 
   def _for_replays(self) -> list[Fact]:
     """Returns the facts of collected modules that a path would need to repeat the phases since its published state."""
@@ -239,7 +247,8 @@ class Collector:
     for version in range(min(self.replayed_from), self.next):
       active = island.active_paths(version)
       paths = (path for path, first in enumerate(self.replayed_from) if first <= version and active[path])
-      needed = {module for path in paths for module in island.modules_of(path).values()}
+      here = (path for path in paths if path not in island.members.until)
+      needed = {module for path in here for module in island.modules_of(path).values()}
       kept += [fact for fact in island.registry.facts('module', number=version) if fact.key in needed]
     return kept
 
@@ -247,8 +256,12 @@ class Collector:
     """Yields the facts of the modules that are not collected yet."""
     number = self.next
     while newer := self.island.registry.facts('module', number=number):
-      yield from newer
+      yield from (fact for fact in newer if fact.key not in self.modules_left)
       number += 1
+
+  def _base(self) -> list[Fact]:
+    """Returns the facts of version 0, of which owners that join begin with copies; none if nobody can join."""
+    return self.island.registry.facts('module', number=0) if self.island.run.settings.data.own_text else []
 
 
 class Backups:

@@ -8,7 +8,7 @@ others. A store that was lost gets a new key, and its text a new fact of the sam
 from typing import Any, cast
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import owner_facts, owner_store, shared_stages, validation_text
+from dipaco_jax.islands import members, owner_facts, owner_store, shared_stages, validation_text
 from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.owner_store import OwnerStorage
@@ -32,7 +32,7 @@ def perform(island: Island, task: Task, lease: Lease) -> Publish:
   with island.hold_workdir():
     for before in published:
       shared_stages.take_over(island, before)
-    about = own_text_stage.make(island.run, text)
+    about = own_text_stage.make(members.run_of(island, island.owner), text)
     lease.check()  # after a long suspension, others may be using the files here
     if any(is_other(before, about, key) for before in published):
       message = f'--data differs from the text that {island.owner} began this run with'

@@ -4,15 +4,16 @@ If a run's config has `data.own_text`, the text of a path stays with its owner, 
 processes know sizes alone: w_i of the outer steps follow from them [2.7]. Training begins when all owners' facts exist.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from dipaco_jax.algorithm import outer
 from dipaco_jax.config import owners
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import OWN_TEXT, Island
-from dipaco_jax.pipeline import jobs
 from dipaco_jax.registry.registry import Fact, NewTask
 
 DIGEST = 'sha256'  # of what is known of a path's text
@@ -20,8 +21,11 @@ NOBODY = ''  # key of the tasks of a run that are not an owner's
 
 
 def tasks(island: Island) -> list[NewTask]:
-  """Returns the tasks that read the owners' text, if it stays with its owners."""
-  return [NewTask(OWN_TEXT, owner, 0) for owner in names(island)]
+  """Returns the tasks that read the text of the owners with whom a run begins, if it stays with its owners.
+
+  The worker of an owner that joins adds its own task (`roles.join_owner`), so that nobody waits for it.
+  """
+  return [NewTask(OWN_TEXT, owner, 0) for owner in needed(island)]
 
 
 def names(island: Island) -> tuple[str, ...]:
@@ -29,14 +33,25 @@ def names(island: Island) -> tuple[str, ...]:
   return owners.names(island.layout.grid) if island.run.settings.data.own_text else ()
 
 
+def needed(island: Island) -> list[str]:
+  """Returns the owners without whose text no path trains: those who have joined and not begun, or left, are none."""
+  members = island.members
+  others = {*members.joined} - {*members.since} | {*members.left}
+  return [owner for owner in names(island) if owner not in others]
+
+
 def missing(island: Island) -> list[str]:
-  """Returns the owners whose text is not read yet."""
-  known = {fact.key for fact in island.registry.facts(OWN_TEXT, names(island), 0)} if names(island) else set()
-  return [owner for owner in names(island) if owner not in known]
+  """Returns the owners for whose text all wait."""
+  owners_needed = needed(island)
+  known = {fact.key for fact in island.registry.facts(OWN_TEXT, owners_needed, 0)} if owners_needed else set()
+  return [owner for owner in owners_needed if owner not in known]
 
 
 def read(island: Island) -> dict[int, dict[str, Any]]:
-  """Returns what is known of the text of each path. Raises Later while an owner's text is not read."""
+  """Returns what is known of the text of each path. Raises Later while the text of an owner is not read.
+
+  Owners who have joined and not begun, or who left before their text was read, have no entry.
+  """
   if owners_missing := missing(island):
     raise Later(f'the text of {", ".join(owners_missing)} is not there yet')
   facts = island.registry.facts(OWN_TEXT, names(island), 0)
@@ -44,9 +59,21 @@ def read(island: Island) -> dict[int, dict[str, Any]]:
 
 
 def weights(island: Island) -> Callable[[int], np.ndarray]:
-  """Returns phase -> w_i of every path, like the grid. Raises Later while an owner's text is not read."""
-  by_path = read(island)
-  return jobs.weights_of(island.run.settings, [by_path[path]['tokens'] for path in range(len(by_path))])
+  """Returns phase -> w_i of every path, like the grid. Raises Later while an owner's text is not read.
+
+  The mean number of tokens is that of the paths that are active: who joins later changes no earlier weight.
+  """
+  by_path, s, grid = read(island), island.run.settings, island.layout.grid
+  tokens = np.array([by_path[path]['tokens'] if path in by_path else 0 for path in range(grid.num_paths)], float)
+
+  @functools.lru_cache(2)
+  def of_phase(phase: int) -> np.ndarray:
+    active = island.active_paths(phase)
+    weights_P = np.zeros(grid.num_paths, np.float32)
+    weights_P[active] = outer.path_weights(active[active], tokens[active], s.outer.reweigh, (int(active.sum()),))
+    return weights_P.reshape(grid.shape)
+
+  return of_phase
 
 
 def sizes(fact: Fact) -> dict[str, dict[str, int]]:

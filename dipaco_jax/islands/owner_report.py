@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from dipaco_jax.config import owners, settings as settings_lib
-from dipaco_jax.islands import final_files, owner_facts, run_history
+from dipaco_jax.islands import final_files, members, owner_facts, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry.registry import Fact
 from dipaco_jax.reports import owners_page, run_report
@@ -26,8 +26,9 @@ def finish(island: Island) -> list[Fact]:
   island.fetch_tokenizer()
   with island.hold_workdir():
     final_files.restore_config(island)
+    final_files.write_grown_config(island)
     history = run_history.read(island)
-    for version in sorted({own.settings.train.phases, *history.best_version}):
+    for version in sorted({own.settings.train.phases, *history.best_version} - {0}):
       publish_shared(island, version)
     pointers = {'version': history.best_version, 'holdout_loss': history.best_loss}
     publishing.write_json(own.workdir / 'paths' / 'best.json', pointers)
@@ -48,7 +49,9 @@ def finish(island: Island) -> list[Fact]:
 def publish_shared(island: Island, version: int):
   """Writes `modules/<version>/` in the workdir, without the modules that only one path goes through."""
   facts = island.registry.facts('module', number=version)
-  shared = [fact for fact in facts if island.parse_module(fact.key)[0].name not in island.own_levels]
+  left = members.modules_left(island)
+  here = [fact for fact in facts if fact.key not in left]
+  shared = [fact for fact in here if island.parse_module(fact.key)[0].name not in island.own_levels]
   modules = ((*island.parse_module(fact.key), island.read_weights(fact)) for fact in shared)
   module_publishing.publish_module_files(island.run.workdir, version, modules)
 
@@ -57,9 +60,12 @@ def make_report(island: Island, history: run_history.History) -> dict[str, Any]:
   """Returns the content of report.json: perplexities on the owners' hold-outs, each at its chosen version."""
   s, grid = island.run.settings, island.layout.grid
   texts, losses = owner_facts.read(island), _chosen_losses(island, history.best_version)
-  by_owner = {owner: _of_owner(owners.paths_of(grid, owner), texts, losses) for owner in owner_facts.names(island)}
+  by_owner = {
+    owner: _of_owner(owners.paths_of(grid, owner), texts, losses) | _stay(island, owner)
+    for owner in owner_facts.names(island)
+  }
   return {
-    'perplexity': perplexity(losses.values()),
+    'perplexity': perplexity(x for path, x in losses.items() if path not in island.members.until),
     'perplexity_interval': None,
     'owners': by_owner,
     'best_version_by_path': history.best_version,
@@ -68,19 +74,35 @@ def make_report(island: Island, history: run_history.History) -> dict[str, Any]:
     'path_names': [grid.path_name(path) for path in range(grid.num_paths)],
     'wall_s': history.wall_s,
     'modules_sha256': module_store.modules_sha256(island.run.workdir, s.train.phases),
-    'config_sha256': settings_lib.digest(s),
+    'config_sha256': settings_lib.digest(owners.before_joins(s, island.members.joined)),
     'versions': run_report.versions(),
   }
 
 
 def _chosen_losses(island: Island, best_version: list[int]) -> dict[int, tuple[float | None, float]]:
-  """Returns the hold-out loss of each path at its chosen version, nats per target, and the number of targets."""
-  losses = {}
+  """Returns the hold-out loss of each path at its chosen version, nats per target, and the number of targets.
+
+  Paths of owners that left or joined too early or late for an evaluation have none, and the version 0.
+  """
+  losses: dict[int, tuple[float | None, float]] = {}
   for path, version in enumerate(best_version):
+    if not version:
+      losses[path] = None, 0.0
+      continue
     [fact] = island.registry.facts('evaluation', [str(path)], version)
     loss = fact.meta['loss']
     losses[path] = None if loss is None else float(loss), fact.meta['targets']
   return losses
+
+
+def _stay(island: Island, owner: str) -> dict[str, int]:
+  """Returns the phases, counted from 1, in which an owner joined and after which it left, if it did."""
+  about = {}
+  if owner in island.members.since:
+    about['joined_in_phase'] = island.members.since[owner] + 1
+  if owner in island.members.left:
+    about['left_after_phase'] = max(island.members.until[p] for p in owners.paths_of(island.layout.grid, owner))
+  return about
 
 
 def _of_owner(
@@ -89,8 +111,8 @@ def _of_owner(
   """Returns the figures of an owner: sizes of its text, and the perplexity of its paths on its hold-outs."""
   return {
     'paths': paths,
-    'documents': sum(texts[path]['documents'] for path in paths),
-    'tokens': sum(texts[path]['tokens'] for path in paths),
+    'documents': sum(texts[path]['documents'] for path in paths if path in texts),
+    'tokens': sum(texts[path]['tokens'] for path in paths if path in texts),
     'holdout_targets': round(sum(losses[path][1] for path in paths)),
     'perplexity': perplexity(losses[path] for path in paths),
   }

@@ -126,7 +126,8 @@ def check_options(owner: str, globs: tuple[str, ...], store: str, s: settings_li
   if not owner:
     return
   if owner not in (known := owners.names(Grid(s.grid))):
-    raise InputError(f'--owner={owner}: config.grid has the owners {", ".join(known)}')
+    fix = f'to join the run, ask its keeper for `python -m dipaco_jax.owners add {owner}`'
+    raise InputError(f'--owner={owner}: this run has the owners {", ".join(known)}; {fix}')
   if not globs:
     raise InputError(f"--data is missing: name the text of {owner}, as --data='my/*.txt'")
   if not store:

@@ -5,6 +5,7 @@ that early stopping points to.
 """
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 
@@ -37,11 +38,30 @@ def complete(island: Island):
       time.sleep(PAUSE_S)
 
 
+def has_ended_early(island: Island) -> bool:
+  """Returns whether an owner's worker ends without a model, and says why: the owner has left, or joined too late."""
+  owner, members = island.owner, island.members
+  if not owner or (owner not in members.left and not is_too_late(island)):
+    return False
+  if owner in members.left:
+    logging.warning('%s has left this run: its store keeps its text and states; its worker ends', owner)
+  else:
+    logging.warning('%s has joined this run too late: no phase was left for its paths; its worker ends', owner)
+  return True
+
+
+def is_too_late(island: Island) -> bool:
+  """Returns whether the paths of an owner that joined have not trained at all."""
+  members, phases = island.members, island.run.settings.train.phases
+  return island.owner in members.joined and members.since.get(island.owner, phases) >= phases
+
+
 def _write(island: Island):
   """Writes the files of the workdir on this machine."""
   island.fetch_trees('base')
   island.fetch_tokenizer()
   final_files.restore_config(island)
+  final_files.write_grown_config(island)
   pointers = run_history.read_pointers(island)
   paths = owners.paths_of(island.layout.grid, island.owner)
   for version in sorted({island.run.settings.train.phases, *(pointers.version[path] for path in paths)}):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
 from dipaco_jax.core.errors import Diverged, Unavailable
-from dipaco_jax.islands import schedule, screening_facts, suspensions, withdrawals
+from dipaco_jax.islands import members, schedule, screening_facts, suspensions, withdrawals
 from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.island import Gone, Island, Later, maker
 from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
@@ -64,7 +64,7 @@ class Role:
     self.idle_cause = time_use.STAGES  # reason for waiting until the run is prepared
 
   def serve(self):
-    """Does tasks until the run is finished; raises Diverged if it cannot continue, Suspended."""
+    """Does tasks until the run is finished; raises Diverged, Suspended, or members.Changed if it has to grow."""
     self.costs.clock.switch(time_use.OTHER)
     display.STDERR.note(TASK_NAMES)
     with self.handing_over():
@@ -187,6 +187,7 @@ class Role:
       self.island.registry.beat(self.island.name, self.claims.role, about)
     if schedule.is_finished(self.island):
       return True
+    members.heed(self.island)
     if self.idle_cause == time_use.STAGES and self.island.registry.facts('prepared'):
       self.idle_cause = time_use.WAIT
       self.stop_showing()

@@ -28,7 +28,7 @@ from typing import Any
 import jax
 
 from dipaco_jax.buckets import bucket_lock
-from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.core import errors
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
@@ -40,6 +40,7 @@ from dipaco_jax.islands import (
   inner_phase,
   kept_arrays,
   local_config,
+  members,
   monitor,
   outer_executor,
   owner_facts,
@@ -57,7 +58,7 @@ from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import inputs, own_text_stage, run as run_lib
 from dipaco_jax.registry import database, registry_url
-from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Registry
+from dipaco_jax.registry.registry import FINISHED, Conflict, Fact, NewTask, Registry
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import files, lock
 from dipaco_jax.storage.object_store import Storage, open_storage
@@ -105,17 +106,18 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
   hosts, role = Hosts(), process.role
   if role != 'worker' and not hosts.is_alone:
     raise InputError(f'--distributed is for workers, of several hosts; --role={role} is one process')
-  check_owner(process, hosts, settings)
+  url = process.url or registry_url.in_folder(local_place(process.workdir))
+  joined = members.joined_so_far(url) if process.owner and settings.data.own_text else ()
+  check_owner(process, hosts, owners.join(settings, joined))
   storage, local = open_storage(process.workdir), make_local_place(process.store or process.workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data, process.profiler)
-  url = process.url or registry_url.in_folder(local_place(process.workdir))
   check_place(storage, local_place(process.workdir), url)
   registry = Registry(url, process.lease_s)
   run_id = settle(registry, storage, settings, local)
   if role == 'worker' and hosts.is_first and not process.owner:
     inputs.check_inputs(local, settings, keeps=False)
-  island = Island(run, registry, storage, process.name or default_name(process))
+  island = members.make_island(run, registry, storage, process.name or default_name(process))
   if process.owner:
     island = join_owner(island, process.owner, process.globs, open_storage(process.store), run_id)
   if not hosts.is_first:
@@ -131,11 +133,14 @@ def live(island: Island, process: Process, hosts: Hosts, run_id: str) -> dict[st
   kept = kept_arrays.begin(island.storage, local, life)
   island = dataclasses.replace(island, weights=ModuleWeights(kept))
   try:
-    serve(island, process, hosts, local / 'scratch' / life)
+    island = serve_until_end(island, process, hosts, local / 'scratch' / life)
   except Diverged as e:
     hosts.broadcast({'diverged': str(e)})
     raise
   hosts.broadcast({})
+  if owner_workdir.has_ended_early(island):
+    kept.close()
+    return {}
   if process.owner:
     owner_workdir.complete(island)
   kept.close()
@@ -164,6 +169,9 @@ def join_owner(island: Island, owner: str, globs: tuple[str, ...], store: Storag
   """Returns a process as a worker of an owner, with the owner's store. Raises InputError if that is of another run."""
   owner_store.settle(store, run_id, owner)
   storage: Any = owner_store.OwnerStorage(island.storage, store, island.run.settings)
+  members_now = island.members
+  if owner in members_now.joined and owner not in members_now.left and not island.registry.facts(FINISHED):
+    island.registry.add_tasks([members.text_task(owner)])
   return dataclasses.replace(island, storage=storage, owner=owner, own_globs=globs)
 
 
@@ -188,6 +196,18 @@ def tidy(role: str, local: pathlib.Path):
     shutil.rmtree(local / 'scratch', ignore_errors=True)  # sums of modules that others have finished
   if role in ('worker', 'monitor'):
     held_states.remove_free(local)  # what this worker held, and those that are gone
+
+
+def serve_until_end(island: Island, process: Process, hosts: Hosts, scratch: pathlib.Path) -> Island:
+  """Serves until the run is finished, or its owner has left; returns the island with the owners of the end."""
+  while island.owner not in island.members.left:
+    try:
+      serve(island, process, hosts, scratch / str(island.members.num_facts))  # sums of other paths do not count
+      return members.grow(island) if island.run.settings.data.own_text else island
+    except members.Changed:
+      before, island = island.members, members.grow(island)
+      members.log_changes(before, island.members)
+  return island
 
 
 def serve(island: Island, process: Process, hosts: Hosts, scratch: pathlib.Path):
@@ -242,7 +262,7 @@ def resume(workdir: str, url: str) -> int:
   with contextlib.closing(Registry(url)) as registry:
     for config in registry.facts('config'):
       run = run_lib.unattended(local_place(workdir), settings_lib.of_run(config.meta['config']))
-      screening_facts.resume(Island(run, registry, open_storage(workdir), 'resume'))
+      screening_facts.resume(members.make_island(run, registry, open_storage(workdir), 'resume'))
     return screening_facts.times_resumed(registry)
 
 
@@ -315,7 +335,7 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   if registry.facts('prepared') and not storage.exists(ISLANDS_MARK):  # all would be made again there
     advice = 'check --workdir, or whether it is mounted'
     raise InputError(f'{storage.url} has no data of the run in this --registry: {advice}')
-  local_config.keep(local, settings)
+  local_config.keep(local, settings, joined=members.read(registry).joined)
   if storage.agree(ISLANDS_MARK, run_id := fact.meta['id'].encode()) != run_id:
     raise InputError(registry_url.explain_unknown(storage.url))
   registry.add_tasks([NewTask('prepare', '', 0)])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.algorithm import averaging_gap, outer
-from dipaco_jax.islands import audit_history, pieces, run_costs, screening_facts
+from dipaco_jax.islands import audit_history, members, pieces, run_costs, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.pipeline import jobs, resharding_round, run as run_lib, stages
 from dipaco_jax.registry.registry import Fact
@@ -52,8 +52,18 @@ class Pointers:
       self.loss = [None] * len(self.loss)  # a new round has other hold-outs
     losses, targets = holdout_losses(self.island, version)
     of_models = evaluation.by_model(self.island.layout.models(), losses, targets)
+    before = list(zip(self.version, self.loss, strict=True))
     evaluation.update_best(version, of_models, self.version, self.loss)
+    for path in self._others(version):
+      self.version[path], self.loss[path] = before[path]
     return losses
+
+  def _others(self, version: int) -> list[int]:
+    """Returns the paths that do not have a version, because their owners have left, or joined later."""
+    if not self.island.members.num_facts:
+      return []
+    measured = {int(fact.key) for fact in self.island.registry.facts('evaluation', number=version)}
+    return [path for path in range(len(self.version)) if path not in measured]
 
 
 def read(island: Island) -> History:
@@ -76,10 +86,25 @@ def read_pointers(island: Island) -> Pointers:
 def is_complete(island: Island, phase: int) -> bool:
   """Returns whether all modules of the version after a phase exist and are evaluated."""
   registry, s = island.registry, island.run.settings
-  if phase == s.train.phases or len(registry.facts('module', number=phase + 1)) < len(island.all_modules()):
+  if phase == s.train.phases or not has_modules(island, phase + 1):
     return False
-  paths = island.layout.grid.num_paths
-  return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) == paths
+  paths = evaluated_paths(island, phase + 1)
+  return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) >= paths
+
+
+def has_modules(island: Island, version: int) -> bool:
+  """Returns whether all modules of a version exist."""
+  there = {fact.key for fact in island.registry.facts('module', number=version)}
+  return there.issuperset(island.modules_of_version(version))
+
+
+def evaluated_paths(island: Island, version: int) -> int:
+  """Returns how many paths are evaluated at a version: those that trained before it and are not gone after it."""
+  if not island.members.num_facts:
+    return island.layout.grid.num_paths
+  is_last = version == island.run.settings.train.phases
+  stays = [path not in island.members.until if is_last else a for path, a in enumerate(island.active_paths(version))]
+  return int((island.active_paths(version - 1) & np.array(stays)).sum())
 
 
 def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
@@ -148,7 +173,8 @@ def phase_row(island: Island, after: int, phase: int, phase_history: Phase) -> d
       each = [outer.cosine(m['paths'], m['square_of_sum'], m['sum_of_squares'], np) for m in several]
       cosines[level.name] = math.fsum(each) / len(each)
   excluded = {f.key: f'{f.meta["why"]}; trained by {f.meta["worker"]}' for f in phase_history.excluded}
-  failed: dict[str, Any] = {'excluded': excluded} if excluded else {}
+  failed: dict[str, Any] = members.changes_of_phase(island, phase)
+  failed |= {'excluded': excluded} if excluded else {}
   failed |= {'skipped_by_path': skipped} if any(skipped) else {}
   return {
     'phase': phase + 1, 'step': after, 'inner_s': busy_seconds(phase_history.checkpoints),
@@ -200,12 +226,15 @@ def timeline(island: Island, replayed: Mapping[tuple[str, str, int], float]) -> 
       begun = task['claimed']
       ended = task['ended']
       phase = pieces.phase_of(island, kind, number) + first
+      if begun is None:  # nobody began it before its owner left
+        continue
       if seconds := replayed.get((kind, task['key'], number)):
         before, begun = begun, min(begun + seconds, ended)
         tasks.append((owner, 'replay', phase, before, begun))
       tasks.append((owner, pieces.TRAIN if kind == pieces.PIECE else kind, phase, begun, ended))
   begin = min((task[3] for task in tasks), default=0.0)
-  return {'tasks': [[*named, round(start - begin, 3), round(end - begin, 3)] for *named, start, end in tasks]}
+  owners = {'owners': members.lines(island)} if island.members.num_facts else {}
+  return owners | {'tasks': [[*named, round(start - begin, 3), round(end - begin, 3)] for *named, start, end in tasks]}
 
 
 def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any]:

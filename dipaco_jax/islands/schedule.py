@@ -10,6 +10,7 @@ complete when its facts are inserted:
     train (path, phase)         worker            checkpoint (path, phase): what the path sends of the levels that it
                                                   shares (messages.py), and the holder of its AdamW state; modules that
                                                   the path has alone, and its evaluation by them (own_levels.py)
+    own_text of one that joins  its worker        the same, after which it is decided when its paths begin (members.py)
     outer (module, version)     outer executor    module (module, version): weights; in the metadata, the outer state
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
     reroute (round)             worker            round: new shards of the text
@@ -35,12 +36,13 @@ import functools
 import hashlib
 import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dipaco_jax.islands import audit_facts, audit_oversight, lineage, owner_facts, pieces, withdrawals
+from dipaco_jax.config import owners
+from dipaco_jax.islands import audit_facts, audit_oversight, lineage, members, owner_facts, pieces, withdrawals
 from dipaco_jax.islands.island import CARRIED, OWN_TEXT, Island
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.pipeline import jobs
@@ -67,13 +69,28 @@ def schedule(island: Island, facts: Sequence[Fact]):
   _after_modules(island, by_kind.get('module', []))
   if 'prepared' in by_kind:
     island.registry.add_tasks(owner_facts.tasks(island))
-  if OWN_TEXT in by_kind:
-    _after_paths(island, _with_modules(island, range(island.layout.grid.num_paths), 0), 0, 0)
+  _after_owners(island, by_kind)
   _after_pieces(island, [*by_kind.get('checkpoint', []), *by_kind.get('piece', [])])
   for fact in by_kind.get('round', []):
     _after_round(island, fact.number)
   audit_facts.follow(island, [*by_kind.get(audit_facts.AUDITED, []), *by_kind.get(audit_facts.CONFIRMED, [])])
   island.registry.mark_scheduled(facts)
+
+
+def _after_owners(island: Island, by_kind: Mapping[str, Sequence[Fact]]):
+  """Adds the tasks of paths that can begin, as the text of an owner is read, and wakes what waits for one who left."""
+  everyone = range(island.layout.grid.num_paths)
+  if not by_kind.keys().isdisjoint((OWN_TEXT, members.LEFT)):
+    _after_paths(island, _with_modules(island, everyone, 0), 0, 0)
+  for fact in by_kind.get(OWN_TEXT, []):
+    if fact.key in island.members.joined:
+      members.begin(island, fact.key)
+  for fact in by_kind.get(members.BEGAN, []):
+    if fact.key in island.members.since:
+      paths = owners.paths_of(island.layout.grid, fact.key)
+      _after_paths(island, _with_modules(island, paths, fact.meta['since']), fact.meta['since'], 0)
+  for path, phases in island.members.until.items() if members.LEFT in by_kind else ():
+    island.registry.wake('outer', sorted(island.shared_modules(path).values()), phases + 1)
 
 
 def _after_modules(island: Island, facts: Iterable[Fact]):
@@ -86,7 +103,7 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
     rounds = len(island.registry.facts('round')) if s.rounds else 0
     _after_paths(island, _with_modules(island, paths, version), version, rounds)
     _before_readers(island, group, version)
-    if version < s.train.phases:
+    if version < s.train.phases and not s.data.own_text:  # where a module ends with its owners
       active = island.active_paths(version)
       carried += [
         fact._replace(number=version + 1, meta={name: fact.meta[name] for name in CARRIED if name in fact.meta})
@@ -122,7 +139,8 @@ def _after_paths(island: Island, paths: Sequence[int], version: int, rounds: int
   if version == 0 and owner_facts.missing(island):
     return
   if 0 < version <= end and s.train.early_stopping and island.has_own_objects(version):  # else see own_levels.py
-    island.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths)
+    trained = island.active_paths(version - 1) if s.data.own_text else np.ones(island.layout.grid.num_paths, bool)
+    island.registry.add_tasks(NewTask('evaluate', str(path), version) for path in paths if trained[path])
   if version < end:
     drawn = [path for path in paths if island.active_paths(version)[path]]
     if island.timetable.begins_whole(version):
@@ -183,12 +201,15 @@ def advance(island: Island):
     schedule(island, lost)
     return
   schedule_closed(island)
-  if not registry.is_idle():
+  if island.members.left:  # a process that did not know may have added some
+    registry.end_tasks(members.tasks_of(island, island.members.left))
+  optional = members.optional_tasks(island)
+  if not registry.is_idle(optional):
     return
   rounds = len(registry.facts('round'))  # read first: another may be done by the second time that all is idle
   if not registry.facts('prepared'):
     registry.add_tasks([NewTask('prepare', '', 0)])
-  elif registry.is_idle():
+  elif registry.is_idle(optional):
     registry.add_tasks([NewTask('reroute', '', rounds + 1) if rounds < s.rounds else NewTask('finish', '', 0)])
 
 

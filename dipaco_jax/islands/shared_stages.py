@@ -5,7 +5,7 @@ import shutil
 from typing import Any
 
 from dipaco_jax.data import tokenizer_files
-from dipaco_jax.islands import validation_text
+from dipaco_jax.islands import members, validation_text
 from dipaco_jax.islands.island import Gone, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.role_loop import Publish
@@ -50,7 +50,7 @@ def perform(island: Island, task: Task, lease: Lease) -> Publish:
 @time_use.doing(time_use.STAGES)
 def prepare(island: Island, task: Task, lease: Lease) -> Publish:
   """Makes text, base model, routing and shards; every module of version 0 is its part of the base model."""
-  run, has_own_text = island.run, island.run.settings.data.own_text
+  run, has_own_text = members.run_of(island), island.run.settings.data.own_text
   trees, last = (PUBLIC_TREES, 'pretrain') if has_own_text else (TREES, 'route')
   lease.observe = functools.partial(describe_stages, run)
 

@@ -238,7 +238,8 @@ class Worker:
         self.held.put_within(Key(path, phase, origin(island, path, phase), step), arrays)
 
     state = first_state(island, path, beginning)
-    is_due, is_first = own_levels.evaluates(island, part), lease.task.is_first and not is_replay
+    is_due = own_levels.evaluates(island, part) and bool(island.active_paths(phase - 1)[path])
+    is_first = lease.task.is_first and not is_replay
     evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due and not is_first else []
     is_due &= not evaluated
     start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -92,12 +92,8 @@ def lost(run: run_lib.Run) -> Callable[[int], np.ndarray] | None:
 
 def weights(run: run_lib.Run, number: int) -> Callable[[int], np.ndarray]:
   """Returns phase -> w_i of every path on a round's shards, like the grid; 0 for one that takes no part [2.7]."""
-  return weights_of(run.settings, run.shards_meta(number)['shard_tokens'])
-
-
-def weights_of(s: settings_lib.Settings, tokens: Sequence[float]) -> Callable[[int], np.ndarray]:
-  """Returns phase -> w_i of every path, from the tokens of all shards."""
-  grid = grid_lib.Grid(s.grid)
+  s, grid = run.settings, grid_lib.Grid(run.settings.grid)
+  tokens = run.shards_meta(number)['shard_tokens']
 
   @functools.lru_cache(2)  # asked at every dispatch, of all paths
   def of_phase(phase: int) -> np.ndarray:

@@ -131,8 +131,16 @@ class Run:
     return self.router(self.settings.rounds)
 
   def shards_meta(self, number: int | str) -> dict[str, Any]:
-    """Returns the meta.json of the shards of a round, or of 'base': sizes by path (see `shards.merge_meta`)."""
-    return seals.read_json(self.workdir / 'shards' / str(number) / 'meta.json', 'shard_tokens', 'holdout_rows')
+    """Returns the meta.json of the shards of a round, or of 'base': sizes by path (see `shards.merge_meta`).
+
+    Those of an owner's text may be older than the last paths of the grid, which are of owners that joined later.
+    """
+    meta = seals.read_json(self.workdir / 'shards' / str(number) / 'meta.json', 'shard_tokens', 'holdout_rows')
+    if self.settings.data.own_text and number != 'base':
+      for sizes in meta.values():
+        if isinstance(sizes, list) and sizes and not isinstance(sizes[0], list):
+          sizes += [0] * (self.settings.num_paths - len(sizes))
+    return meta
 
   @property
   def eval_len(self) -> int:

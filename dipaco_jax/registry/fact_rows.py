@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -12,6 +12,7 @@ from dipaco_jax.registry import registry_schema as schema
 from dipaco_jax.registry.database import Row
 
 WITHDRAWN = 'withdrawn'  # kind of the facts that others were withdrawn
+Newest = Callable[[str], dict[str, int]]  # kind -> the highest number of its facts, by key
 NAMING = 'outer', 'whole'  # metadata that name more objects, and are part of a fact's identity
 
 

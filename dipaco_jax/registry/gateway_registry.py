@@ -7,14 +7,14 @@ the gateway decides which of the two stays, and withdraws a fact only if it cann
 """
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dipaco_jax.processes import time_use
 from dipaco_jax.registry.conversations import Conversations
 from dipaco_jax.registry.database import Row
 from dipaco_jax.registry.fact_names import FactNames
-from dipaco_jax.registry.fact_rows import Fact, Withdrawal
+from dipaco_jax.registry.fact_rows import Fact, Newest, Withdrawal
 from dipaco_jax.registry.known_facts import KnownFacts
 from dipaco_jax.registry.tasks import NewTask, Task
 from dipaco_jax.storage import gateway_link, retry
@@ -30,6 +30,7 @@ class GatewayRegistry:
     self._conversations = Conversations(lambda: None)
     self.names = FactNames()
     self.diverged = self.withdrawn = self.suspended = 0
+    self.members = self.known_members = 0  # owners of runs behind a gateway neither join nor leave
     about = self._call('hello', {})
     self.name: str = about['name']  # of this worker, as the run knows it
     self.paths: list[int] | None = about['paths']  # that it may train; None: all
@@ -138,10 +139,22 @@ class GatewayRegistry:
     """Returns nothing: the gateway schedules."""
     return []
 
+  def count_members(self) -> int:
+    return self.members
+
+  def decide(
+    self, facts: Callable[[Newest], Sequence[Fact]], fenced: str, ended: Iterable[tuple[str, Sequence[str]]] = ()
+  ) -> bool:  # fmt: skip
+    """Does nothing: the keeper decides."""
+    return False
+
+  def end_tasks(self, tasks: Iterable[tuple[str, Sequence[str]]]):
+    """Does nothing: the keeper ends tasks."""
+
   def mark_scheduled(self, facts: Sequence[Fact]):
     """Does nothing: the gateway marks facts."""
 
-  def is_idle(self) -> bool:
+  def is_idle(self, optional: tuple[str, Sequence[str]] | None = None) -> bool:
     """Returns False: the gateway adds the tasks that need all paths."""
     return False
 

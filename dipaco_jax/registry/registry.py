@@ -19,10 +19,10 @@ from typing import TypeVar
 
 import sqlalchemy as sa
 
-from dipaco_jax.registry import fact_rows, registry_schema as schema
+from dipaco_jax.registry import decisions, fact_rows, registry_schema as schema
 from dipaco_jax.registry.database import Among, Database, Now, Row
 from dipaco_jax.registry.fact_names import FactNames
-from dipaco_jax.registry.fact_rows import Conflict as Conflict, Fact, Withdrawal
+from dipaco_jax.registry.fact_rows import Conflict as Conflict, Fact, Newest, Withdrawal
 from dipaco_jax.registry.known_facts import KnownFacts
 from dipaco_jax.registry.registry_schema import FACTS, ROLES, TASKS
 from dipaco_jax.registry.tasks import TASK_NAMES as TASK_NAMES, Lost as Lost, NewTask as NewTask, Task as Task
@@ -53,6 +53,8 @@ class Registry:
     self.names = FactNames()  # names that facts may have; an island knows those of its run
     self.diverged = 0  # how often the run has diverged, as the last claim told
     self.suspended = 0  # how many suspensions of workers there have been, as the same answers say
+    self.members = 0  # how many facts say that owners joined or left, as the last claim told
+    self.known_members = 0  # the same, as far as this process's island knows; nothing is noted as scheduled by fewer
     self.withdrawn = 0  # how many facts were withdrawn, as the database's last answer to a claim or heartbeat says
     self._new_fact = self._db.insert(FACTS).on_conflict_do_nothing().execution_options(preserve_rowcount=True)
     try:
@@ -120,6 +122,7 @@ class Registry:
         return None
       self._db.linger()
     self.diverged = rows[0].pop('diverged')
+    self.members = max(self.members, rows[0].pop('members'))  # another thread may have been told a later number
     self._note_news(rows[0].pop('withdrawn'), rows[0].pop('suspended'))
     return Task(**rows[0])
 
@@ -247,6 +250,35 @@ class Registry:
     self._known.clear()
     return is_done
 
+  def decide(
+    self, facts: Callable[[Newest], Sequence[Fact]], fenced: str, ended: decisions.Ended = ()
+  ) -> bool:  # fmt: skip
+    """Decides something from what is there, once, and inserts the facts that say so, in one transaction.
+
+    Args:
+      facts: returns the facts, given `newest(kind)`, which returns the highest number of that kind's facts by key.
+      fenced: kind of the tasks whose owners lose them, so that they begin again and know the facts.
+      ended: tasks, as kinds and keys, that nobody shall do any longer.
+
+    Returns False, and changes nothing, where the first of the facts exists.
+    """
+
+    try:
+      self._db.transact(lambda connection: decisions.insert(connection, self._new_fact, facts, fenced, ended))
+    except Conflict:
+      return False
+    return True
+
+  def count_members(self) -> int:
+    """Returns how many facts say that owners joined or left."""
+    [row] = self._db.rows(sa.select(schema.COUNT_MEMBERS))
+    return row['members']
+
+  def end_tasks(self, tasks: decisions.Ended):
+    """Ends tasks, by kind and keys, that nobody shall do any longer."""
+    for kind, keys in tasks:
+      self._db.change(schema.END, {'kind_': kind, 'keys': json.dumps(list(keys))})
+
   def facts(
     self, kind: str, keys: Sequence[str] | None = None, number: int | None = None, at_least: int = 0,
     at_most: int | None = None,
@@ -301,9 +333,10 @@ class Registry:
     return sound
 
   def mark_scheduled(self, facts: Sequence[Fact]):
-    """Notes that the facts have had their consequences."""
+    """Notes that the facts have had their consequences, unless owners that are not known here have joined or left."""
     if facts:
-      self._db.change(schema.MARK, [fact_rows.name(fact) for fact in facts])
+      known = {'known_members': self.known_members}
+      self._db.change(schema.MARK, [fact_rows.name(fact) | known for fact in facts])
 
   def counts(self) -> dict[str, dict[str, int]]:
     """Counts the tasks of each kind in each state."""
@@ -317,9 +350,14 @@ class Registry:
     query = sa.select(TASKS.c.kind).where(schema.OPEN, TASKS.c.state == 'ready').distinct()
     return {row['kind'] for row in self._db.rows(query)}
 
-  def is_idle(self) -> bool:
-    """Returns whether, at one moment, all tasks are done and every fact has had its consequences."""
-    [row] = self._db.rows(sa.select(schema.UNSETTLED.label('unsettled'), schema.COUNT_WITHDRAWN))
+  def is_idle(self, optional: tuple[str, Sequence[str]] | None = None) -> bool:
+    """Returns whether, at one moment, all tasks are done and every fact has had its consequences.
+
+    `optional`: kind and keys of tasks that nobody waits for.
+    """
+    unsettled = schema.UNSETTLED_BUT if optional else schema.UNSETTLED
+    parameters = {'kind_': optional[0], 'keys': json.dumps(list(optional[1]))} if optional else None
+    [row] = self._db.rows(sa.select(unsettled.label('unsettled'), schema.COUNT_WITHDRAWN), parameters)
     self._note_withdrawn(row['withdrawn'])
     return not row['unsettled']
 

@@ -131,7 +131,10 @@ DIVERGED = sa.select(sa.func.count()).where(FACTS.c.kind == 'diverged', FACTS.c.
 _COUNTED = sa.select(sa.func.count()).where(FACTS.c.kind == 'withdrawn').scalar_subquery()
 COUNT_WITHDRAWN = _COUNTED.label('withdrawn')  # asked for as often: a process forgets the facts that it knows
 _SUSPENDED = sa.select(sa.func.count()).where(FACTS.c.kind == 'suspended').scalar_subquery()
-NEWS = DIVERGED.label('diverged'), COUNT_WITHDRAWN, _SUSPENDED.label('suspended')
+MEMBERS = 'joined', 'began', 'left'  # kinds of the facts that say which owners take part in a run, and since when
+_MEMBERS = sa.select(sa.func.count()).where(sa.or_(*(FACTS.c.kind == kind for kind in MEMBERS))).scalar_subquery()
+COUNT_MEMBERS = _MEMBERS.label('members')
+NEWS = DIVERGED.label('diverged'), COUNT_WITHDRAWN, _SUSPENDED.label('suspended'), COUNT_MEMBERS
 HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE).returning(*NEWS)
 RELEASE = sa.update(TASKS).where(RUNNING).values(error=sa.bindparam('why'), **READY)
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
@@ -142,7 +145,13 @@ IS_RUNNING = sa.select(*NEWS).where(RUNNING).select_from(TASKS)
 IS_DONE = sa.select(TASKS.c.id).where(OURS, TASKS.c.state == 'done')
 FACT = [FACTS.c[name] for name in 'kind key number uri sha256 meta'.split()]
 STORED = sa.select(*FACT).where(_named(FACTS))
-MARK = sa.update(FACTS).where(_named(FACTS)).values(scheduled=True)
+NEWEST = (
+  sa.select(FACTS.c.key, sa.func.max(FACTS.c.number).label('number'))
+  .where(FACTS.c.kind == sa.bindparam('kind_'))
+  .group_by(FACTS.c.key)
+)
+# Unless owners have joined or left since: the process does not know all that follows from the fact.
+MARK = sa.update(FACTS).where(_named(FACTS), sa.bindparam('known_members') == _MEMBERS).values(scheduled=True)
 _OF_NUMBER = (TASKS.c.kind == sa.bindparam('kind_')) & (TASKS.c.number == sa.bindparam('number_'))
 # In this order, or two that wake the same tasks could wait for each other.
 _SLEEPERS = sa.select(TASKS.c.id).where(_OF_NUMBER, Among(TASKS.c.key, KEYS)).order_by(TASKS.c.id).with_for_update()
@@ -161,10 +170,22 @@ RENEW = sa.update(TASKS).where(_named(TASKS)).values(fence=TASKS.c.fence + 1, **
 _GIVEN = (FACTS.c[name] == sa.bindparam(f'{name}_') for name in ('uri', 'sha256'))
 REVOKE = WITHDRAW.where(*_GIVEN)
 REMAKE = RENEW.values(holder='')  # its holder may have made what nobody can read
+_OF_KEYS = (TASKS.c.kind == sa.bindparam('kind_'), Among(TASKS.c.key, KEYS))
+END = sa.update(TASKS).where(*_OF_KEYS, UNDONE).values(fence=TASKS.c.fence + 1, **DONE)
+DISOWN_KIND = (
+  sa.update(TASKS)
+  .where(TASKS.c.kind == sa.bindparam('kind_'), TASKS.c.state == 'running')
+  .values(fence=TASKS.c.fence + 1, **READY)
+)
 DISOWN = sa.update(TASKS).where(TASKS.c.state == 'running').values(fence=TASKS.c.fence + 1, **READY)
 
 # One statement each: between two, a task could be completed, and its facts be seen in neither.
 UNSETTLED = sa.or_(sa.exists().where(UNDONE).select_from(TASKS), sa.exists().where(UNSCHEDULED).select_from(FACTS))
+_OPTIONAL = sa.and_(*_OF_KEYS)
+UNSETTLED_BUT = sa.or_(  # the same, but for tasks of a kind that nobody waits for
+  sa.exists().where(UNDONE, sa.not_(_OPTIONAL.self_group())).select_from(TASKS),
+  sa.exists().where(UNSCHEDULED).select_from(FACTS),
+)
 _MINIMA = (
   sa.select(table.c.kind, sa.func.min(table.c.number).label('lowest')).where(which).group_by(table.c.kind)
   for table, which in ((TASKS, UNDONE), (FACTS, UNSCHEDULED))

@@ -1,11 +1,11 @@
 """The calls that a worker makes to a registry, whether it has the database or only a gateway in front of it."""
 
 import contextlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from dipaco_jax.registry.fact_names import FactNames
-from dipaco_jax.registry.fact_rows import Fact, Withdrawal
+from dipaco_jax.registry.fact_rows import Fact, Newest, Withdrawal
 from dipaco_jax.registry.tasks import NewTask, Task
 
 
@@ -17,6 +17,8 @@ class WorkerRegistry(Protocol):
   diverged: int
   withdrawn: int
   suspended: int
+  members: int
+  known_members: int
 
   def close(self): ...
 
@@ -63,7 +65,17 @@ class WorkerRegistry(Protocol):
 
   def mark_scheduled(self, facts: Sequence[Fact]): ...
 
-  def is_idle(self) -> bool: ...
+  def is_idle(self, optional: tuple[str, Sequence[str]] | None = None) -> bool: ...
+
+  # -- owners that join and leave
+
+  def count_members(self) -> int: ...
+
+  def decide(
+    self, facts: Callable[[Newest], Sequence[Fact]], fenced: str, ended: Iterable[tuple[str, Sequence[str]]] = ()
+  ) -> bool: ...  # fmt: skip
+
+  def end_tasks(self, tasks: Iterable[tuple[str, Sequence[str]]]): ...
 
   # -- signs of life
 

@@ -18,12 +18,24 @@ def render(report: Mapping[str, Any]) -> str:
     ['SHA-256 of the shared modules', report['modules_sha256']],
     ['SHA-256 of the config', report['config_sha256']],
   ]
-  return pages.render('owners.html', owners=[HEAD, *rows], figures=figures)
+  return pages.render('owners.html', owners=[HEAD, *rows], figures=figures, changes=changes(report))
+
+
+def changes(report: Mapping[str, Any]) -> list[str]:
+  """Returns a line for each owner that joined or left while the run trained."""
+  lines = []
+  for owner, about in report['owners'].items():
+    if 'joined_in_phase' in about:
+      lines.append(f'{owner} joined in phase {about["joined_in_phase"]} of {report["phases"]}')
+    if 'left_after_phase' in about:
+      lines.append(f'{owner} left after phase {about["left_after_phase"]} of {report["phases"]}')
+  return lines
 
 
 def results(report: Mapping[str, Any]) -> list[str]:
   """Returns the perplexity of each owner in words."""
-  return [f'{owner}: {_number(about["perplexity"])} on its hold-out' for owner, about in report['owners'].items()]
+  measured = [f'{owner}: {_number(about["perplexity"])} on its hold-out' for owner, about in report['owners'].items()]
+  return [*measured, *changes(report)]
 
 
 def _row(owner: str, about: Mapping[str, Any], path_names: list[str]) -> list[str]:

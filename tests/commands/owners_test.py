@@ -40,8 +40,23 @@ def test_a_worker_is_suspended_listed_and_resumed(made, tmp_path):
   assert run(tmp_path / 'nowhere', 'list')[0] == 2 and not (tmp_path / 'nowhere').exists()
 
 
-@pytest.mark.parametrize('words', [[], ['pause', 'worker-0'], ['suspend'], ['resume', 'a', 'b'], ['list', 'worker-0']])
+@pytest.mark.parametrize(
+  'words', [[], ['pause', 'worker-0'], ['suspend'], ['resume', 'a', 'b'], ['list', 'worker-0'], ['add']]
+)
 def test_other_words_are_errors_that_name_the_fix(words, monkeypatch):
   monkeypatch.setattr(owners.flags, 'FLAGS', type('Flags', (), {'workdir': 'runs/islands'}))
-  with pytest.raises(InputError, match=r'say what to do: one of suspend|name one worker|takes no name'):
+  with pytest.raises(
+    InputError, match=r'say what to do: one of add, remove, suspend|name one worker|name one owner|takes no name'
+  ):
     owners.check_words(words)
+
+
+def test_what_is_no_identifier_is_no_owner():
+  with pytest.raises(InputError, match=r"'the press' is no name of an owner: use letters, digits and _"):
+    owners.add(None, 'the press')
+
+
+@pytest.mark.slow
+def test_a_run_without_owners_gets_none(made, tmp_path):
+  status, message = run(tmp_path, 'add', 'press')
+  assert status == 2 and 'here, all text is in one place' in message

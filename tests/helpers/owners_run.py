@@ -16,6 +16,7 @@ from dipaco_jax.islands import (
   behind_gateway,
   evaluator,
   island,
+  members,
   monitor,
   outer_executor,
   owner_facts,
@@ -32,7 +33,7 @@ from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import registry
 from dipaco_jax.storage import object_store
 
-LETTERS = {'public': 'abcdefghijklmnopqrstuvwxyz', 'clinic': 'aeiouyc', 'court': 'bcdfgklmnprst'}
+LETTERS = {'public': 'abcdefghijklmnopqrstuvwxyz', 'clinic': 'aeiouyc', 'court': 'bcdfgklmnprst', 'press': 'aehmnortw'}
 OWNERS = 'clinic', 'court'
 LEVELS = (('shared', 'embed|final|block_0', ()), ('own', 'block_1', ('owner',)))
 TURNS = 400  # of which a run needs fewer
@@ -82,9 +83,15 @@ class Member:
 
   def __init__(self, run: 'OwnersRun', owner: str = ''):
     self.owner, self.island = owner, run.begin(owner)
+    self.run = run
     self.worker = worker.Worker(HeldStates(run.store(owner) / 'held' if owner else None, owner))
     if self.worker.held.folder:
       self.worker.held.folder.mkdir(parents=True, exist_ok=True)
+    self.begin(run)
+
+  def begin(self, run: 'OwnersRun'):
+    """Begins to take tasks, with the owners of its island."""
+    owner = self.owner
     keeps = ('prepare', 'outer', 'finish') if run.settings.data.own_text else one_process.KINDS
     kinds = worker.OWNERS_KINDS if owner else keeps
     keys = owner_facts.claim_keys(self.island) if owner else None
@@ -101,7 +108,12 @@ class Member:
 
   def turn(self) -> bool:
     """Does a task, if there is one."""
-    lease = self.role.claims.next()
+    try:
+      lease = self.role.claims.next()
+      if not lease:
+        members.heed(self.island)
+    except members.Changed:
+      return self.grow()
     if lease:
       self.role.work(lease)
       self.role.settle(0)
@@ -109,6 +121,15 @@ class Member:
     if not self.owner and self.island.registry.facts('prepared'):
       self.collector.collect(monitor.frontier(self.island) - monitor.GENERATIONS)
     return bool(lease)
+
+  def grow(self) -> bool:
+    """Continues with the owners that have joined or left, as a role does."""
+    for pool in (self.role.claims.fetcher, self.role.publisher):
+      pool.shutdown(wait=True)
+    self.island = members.grow(self.island)
+    self.run.use_programs(self.island)
+    self.begin(self.run)
+    return True
 
   def close(self):
     """Ends as a process that is killed, but for its threads."""
@@ -150,29 +171,38 @@ class OwnersRun:
     storage = object_store.open_storage(str(self.place))
     run_id = roles.settle(facts, storage, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
-    run.__dict__.update(self.programs)
-    made = island.Island(run, facts, storage, f'worker-{owner}' if owner else 'keeper')
+    made = members.make_island(run, facts, storage, f'worker-{owner}' if owner else 'keeper')
+    self.use_programs(made)
     if not owner:
       return made
     store = object_store.open_storage(str(workdir))
     return roles.join_owner(made, owner, (str(own_file(self.folder, owner)),), store, run_id)
 
+  def of_grid(self, of: island.Island) -> dict:
+    """Returns the programs of an island's grid, which owners that join make larger."""
+    grid = of.run.settings.grid
+    return self.programs if grid == self.settings.grid else self.programs.setdefault(grid, {})
+
+  def use_programs(self, of: island.Island):
+    """Gives an island what others have compiled."""
+    of.run.__dict__.update({name: x for name, x in self.of_grid(of).items() if isinstance(name, str)})
+
   def keep_programs(self, of: island.Island):
     """Keeps what a process has compiled for those that begin later."""
     for name in ('model', 'programs', 'base_programs'):
       if name in of.run.__dict__:
-        self.programs.setdefault(name, of.run.__dict__[name])
+        self.of_grid(of).setdefault(name, of.run.__dict__[name])
 
-  def to(self, kind: str, members: list[Member]) -> None:
-    """Takes turns until there is a fact of a kind."""
+  def to(self, kind: str, members: list[Member], key: str | None = None, number: int | None = None) -> None:
+    """Takes turns until there is a fact of a kind, maybe of this key and number."""
     for _ in range(TURNS):
       for member in members:
-        member.island.run.__dict__.update(self.programs)
+        self.use_programs(member.island)
         is_idle = not member.turn()
         self.keep_programs(member.island)
         if is_idle:
           schedule.advance(member.island)
-        if members[0].island.registry.facts(kind):
+        if members[0].island.registry.facts(kind, None if key is None else [key], number):
           return
     raise AssertionError(f'no {kind} after {TURNS} turns')
 

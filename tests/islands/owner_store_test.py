@@ -155,7 +155,10 @@ def check(run: OwnersRun, s: settings_lib.Settings | None = None, **options) -> 
 
 
 WRONG = {
-  'unknown owner': ({'owner': 'press'}, '--owner=press: config.grid has the owners clinic, court'),
+  'unknown owner': (
+    {'owner': 'press'},
+    '--owner=press: this run has the owners clinic, court; to join the run, ask its keeper for',
+  ),
   'no text': ({'globs': ()}, "--data is missing: name the text of court, as --data='my/"),
   'no store': ({'store': ''}, '--store is missing: name a folder or a bucket of court'),
   'a store in the workdir': ({'store': 'shared/store'}, 'should be apart: name another store'),

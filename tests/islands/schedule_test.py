@@ -113,7 +113,7 @@ def test_no_end_before_its_time(made, tmp_path):
   class Stopped(registry.Registry):
     asked = 0
 
-    def is_idle(self):
+    def is_idle(self, optional=None):
       self.asked += 1
       if self.asked == 2:  # the first time, to see whether there is anything to decide
         self.put([Fact('round', '', 1, '', '', {})])
