@@ -2,11 +2,13 @@
 
 Both losses are of the modules of the version that the phase began with. Modules that stay with the path are those
 of the base model, because no other process has them. The text is the hold-out of all shards or, in a run without
-hold-outs, the validation text; `outer.floor_rows` of its rows are drawn by `seed`, the same for all paths and phases.
+hold-outs or whose owners keep theirs, the validation text; `outer.floor_rows` of its rows are drawn by `seed`, the
+same for all paths and phases.
 """
 
 import functools
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -58,8 +60,9 @@ def mean_loss(island: Island, rows: evaluation.Rows, path: int, params: Arrays) 
 def public_rows(island: Island) -> evaluation.Rows:
   """Returns the rows of public text on which contributions are judged, the same for each path."""
   s = island.run.settings
-  island.fetch_trees('shards/0' if s.train.early_stopping else 'sequences')
-  if s.train.early_stopping:
+  has_holdouts = s.train.early_stopping and not s.data.own_text
+  island.fetch_trees('shards/0' if has_holdouts else 'sequences')
+  if has_holdouts:
     rows = validate_stage.holdout_rows(island.run, 0)
   else:
     count = len(island.run.sequences('validation'))
@@ -75,7 +78,7 @@ def public_rows(island: Island) -> evaluation.Rows:
   return rows._replace(counts=[len(drawn)] * s.num_paths, load=load)
 
 
-def draw_rows(counts: list[int], most: int, seed: int) -> list[tuple[int, int]]:
+def draw_rows(counts: Sequence[int], most: int, seed: int) -> list[tuple[int, int]]:
   """Draws rows of shards, without repetition; returns shard and row of each, in order."""
   shards = np.repeat(np.arange(len(counts)), counts)
   rows = np.concatenate([np.arange(count) for count in counts])
