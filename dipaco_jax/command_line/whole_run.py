@@ -44,6 +44,7 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
   check_no_islands(call.workdir)
   if settings.data.own_text:
     raise InputError('config.data.own_text=True is for islands: give each process a --role, as docs/owners.md says')
+  check_settings(settings)
   with display.doing('looking for devices'):
     command.check_devices()
   if '://' not in call.workdir:
@@ -52,6 +53,13 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
   parent = bucket_run.scratch_parent(call.scratch)
   with command.full_disk_told(f'--scratch={parent}'), bucket_run.opened(call.workdir, parent, settings) as disk:
     return _train(bucket_run.folder_here(call.workdir, call.scratch), call, settings, signals, disk)
+
+
+def check_settings(settings: settings_lib.Settings):
+  """Raises InputError for what runs in one process cannot do."""
+  if settings.outer.floor:
+    fix = 'add --role, or run `python -m dipaco_jax.local`, or leave it out'
+    raise InputError(f'config.outer.floor={settings.outer.floor} is for islands, whose evaluator judges paths: {fix}')
 
 
 def check_no_islands(workdir: str):

@@ -221,6 +221,9 @@ def _check_streaming(s: Any) -> None:
   if wire.stream and (s.outer.lost or s.train.paths_per_phase or s.train.schedule):
     fix = 'leave out config.outer.lost, config.train.paths_per_phase and config.train.schedule'
     raise InputError(f'streaming (config.outer.stream, or wire) needs all paths in every phase: {fix}')
+  if wire.stream and s.outer.floor:
+    problem = 'judges what a path sends after a whole phase, and streaming sends its levels at different steps'
+    raise InputError(f"config.outer.floor={s.outer.floor} {problem}: set config.outer.stream='off'")
   if wire.overlap_steps >= tau:
     raise InputError(f'config.outer.overlap_steps={wire.overlap_steps} should be below train.steps_per_phase={tau}')
 

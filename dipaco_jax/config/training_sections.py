@@ -162,6 +162,16 @@ class Outer:
     most=1,
     added=True,
   )
+  floor: float = field(
+    0.0,
+    'A contribution that raises the loss of its path on public text by more than this, in nats per target, is left out '
+    'of the outer step, in islands (docs/audit.md). 0 sets no limit.',
+    zero=True,
+    added=True,
+  )
+  floor_rows: int = field(
+    64, 'Number of rows of public text on which contributions are judged, with outer.floor.', added=True
+  )
   exclude_above: float = field(
     10.0,
     'Outer gradients longer than this multiple of the usual length are excluded. 0 sets no limit.',

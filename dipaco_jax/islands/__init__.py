@@ -17,6 +17,7 @@ which owners have joined or left while the run trains.
 
 All roles read modules through `module_weights` and `kept_arrays`, and parse what others wrote inside `guard`.
 `screening_facts` excludes paths, and ends a run that diverges; `withdrawals` withdraw what cannot be read.
+`floor_facts` say which contributions a `judge` found to make a path worse.
 `audit_facts` says which phases another worker trains again as an `auditor`, under `audit_oversight`, and
 `suspensions` exclude workers that were found wrong; `audit_history` is for reports.
 `run_history`, `live_metrics` and `status_table` show the progress of roles, `run_costs` and `wire_status` their costs,

@@ -3,7 +3,17 @@
 import dataclasses
 from typing import Any
 
-from dipaco_jax.islands import audit_facts, final_files, inner_phase, own_levels, owner_report, run_history, schedule
+from dipaco_jax.islands import (
+  audit_facts,
+  final_files,
+  floor_facts,
+  inner_phase,
+  judge,
+  own_levels,
+  owner_report,
+  run_history,
+  schedule,
+)
 from dipaco_jax.islands.island import Island, Later
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.role_loop import Publish
@@ -13,7 +23,7 @@ from dipaco_jax.reports import headline, run_report
 from dipaco_jax.storage import files, publishing
 from dipaco_jax.telemetry import metrics_log
 
-KINDS = ('evaluate', 'finish')
+KINDS = (floor_facts.JUDGE, 'evaluate', 'finish')
 
 
 def perform(island: Island, task: Task, lease: Lease) -> Publish:
@@ -22,7 +32,7 @@ def perform(island: Island, task: Task, lease: Lease) -> Publish:
     schedule.schedule_closed(island)  # whoever added this task may not know which phases are audited
     if audit_facts.open_tasks(island):
       raise Later('audits of the last phases are open')
-  facts = {'evaluate': holdout, 'finish': finish}[task.kind](island, task)
+  facts = {floor_facts.JUDGE: judge.judge, 'evaluate': holdout, 'finish': finish}[task.kind](island, task)
   return lambda: facts
 
 

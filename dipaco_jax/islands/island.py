@@ -35,7 +35,7 @@ DIFFERENCES = 'differences'  # of modules, in storage
 STATES = 'states'  # of paths, in storage
 OWN_TEXT = 'own_text'  # kind of the task and of the fact of an owner's text
 OWN_TREES = tuple(tree.partition('/')[0] for tree in own_text_stage.TREES)  # directories of an owner's text
-OF_PATHS = ('train', 'piece', 'evaluate', 'audit', 'confirm')  # kinds of tasks whose key is a path
+OF_PATHS = ('train', 'piece', 'evaluate', 'judge', 'audit', 'confirm')  # kinds of tasks whose key is a path
 CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 

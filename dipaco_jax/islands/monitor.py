@@ -113,7 +113,8 @@ def saying_stopped(island: Island) -> Iterator[None]:
 
 def frontier(island: Island) -> int:
   """Returns the lowest phase that a task works on, or will once all facts have had their consequences."""
-  before = {'train': 0, PIECE: 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}  # of tasks, and of facts
+  # of tasks, and of facts
+  before = {'train': 0, PIECE: 0, 'judge': 0, 'outer': 1, 'evaluate': 1, 'checkpoint': 0, 'module': 0}
   before[members.BEGAN] = 0  # number 0: until the tasks of its paths are there, all is kept
   lowest = island.registry.lowest_open()
   if PIECE in lowest:

@@ -7,7 +7,8 @@ The sum has the same bits in any order of the paths (exact_sum.py). An executor 
 releases the task, and the next checkpoint wakes the task. Sums stay in memory, the least recently used ones in files on
 this machine; an executor that has neither sums again from the beginning.
 
-Paths that their workers have excluded are left out, and so are contributions of suspended workers (suspensions.py).
+Paths that their workers have excluded are left out, and so are contributions of suspended workers (suspensions.py) and
+those below the floor (floor_facts.py).
 Contributions are screened again when they are read, because a machine in between may be faulty. A module is unchanged
 if its only path is left out (`screening_facts`).
 """
@@ -31,7 +32,7 @@ from dipaco_jax.algorithm.grid import Level
 from dipaco_jax.algorithm.row_sum import RowSum
 from dipaco_jax.config import choices, settings
 from dipaco_jax.data import prefetching
-from dipaco_jax.islands import messages, owner_facts, pieces, screening_facts, suspensions, withdrawals
+from dipaco_jax.islands import floor_facts, messages, owner_facts, pieces, screening_facts, suspensions, withdrawals
 from dipaco_jax.islands.guard import Later, Malformed
 from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island
 from dipaco_jax.islands.lease import Lease
@@ -66,7 +67,7 @@ class Partial:
     self.squares: dict[str, float] = {}  # |w (old - new)|^2 by path; with row weights |w s (old - new)|^2
     self.moved: dict[str, float] = {}  # r of screening.py, by path
     self.left_out: dict[str, str] = {}  # why, by path
-    self.suspended: dict[str, str] = {}  # why, by path of a suspended worker; looked up at each claim, and not saved
+    self.barred: dict[str, str] = {}  # why, by path, facts of others say so; looked up at each claim, and not saved
     self.started = time.time()
     saved = tensors.read_with_digest(file) if file and file.exists() else None
     if saved is not None:  # otherwise it is missing or damaged, and summed again
@@ -126,13 +127,15 @@ class Executor:
     partial = self.take(island, task)
     if published and not partial.agrees_with(excluded):
       partial = self.take(island, task, anew=True)
-    suspended = {} if published else suspended_paths(island, task, level, weights)
-    if not partial.squares.keys().isdisjoint(suspended):
+    sent = contributions(island, task, level, weights)
+    sent = sent if published else floor_facts.only_judged(island, task, sent)
+    barred = {} if published else floor_facts.why_left_out(island, sent) | suspensions.why_left_out(island, sent)
+    if not partial.squares.keys().isdisjoint(barred):
       partial = self.take(island, task, anew=True)
-    partial.suspended = suspended
+    partial.barred = barred
     self.put_back(task, partial)  # at once: the sum is kept also where the next contribution cannot be read
-    excluded |= suspended
-    facts = contributions(island, task, level, weights.keys() - partial.squares.keys() - partial.left_out.keys())
+    excluded |= barred
+    facts = {path: fact for path, fact in sent.items() if path not in partial.squares | partial.left_out}
     excluded |= {path: fact.meta['excluded'] for path, fact in facts.items() if 'excluded' in fact.meta}
     to_add = [fact for path, fact in facts.items() if path not in excluded]
     read = functools.partial(read_contribution, island, level)
@@ -149,7 +152,7 @@ class Executor:
       logging.warning(message, module, task.number, partial.left_out)
     if left_out and not published:
       lease.check()
-      implausible = left_out.keys() - suspended.keys()  # a suspension is no sign of divergence
+      implausible = left_out.keys() - barred.keys()  # which are no sign of divergence
       screening_facts.check(island, module, phase, path_weights(island, phase), implausible)
     if partial.squares.keys() | left_out.keys() != weights.keys():
       island.registry.release(task, waiting=True)
@@ -194,17 +197,10 @@ def stem(task: Task) -> str:
   return f'{task.key.replace("/", "-")}-'
 
 
-def contributions(island: Island, task: Task, level: Level, missing: Collection[str]) -> dict[str, Fact]:
+def contributions(island: Island, task: Task, level: Level, paths: Collection[str]) -> dict[str, Fact]:
   """Returns the facts of what these paths, by name, have sent for the task's module; leaves out who sent nothing."""
   kind, number = pieces.fact_name(island, pieces.sender(island, level.name, task.number))
-  return {fact.key: fact for fact in island.registry.facts(kind, sorted(missing), number)}
-
-
-def suspended_paths(island: Island, task: Task, level: Level, paths: Collection[str]) -> dict[str, str]:
-  """Returns why contributions of suspended workers to a module's next version are left out, by path."""
-  if not island.registry.suspended:  # as the claim of the task has told
-    return {}
-  return suspensions.why_left_out(island, contributions(island, task, level, paths).values())
+  return {fact.key: fact for fact in island.registry.facts(kind, sorted(paths), number)}
 
 
 def read_contribution(island: Island, level: Level, fact: Fact) -> tuple[Fact, Arrays | Malformed]:
@@ -226,7 +222,7 @@ def make_next_version(island: Island, task: Task, partial: Partial, left_out: di
   """Takes the outer step unless all paths are left out; returns the facts of the module and of paths left out here."""
   phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
   kind, number = pieces.fact_name(island, pieces.sender(island, task.key.partition('/')[0], task.number))
-  out = partial.left_out | partial.suspended
+  out = partial.left_out | partial.barred
   owners = {f.key: f.meta.get('worker', '') for f in island.registry.facts(kind, sorted(out), number)}
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
   about |= screening_facts.next_usual(island, task.key, usual, partial.moved.values())

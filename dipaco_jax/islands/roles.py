@@ -4,7 +4,7 @@
 
     worker      trains paths
     outer       makes outer steps
-    evaluator   evaluates hold-outs, and makes the report
+    evaluator   evaluates hold-outs and contributions, and makes the report
     monitor     adds tasks that a killed process should have added, collects garbage, reports what is stuck
 
 PLACE is a folder that all processes share, or s3://... or gs://...; URL is the URL of a database that all can reach.

@@ -12,6 +12,8 @@ complete when its facts are inserted:
                                                   the path has alone, and its evaluation by them (own_levels.py)
     own_text of one that joins  its worker        the same, after which it is decided when its paths begin (members.py)
     outer (module, version)     outer executor    module (module, version): weights; in the metadata, the outer state
+    judge (path, phase)         evaluator         judged (path, phase): the loss without and with what the path sent, in
+                                                  runs with a floor (floor_facts.py)
     evaluate (path, version)    evaluator         evaluation (path, version): its loss on the shard's hold-out
     reroute (round)             worker            round: new shards of the text
     ship (path, phase)          its holder        state (path, phase): the AdamW state, for another (hand_over.py);
@@ -42,7 +44,16 @@ from typing import Any
 import numpy as np
 
 from dipaco_jax.config import owners
-from dipaco_jax.islands import audit_facts, audit_oversight, lineage, members, owner_facts, pieces, withdrawals
+from dipaco_jax.islands import (
+  audit_facts,
+  audit_oversight,
+  floor_facts,
+  lineage,
+  members,
+  owner_facts,
+  pieces,
+  withdrawals,
+)
 from dipaco_jax.islands.island import CARRIED, OWN_TEXT, Island
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.pipeline import jobs
@@ -71,6 +82,7 @@ def schedule(island: Island, facts: Sequence[Fact]):
     island.registry.add_tasks(owner_facts.tasks(island))
   _after_owners(island, by_kind)
   _after_pieces(island, [*by_kind.get('checkpoint', []), *by_kind.get('piece', [])])
+  _after_judged(island, by_kind.get(floor_facts.JUDGED, []))
   for fact in by_kind.get('round', []):
     _after_round(island, fact.number)
   audit_facts.follow(island, [*by_kind.get(audit_facts.AUDITED, []), *by_kind.get(audit_facts.CONFIRMED, [])])
@@ -172,8 +184,10 @@ def _after_round(island: Island, number: int):
 
 def _after_pieces(island: Island, facts: Iterable[Fact]):
   """Wakes the outer tasks of the modules that paths have sent to, and adds the paths' next pieces."""
-  for part, part_facts in itertools.groupby(facts, functools.partial(pieces.part_of, island)):
+  for part, group in itertools.groupby(facts, functools.partial(pieces.part_of, island)):
+    part_facts = list(group)
     paths, sent = [int(fact.key) for fact in part_facts], pieces.piece(island, part).sent
+    island.registry.add_tasks(floor_facts.tasks(island, part_facts))
     shared = (island.shared_modules(path) for path in paths)
     modules = sorted({module for by_level in shared for level, module in by_level.items() if level in sent})
     island.registry.add_tasks(NewTask('outer', module, part.phase + 1, 'waiting') for module in modules)
@@ -181,6 +195,12 @@ def _after_pieces(island: Island, facts: Iterable[Fact]):
     following = pieces.after(island, part)
     if following and not pieces.begins_whole(island, following):
       _add_tasks(island, pieces.ready(island, paths, following), following)
+
+
+def _after_judged(island: Island, facts: Iterable[Fact]):
+  """Wakes the outer tasks of the modules whose contributions of a path were judged."""
+  for fact in facts:
+    island.registry.wake('outer', sorted(island.shared_modules(int(fact.key)).values()), fact.number + 1)
 
 
 def go_on(island: Island, path: int, part: Part, holder: str):

@@ -12,7 +12,7 @@ from dipaco_jax.registry.fact_rows import WITHDRAWN
 
 EXCLUDED, SUSPENDED, SHOWN = 'excluded: ', 'suspended: ', 5
 RECENT = 64  # tasks by which time is estimated
-KINDS = ('prepare', 'train', 'piece', 'ship', 'outer', 'evaluate', 'reroute', 'audit', 'confirm', 'finish')
+KINDS = ('prepare', 'train', 'piece', 'ship', 'judge', 'outer', 'evaluate', 'reroute', 'audit', 'confirm', 'finish')
 
 
 def lines(registry: registry_lib.Registry) -> list[str]:

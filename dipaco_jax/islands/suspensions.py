@@ -59,8 +59,10 @@ def heed(island: Island):
     raise Suspended(f'{island.name} is suspended: {suspension.meta["why"]}; {advice}')
 
 
-def why_left_out(island: Island, contributions: Iterable[Fact]) -> dict[str, str]:
-  """Returns why contributions of suspended workers are left out, by path; {} if there are none."""
+def why_left_out(island: Island, sent: Mapping[str, Fact]) -> dict[str, str]:
+  """Returns why contributions of suspended workers are left out, by path; `sent` has the facts of contributions."""
+  if not island.registry.suspended:  # as the last claim has told
+    return {}
   suspended = current(island.registry)
-  by_path = {fact.key: fact.meta.get('worker') for fact in contributions}
+  by_path = {path: fact.meta.get('worker') for path, fact in sent.items()}
   return {path: f'its worker {name} is suspended' for path, name in by_path.items() if name in suspended}

@@ -27,7 +27,7 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
-from dipaco_jax.islands import owner_facts, pieces
+from dipaco_jax.islands import floor_facts, owner_facts, pieces
 from dipaco_jax.islands.guard import Gone
 from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.module_weights import WHOLE, ModuleWeights
@@ -147,6 +147,9 @@ def _read(island: Island, fact: Fact):
     dataclasses.replace(island, weights=ModuleWeights()).read_module(fact)  # nothing that is in memory
     if WHOLE in fact.meta:
       island.read_whole(fact.key, *fact.meta[WHOLE])
+  elif fact.kind == floor_facts.JUDGED:
+    if not any(floor_facts.is_of(fact, sent) for sent in island.registry.facts('checkpoint', [fact.key], fact.number)):
+      raise Gone(fact.key, 'its checkpoint was withdrawn')
   elif fact.kind == 'state':
     checkpoints = island.registry.facts(pieces.CHECKPOINT, [fact.key], fact.number)
     if not checkpoints or checkpoints[0].sha256 != fact.meta.get('checkpoint'):

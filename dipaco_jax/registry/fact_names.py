@@ -12,7 +12,7 @@ from typing import Any
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 
-OF_PATHS = ('checkpoint', 'piece', 'state', 'evaluation', 'excluded', 'audited', 'confirmed')
+OF_PATHS = ('checkpoint', 'piece', 'state', 'evaluation', 'excluded', 'audited', 'confirmed', 'judged')
 LARGEST = 2**31 - 1  # number that PostgreSQL's column holds
 TOLD = 1_000  # malformed facts that a process remembers to have named
 CONFIG = 'config'

@@ -116,7 +116,9 @@ def test_thin_fits_every_phase(tau, steps):
   ({'outer': dict(stream='on', overlap_steps=20)}, 'outer.overlap_steps'),
   ({'outer': dict(overlap_steps=2)}, "outer.stream='on'"),
   ({'outer': dict(mix=-0.5)}, 'outer.mix=-0.5 should be 0 or more'),
-  ({'outer': dict(wire='wan', lost=0.1)}, 'outer.lost'), ({'outer': dict(overlap_steps=-2)}, '-1 or more'),
+  ({'outer': dict(wire='wan', lost=0.1)}, 'outer.lost'),
+  ({'outer': dict(wire='wan', floor=0.1)}, "outer.stream='off'"),
+  ({'outer': dict(overlap_steps=-2)}, '-1 or more'),
 ])  # fmt: skip
 def test_rejected(sections, field):
   with pytest.raises(InputError, match=field):

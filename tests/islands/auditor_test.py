@@ -84,6 +84,16 @@ def audit_all(island: Island) -> dict[tuple[int, int], Fact]:
   return results
 
 
+def test_a_contribution_of_the_other_sign_is_found(machine, prepared, tmp_path):
+  with cheater.installed({(2, 0): 'flipped'}):
+    alone = train(machine, prepared, tmp_path / 'run', train=dict(phases=1))
+  with worker_of(alone, tmp_path / 'run', 'second') as second:
+    results = audit_all(second)
+    assert {at: fact.meta['equal'] for at, fact in results.items()} == {(path, 0): path != 2 for path in range(4)}
+    assert results[2, 0].meta['difference'] == pytest.approx(dict.fromkeys(('ends', 'low', 'high'), 2.0), rel=1e-3)
+
+
+@pytest.mark.slow
 def test_every_kind_of_cheating_is_found_and_no_honest_phase_is_accused(machine, prepared, tmp_path):
   with cheater.installed(CHEATS):
     alone = train(machine, prepared, tmp_path / 'run')

@@ -216,7 +216,9 @@ def test_a_suspended_workers_contribution_is_taken_out_of_the_sum_and_leaves_a_f
   scene.checkpoint(0, 0.01)
   scene.checkpoint(2, 0.02)
   [task] = scene.claimed()
-  scene.executor.take(scene.made, task).add('2', 1.0, {n: x + np.float32(0.02) for n, x in scene.old.items()})
+  partial = scene.executor.take(scene.made, task)
+  partial.add('2', 1.0, {n: x + np.float32(0.02) for n, x in scene.old.items()})
+  scene.executor.put_back(task, partial)
   suspensions.suspend(scene.made.registry, 'worker-2', 'it lies', 'test')
   scene.claimed()  # whose answer tells of the suspension
   module, told = scene.perform()
