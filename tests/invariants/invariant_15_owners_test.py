@@ -9,7 +9,6 @@ import numpy as np
 import one_process
 import owners_run
 import pytest
-import slow
 from owners_run import OWNERS, OwnersRun
 from secrets_of_owners import ARRAY_BYTES, Secrets, Sent, of_store
 
@@ -88,7 +87,8 @@ def test_each_kind_is_found_where_it_has_leaked(secrets):
   assert not of_court.find([np.zeros(ARRAY_BYTES, np.float32).tobytes()])
 
 
-@pytest.mark.parametrize('leaving', slow.but(['shards', 'sequences'], 'sequences'))
+@pytest.mark.slow
+@pytest.mark.parametrize('leaving', ['shards', 'sequences'])
 def test_what_is_not_in_the_store_is_found(leaving, finished, secrets, monkeypatch, tmp_path):
   run, leaky = finished[0], Sent()
   private, to = owner_store.is_private, owner_store.OwnerStorage.to
