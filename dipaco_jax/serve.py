@@ -33,12 +33,16 @@ def warm(engine):
   return engine
 
 
-def greeting(name: str, num_paths: int, url: str) -> str:
-  """Returns the lines that say where the server is, which models it has, and how to ask."""
-  body = json.dumps({'model': name, 'prompt': 'The', 'max_tokens': 32})
-  paths = f', its paths are {name}/path-0 to path-{num_paths - 1}' if num_paths > 1 else ''
+def greeting(name: str, paths: list[int], url: str, is_store: bool = False) -> str:
+  """Returns the lines that say where the server is, which models it has, and how to ask.
+
+  `is_store`: whether these are the paths of an owner's store, of which each request has to name one.
+  """
+  first = f'{name}/path-{paths[0]}'
+  body = json.dumps({'model': first if is_store else name, 'prompt': 'The', 'max_tokens': 32})
+  about = f', its paths are {first} to path-{paths[-1]}' if len(paths) > 1 else f', its path is {first}' * is_store
   return printable.text(
-    f'{name} is at {url}/v1{paths}; Ctrl-C stops it\n'
+    f'{name} is at {url}/v1{about}; Ctrl-C stops it\n'
     f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
   )
 
@@ -63,11 +67,10 @@ def main() -> NoReturn:
   run = TrainedRun(f.workdir, f.trust_modules)
   command.check_devices()
   name, url = listener_lib.model_name(f.workdir), listener_lib.url(listener)
-  num_paths = run.layout.grid.num_paths
   server = http_server.Server(
     name,
     lambda: warm(Engine(run, f.max_paths, f.max_batch, f.version)),
-    lambda: print(greeting(name, num_paths, url), flush=True),
+    lambda: print(greeting(name, run.paths_here, url, run.settings.data.own_text), flush=True),
     f.reroute_every,
     f.max_waiting,
     f.grace_s,

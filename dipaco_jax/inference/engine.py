@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
 from dipaco_jax.data.tokenizer import Transcript
 from dipaco_jax.inference.batch import Batch, Text
@@ -57,10 +58,20 @@ class Engine:
     """Raises InputError if a request is wrong. Any thread may call it."""
     check_request(request, self.max_length)
     if request.path is not None:
-      self.run.number(request.path)
+      self._check_here(self.run.number(request.path))
     elif self.run.layout.grid.num_paths > 1:
       self.run.router  # noqa: B018  # raises where there is none
     token_ids(self.run.tokenizer, request.tokens)
+
+  def _check_here(self, path: int):
+    """Raises InputError, which clients are told, for a path that another owner has."""
+    if self.run.settings.data.own_text and path not in self.paths_here:
+      here = ', '.join(map(str, self.paths_here))
+      raise InputError(f'path={path}: its owner has it; the paths of this store are: {here}')
+
+  @functools.cached_property
+  def paths_here(self) -> list[int]:
+    return self.run.paths_here
 
   def start(self, request: Request) -> Text:
     """Queues a text for `step`. Raises InputError if the request is wrong."""

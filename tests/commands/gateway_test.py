@@ -21,6 +21,7 @@ def run(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
   return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_tokens_are_added_shown_once_listed_and_revoked(made, tmp_path):
   of_run = 'dipaco_jax.gateway', f'--workdir={tmp_path}'
   added = run(*of_run, 'add', '--name=court-1', '--paths=0,1', '--days=2')
@@ -56,6 +57,7 @@ def test_wrong_options_end_with_one_line(options, message, made, tmp_path):
   assert done.returncode == 2 and message in done.stderr and done.stderr.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_a_workdir_without_a_run_is_an_error(tmp_path):
   done = run('dipaco_jax.gateway', f'--workdir={tmp_path}', 'list')
   assert done.returncode == 2 and 'start a role of the run first' in done.stderr and not [*tmp_path.iterdir()]

@@ -29,7 +29,12 @@ def test_wrong_options_are_an_error_in_one_line(options, message):
 
 
 def test_the_greeting_escapes_the_name():
-  greeting = serve.greeting("it's\x1b[31m", 4, 'http://127.0.0.1:8000')
+  greeting = serve.greeting("it's\x1b[31m", [0, 1, 2, 3], 'http://127.0.0.1:8000')
   assert '\x1b' not in greeting and 'path-0 to path-3' in greeting
   curl = shlex.split(greeting.splitlines()[1])
   assert curl[:2] == ['curl', 'http://127.0.0.1:8000/v1/completions'] and curl[-1].startswith('{"model": "it\'s')
+
+
+def test_the_greeting_names_the_path_of_an_owners_store():
+  greeting = serve.greeting('court', [1], 'http://127.0.0.1:8000', is_store=True)
+  assert 'its path is court/path-1;' in greeting and '"model": "court/path-1"' in greeting

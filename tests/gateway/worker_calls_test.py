@@ -46,6 +46,7 @@ def test_a_lease_that_runs_out_goes_to_another_and_the_old_owner_is_refused(work
   assert made.registry.tasks('running')[0]['owner'] == 'other'
 
 
+@pytest.mark.slow
 def test_a_late_owner_whom_nobody_replaced_continues(worker, made):
   task = claim(worker, '0')
   made.registry._db.change(EXPIRE, {})
@@ -54,6 +55,7 @@ def test_a_late_owner_whom_nobody_replaced_continues(worker, made):
   assert made.registry.is_done('train', '0', 0)
 
 
+@pytest.mark.slow
 def test_released_tasks_are_ready_with_what_went_wrong(worker, made):
   worker.registry.release(claim(worker, '0'), error='the disk is full\0')
   [row] = made.registry.tasks('ready', 'train', failed=True)
@@ -90,6 +92,7 @@ def test_a_withdrawal_is_noticed_at_the_next_heartbeat(worker, made):
   assert worker.registry.facts('checkpoint', ['0'], 0) == []
 
 
+@pytest.mark.slow
 def test_a_state_is_put_once(worker, made):
   task = claim(worker, '0')
   worker.registry.complete(task, gateways.train(worker, task))

@@ -9,11 +9,10 @@ import numpy as np
 import one_process
 import owners_run
 import pytest
-import slow
 from owners_run import OWNERS, OwnersRun
 from secrets_of_owners import ARRAY_BYTES, Secrets, Sent, of_store
 
-from dipaco_jax.inference import trained_run
+from dipaco_jax.inference import engine, request, trained_run
 from dipaco_jax.islands import island, own_text, owner_store
 from dipaco_jax.registry.registry import Registry, Task
 from dipaco_jax.storage import tensors
@@ -88,7 +87,8 @@ def test_each_kind_is_found_where_it_has_leaked(secrets):
   assert not of_court.find([np.zeros(ARRAY_BYTES, np.float32).tobytes()])
 
 
-@pytest.mark.parametrize('leaving', slow.but(['shards', 'sequences'], 'sequences'))
+@pytest.mark.slow
+@pytest.mark.parametrize('leaving', ['shards', 'sequences'])
 def test_what_is_not_in_the_store_is_found(leaving, finished, secrets, monkeypatch, tmp_path):
   run, leaky = finished[0], Sent()
   private, to = owner_store.is_private, owner_store.OwnerStorage.to
@@ -152,6 +152,9 @@ def test_a_store_ends_as_a_workdir_of_its_owners_path(finished):
   assert trained_run.TrainedRun(str(run.store('court'))).paths_here == [1], 'which `serve` warms up'
   with pytest.raises(ValueError, match=r'--path=clinic: it is not in .*; its owner has it'):
     trained_run.load(str(run.store('court')), 'clinic')
+  served = engine.Engine(trained_run.TrainedRun(str(run.store('court'))), 1, 1, None)
+  with pytest.raises(ValueError, match='path=0: its owner has it; the paths of this store are: 1'):
+    served.check_request(request.Request((5, 6), 2, 0))
 
 
 def test_a_store_is_a_run_of_its_own_for_nobody_else(finished):

@@ -8,6 +8,7 @@ import numpy as np
 import one_process
 import owners_run
 import pytest
+import slow
 from owners_run import OWNERS
 
 from dipaco_jax.config import settings as settings_lib
@@ -75,7 +76,7 @@ def in_rows(rows: tuple[np.ndarray, np.ndarray]) -> list[bytes]:
   return sorted(tokens[segments == n].tobytes() for tokens, segments in pairs for n in range(1, segments.max() + 1))
 
 
-@pytest.mark.parametrize('owner', OWNERS)
+@pytest.mark.parametrize('owner', slow.but(OWNERS, 'court'))
 def test_shards_are_those_of_one_job_on_the_text_of_all(owner, folder, keeper, pooled):
   path, run = OWNERS.index(owner), begin(folder, keeper, owner)
   about = own_text_stage.make(run, text_of(folder, keeper, owner))[str(path)]
