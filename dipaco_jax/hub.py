@@ -126,9 +126,6 @@ def check_settings(settings: settings_lib.Settings, workers: int):
   from dipaco_jax.islands import roles
 
   roles.check_settings(settings)
-  if settings.data.own_text:
-    fix = 'start its processes with --role, as docs/owners.md shows'
-    raise InputError(f'config.data.own_text=True: a gateway does not pass on what owners publish of their text; {fix}')
   if settings.audit.fraction and not workers:
     fix = 'add --workers=1 or more, which audit the others'
     raise InputError(f'config.audit.fraction={settings.audit.fraction}: machines that join audit nobody; {fix}')
@@ -219,7 +216,8 @@ def print_lines(hub: Hub, address: str, tokens: list[tuple[str, str]]):
   for owner, token in tokens:
     on = f"on {owner}'s machines" if owner else 'on any other machine'
     stopping.write(f'{PROGRAM}: paste this line {on}; keep it as you would a password, it is shown once:')
-    stopping.write(f'python -m dipaco_jax.join {shlex.quote(address)} --token={token}', sys.stdout)
+    own = " --data='TEXT/*.txt' --store=DIR" if hub.settings.data.own_text else ''
+    stopping.write(f'python -m dipaco_jax.join {shlex.quote(address)} --token={token}{own}', sys.stdout)
 
 
 # -- the processes

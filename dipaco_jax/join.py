@@ -50,6 +50,10 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
   )
   parser.add_argument('--workers', type=int, help='Number of workers. By default, one per GPU, or 1 without GPUs.')
   parser.add_argument('--name', default='', help="Name of this machine in the run. By default, the machine's own.")
+  parser.add_argument(
+    '--data', default='', help="Globs of an owner's text, separated by commas, where text stays with its owners."
+  )
+  parser.add_argument('--store', default='', help='Folder or bucket of that owner, which nobody else can read.')
   options = parser.parse_args(argv)
   if options.workers is not None and options.workers < 1:
     parser.error(f'--workers={options.workers}: give 1 or more')
@@ -223,6 +227,7 @@ def start_workers(options: argparse.Namespace, logs: Any) -> list[supervision.Ro
   logs.mkdir(parents=True, exist_ok=True)
   host = re.sub(r'[^A-Za-z0-9._-]', '-', options.name or socket.gethostname())[:40] or 'joined'
   argv = [sys.executable, '-m', 'dipaco_jax.main', '--role=worker']
+  argv += [f'--{name}={value}' for name in ('data', 'store') if (value := getattr(options, name))]
   named = [f'{host}-{os.getpid()}-{i}' for i in range(count)]  # other processes of this machine may have joined, too
   assert all(map(gateway_worker.NAME.fullmatch, named))
   return [

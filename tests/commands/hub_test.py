@@ -68,6 +68,9 @@ def test_a_line_is_printed_for_each_token_and_says_whose_it_is(tmp_path, capsys)
   line = "python -m dipaco_jax.join 'https://127.0.0.1:8443#sha256=ab' --token="
   assert out == f'{line}one\n{line}two\n' and "on court's machines" in err
   assert 'https://127.0.0.1:8443 leads to this machine alone: set --address' in err and 'two' not in err
+  own = make_hub(tmp_path, settings(data={'own_text': True, 'train': ('t.txt',), 'validation': ('v.txt',)}, **OWNERS))
+  hub.print_lines(own, 'https://192.0.2.7:8443#sha256=ab', [('court', 'two')])
+  assert capsys.readouterr().out.endswith("--token=two --data='TEXT/*.txt' --store=DIR\n")
   hub.print_lines(made_hub, 'https://192.0.2.7:8443#sha256=ab', [])
   out, err = capsys.readouterr()
   assert not out and '--new_tokens' in err and 'alone' not in err
