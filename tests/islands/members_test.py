@@ -8,7 +8,8 @@ import pytest
 from owners_run import OwnersRun
 
 from dipaco_jax.config import owners, settings as settings_lib
-from dipaco_jax.islands import members, outer_executor, owner_facts, role_loop, roles, schedule
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.islands import local_config, members, outer_executor, owner_facts, role_loop, roles, schedule
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import OWN_TEXT
 from dipaco_jax.registry import fact_rows
@@ -256,5 +257,6 @@ def test_settings_with_joined_owners_are_those_of_the_config_with_more_names(tmp
 def test_a_workdir_may_have_the_first_owners_that_joined(tmp_path):
   s = owners_run.settings(tmp_path)
   publishing.write_json(tmp_path / 'config.json', settings_lib.recorded(owners.join(s, ('press',))))
-  assert roles.differences_of(tmp_path, s, ('press', 'state')) == ''
-  assert 'grid' in roles.differences_of(tmp_path, s, ()), 'of a run that nobody has joined'
+  local_config.keep(tmp_path, s, joined=('press', 'state'))
+  with pytest.raises(InputError, match='grid'):  # of a run that nobody has joined
+    local_config.keep(tmp_path, s)
