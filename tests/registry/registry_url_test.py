@@ -9,7 +9,7 @@ import time
 import pytest
 
 from dipaco_jax import local
-from dipaco_jax.command_line import command
+from dipaco_jax.command_line import command, supervision
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import roles
@@ -94,7 +94,7 @@ def test_local_tells_its_roles_by_the_environment(monkeypatch, tmp_path, capsys)
       told.append([(process / name).read_bytes().decode() for name in ('cmdline', 'environ')])
     return 0
 
-  monkeypatch.setattr(local, 'supervise', supervise)
+  monkeypatch.setattr(supervision, 'supervise', supervise)
   monkeypatch.setattr(local, 'check', lambda options, rest: registry_url.given(options.registry))  # nor such a config
   monkeypatch.setattr(registry, 'Registry', lambda *args: None)  # there is no such database
   monkeypatch.setattr(roles, 'resume', lambda *args: 0)
