@@ -64,9 +64,8 @@ class Recorder:
       with context.wrap_socket(connection, server_side=True) as secure:
         secure.settimeout(5)
         while not self.received.endswith(b'}'):  # header and body may come apart
-          part = secure.recv(10_000)
-          if not part:
-            return
+          if not (part := secure.recv(10_000)):
+            raise OSError('the client has closed')
           self.received += part
         secure.sendall(b'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}')
     except OSError:
