@@ -1,7 +1,6 @@
 """A hub and machines that join it, as trees of processes: a run to its end, restarts, a slow line."""
 
 import contextlib
-import importlib.util
 import pathlib
 import signal
 import subprocess
@@ -12,12 +11,9 @@ import hubs
 import pytest
 import repository
 import tiny_run
+from bandwidth_module import bandwidth
 
 from dipaco_jax.registry import registry as registry_lib
-
-SPEC = importlib.util.spec_from_file_location('bandwidth', repository.ROOT / 'benchmarks' / 'bandwidth.py')
-bandwidth = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(bandwidth)
 
 RELAY = str(repository.ROOT / 'benchmarks' / 'relay.py')
 PHASES = '--config.train.phases=2'

@@ -1,20 +1,14 @@
 """The benchmark behind slow lines: the lines are slow, the figures are those of the facts, and it runs."""
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 
 import pytest
-import repository
+from bandwidth_module import FILE, bandwidth
 
 from dipaco_jax.registry import registry as registry_lib
-
-FILE = repository.ROOT / 'benchmarks' / 'bandwidth.py'
-SPEC = importlib.util.spec_from_file_location('bandwidth', FILE)
-bandwidth = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(bandwidth)
 
 MEGABYTES = 2
 ANSWER = f"""
