@@ -47,8 +47,8 @@ def start(role: str, name: str, config: list[str], place: pathlib.Path) -> subpr
 def play(kind: str, seed: int, fraction: float, place: pathlib.Path, prepared: pathlib.Path | None) -> dict[str, Any]:
   """Runs all roles to the end of the run; returns what was found in it."""
   place.mkdir(parents=True)
-  for name in PREPARED if prepared else ():
-    if (source := prepared / name).exists():
+  for name in PREPARED:
+    if prepared and (source := prepared / name).exists():
       (shutil.copytree if source.is_dir() else shutil.copy)(source, place / name)
   for stage in ('train', 'control', 'evaluate'):
     (place / 'stages' / f'{stage}.json').unlink(missing_ok=True)
