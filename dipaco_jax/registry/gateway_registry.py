@@ -96,19 +96,13 @@ class GatewayRegistry:
     at_most: int | None = None,
   ) -> list[Fact]:  # fmt: skip
     """Returns facts as `Registry.facts` does, without those that the token may not read."""
-    known: list[Fact] = []
-    if is_named := keys is not None and number is not None:
-      known, keys = self._known.find(kind, keys, number)
-      if not keys:
-        return sorted(known, key=lambda fact: fact.key)
-    generation = self._known.generation
     body = {'kind': kind, 'number': number, 'at_least': at_least, 'at_most': at_most}
-    answer = self._call('facts', body | {'keys': None if keys is None else list(keys)})
-    facts = [Fact(*fact) for fact in answer['facts']]
-    if is_named:
-      self._known.add(facts, generation)
-      facts = sorted(known + facts, key=lambda fact: fact.key)
-    return facts
+
+    def ask(unknown_keys: Sequence[str] | None) -> list[Fact]:
+      answer = self._call('facts', body | {'keys': None if unknown_keys is None else list(unknown_keys)})
+      return [Fact(*fact) for fact in answer['facts']]
+
+    return self._known.read(kind, keys, number, ask)
 
   def newest(self, kind: str, below: int | None = None, keys: Sequence[str] | None = None) -> dict[str, int]:
     body = {'kind': kind, 'below': below, 'keys': None if keys is None else list(keys)}

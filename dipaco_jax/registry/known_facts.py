@@ -2,7 +2,7 @@
 
 import collections
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 LIMIT = 2_000  # facts; one of a checkpoint has some kilobytes of metadata
@@ -24,6 +24,20 @@ class KnownFacts:
       for key in known:
         self._facts.move_to_end((kind, key, number))
     return list(known.values()), [key for key in keys if key not in known]
+
+  def read(
+    self, kind: str, keys: Sequence[str] | None, number: int | None, ask: Callable[[Sequence[str] | None], list[Any]]
+  ) -> list[Any]:  # fmt: skip
+    """Returns facts from `ask(keys)`, which is called for those alone that are not known, if all are named; by key."""
+    if keys is None or number is None:
+      return ask(keys)
+    known, unknown_keys = self.find(kind, keys, number)
+    if unknown_keys:
+      generation = self.generation
+      facts = ask(unknown_keys)
+      self.add(facts, generation)
+      known += facts
+    return sorted(known, key=lambda fact: fact.key)
 
   def add(self, facts: Iterable[Any], generation: int = 0):
     """Notes facts that were in the registry at a generation. Facts of an earlier one may have been withdrawn since."""

@@ -13,6 +13,7 @@ do, and a completion finds its own facts.
 
 import collections
 import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -284,12 +285,13 @@ class Registry:
     at_most: int | None = None,
   ) -> list[Fact]:  # fmt: skip
     """Returns the facts of a kind, by number, then key; only those with these keys and numbers, if given."""
-    known: list[Fact] = []
-    if is_named := keys is not None and number is not None:
-      known, keys = self._known.find(kind, keys, number)
-      if not keys:
-        return sorted(known, key=lambda fact: fact.key)
-    generation = self._known.generation
+    ask = functools.partial(self._ask, kind, number, at_least, at_most)
+    return self._known.read(kind, keys, number, ask)
+
+  def _ask(
+    self, kind: str, number: int | None, at_least: int, at_most: int | None, keys: Sequence[str] | None
+  ) -> list[Fact]:  # fmt: skip
+    """Returns facts from the database, by number, then key."""
     query, parameters = sa.select(*schema.FACT).where(FACTS.c.kind == kind), {}
     if keys is not None:
       query, parameters = query.where(Among(FACTS.c.key, schema.KEYS)), {'keys': json.dumps(list(keys))}
@@ -299,11 +301,7 @@ class Registry:
       query = query.where(FACTS.c.number >= at_least)
     if at_most is not None:
       query = query.where(FACTS.c.number <= at_most)
-    facts = self._sound(self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters))
-    if is_named:
-      self._known.add(facts, generation)
-      facts = sorted(known + facts, key=lambda fact: fact.key)
-    return facts
+    return self._sound(self._db.rows(query.order_by(FACTS.c.number, FACTS.c.key), parameters))
 
   def _sound(self, rows: Iterable[Row]) -> list[Fact]:
     """Returns the facts of rows without those that are malformed."""
