@@ -43,7 +43,8 @@ def run_behind_gateway():
   profiling.check(profile, run.settings)
   with contextlib.closing(profiling.Profiler(run.local, profile)) as profiler:
     outcome = behind_gateway.serve(run, _process('', watched, profiler))
-  print('\n'.join([f'{link.address.url}: finished', *headline.outcome(outcome), *_next_of_owner(run.owner)]))
+  if outcome:
+    print('\n'.join([f'{link.address.url}: finished', *headline.outcome(outcome), *_next_of_owner(run.owner)]))
 
 
 def begin_role() -> Any:

@@ -88,13 +88,14 @@ def add(url: str):
   from dipaco_jax.algorithm.grid import Grid
   from dipaco_jax.config import owners, settings as settings_lib
   from dipaco_jax.gateway import tokens as tokens_lib
+  from dipaco_jax.islands import members
 
   if not FLAGS.name:
     raise InputError('--name is missing: the name of the worker, as the run will know it')
   if not FLAGS.days > 0:
     raise InputError(f'--days={FLAGS.days} should be above 0')
   registry, config = open_run(url)
-  settings = settings_lib.of_run(config.meta['config'])
+  settings = owners.join(settings_lib.of_run(config.meta['config']), members.read(registry).joined)
   registry.close()
   paths = parse_paths(FLAGS.paths, settings.num_paths)
   if settings.data.own_text and not FLAGS.owner:
@@ -105,7 +106,8 @@ def add(url: str):
       raise InputError('--owner and --paths both say which paths a token is for: give one of them')
     grid = Grid(settings.grid)
     if FLAGS.owner not in (known := owners.names(grid)):
-      raise InputError(f'--owner={FLAGS.owner}: the owners of this run are {", ".join(known)}')
+      fix = f'add others with python -m dipaco_jax.owners --workdir={FLAGS.workdir} add'
+      raise InputError(f'--owner={FLAGS.owner}: the owners of this run are {", ".join(known)}; {fix} {FLAGS.owner}')
     paths = owners.paths_of(grid, FLAGS.owner)
   with contextlib.closing(tokens_lib.Tokens(url)) as tokens:
     print(tokens.add(FLAGS.name, paths, FLAGS.days, FLAGS.owner or ''))

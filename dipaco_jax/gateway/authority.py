@@ -2,6 +2,7 @@
 
     kind of fact                                        may be read
     config, prepared, round, diverged, finished         always
+    joined, began, left                                 always: names of owners, and numbers of phases
     module                                              if one of the token's paths goes through it
     checkpoint, piece, state, evaluation, excluded      of the token's paths
     own_text                                            of all owners, by a token of an owner: of others, the numbers of
@@ -31,8 +32,9 @@ from typing import NamedTuple
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import validation_text
 from dipaco_jax.islands.island import OWN_TEXT
+from dipaco_jax.registry.registry_schema import MEMBERS
 
-ALWAYS = ('config', 'prepared', 'round', 'diverged', 'finished')
+ALWAYS = ('config', 'prepared', 'round', 'diverged', 'finished', *MEMBERS)
 EVALUATE, EVALUATION = 'evaluate', 'evaluation'
 OF_PATHS = ('checkpoint', 'piece', 'state', EVALUATION, 'excluded')
 TASKS = ('train', 'piece', 'ship')

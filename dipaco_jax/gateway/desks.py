@@ -4,6 +4,7 @@ import contextlib
 import functools
 import os
 import pathlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +16,7 @@ from dipaco_jax.gateway.refusals import Refused
 from dipaco_jax.gateway.requests import Body, Caller
 from dipaco_jax.gateway.task_desk import TaskDesk
 from dipaco_jax.gateway.tokens import Tokens
-from dipaco_jax.islands import schedule
+from dipaco_jax.islands import members, schedule
 from dipaco_jax.islands.island import Island
 from dipaco_jax.storage import retry
 
@@ -32,9 +33,12 @@ class Desks:
   """What a gateway answers, without HTTP."""
 
   def __init__(self, island: Island, tokens: Tokens, aside: pathlib.Path, most_claims: int = 64):
-    self.island, self.tokens = island, tokens
+    self.tokens = tokens
     facts, self.objects = FactDesk(island), ObjectDesk(island, aside)
     tasks = TaskDesk(island, self.objects, most_claims)
+    self.desks = facts, self.objects, tasks
+    self.growing = threading.Lock()
+    self.give(island)
     self.routes: dict[str, Callable[[Caller, Body], dict[str, Any]]] = {
       **{name: getattr(facts, name) for name in ('hello', 'facts', 'newest', 'durations', 'is_done', 'beat')},
       **{name: getattr(tasks, name) for name in ('claim', 'heartbeat', 'release', 'complete', 'ask')},
@@ -42,32 +46,39 @@ class Desks:
       **{name: getattr(self.objects, name) for name in ('exists', 'offer', 'commit')},
     }
 
+  def give(self, island: Island):
+    """Gives all desks a view of the run."""
+    for desk in self.desks:
+      desk.island = island
+    self.scope = functools.lru_cache(1024)(functools.partial(scope_of, island))
+    self.island = island
+
+  def follow_members(self):
+    """Continues with all owners that have joined or left, before anything is answered."""
+    with self.growing:
+      try:
+        members.heed(self.island)
+      except members.Changed:
+        before = self.island.members
+        self.give(members.grow(self.island))
+        members.log_changes(before, self.island.members)
+
   def find_caller(self, token: str) -> Caller:
     """Returns the worker that a token stands for. Raises Refused if there is none, or no longer."""
     found, now = self.tokens.find(token) or (None, 0.0)
     state = found.state(now) if found else ''
     if not found or state != 'valid':
       raise Refused(401, state or 'unknown_token', WHY[state])
+    self.follow_members()
     return Caller(found, self.scope(found.paths, found.owner), found.name)
 
   def named(self, caller: Caller, body: Body) -> Caller:
     """Returns a caller with the name of its process, which a request tells."""
     return caller._replace(name=requests.name_of(caller.token, body.get('name')))
 
-  @functools.lru_cache(1024)  # noqa: B019 - a gateway has one of these
-  def scope(self, paths: tuple[int, ...] | None, owner: str = '') -> Scope:
-    """Returns the paths and modules of a token; `owner` counts where text stays with its owners."""
-    num_paths, layout = self.island.run.settings.num_paths, self.island.layout
-    mine = frozenset(range(num_paths)) if paths is None else frozenset(paths)
-    modules = frozenset(module for path in mine for module in self.island.modules_of(path).values())
-    levels = frozenset(level.name for level in layout.levels)
-    if not owner or not self.island.run.settings.data.own_text:
-      return Scope(mine, modules, levels)
-    models = frozenset(path for model in layout.models() if mine & {*model} for path in model)
-    return Scope(mine, modules, levels, owner, models)
-
   def advance(self):
     """Adds tasks that are due: those that follow from a fact whose process was lost, and those that need all paths."""
+    self.follow_members()
     schedule.advance(self.island)
 
   @contextlib.contextmanager
@@ -75,6 +86,18 @@ class Desks:
     """Adds such tasks from time to time, in a thread, during the block."""
     with retry.every(LOOK_AROUND_S, 'looking for tasks to add', self.advance):
       yield
+
+
+def scope_of(island: Island, paths: tuple[int, ...] | None, owner: str = '') -> Scope:
+  """Returns the paths and modules of a token; `owner` counts where text stays with its owners."""
+  num_paths, layout = island.run.settings.num_paths, island.layout
+  mine = frozenset(range(num_paths)) if paths is None else frozenset(paths)
+  modules = frozenset(module for path in mine for module in island.modules_of(path).values())
+  levels = frozenset(level.name for level in layout.levels)
+  if not owner or not island.run.settings.data.own_text:
+    return Scope(mine, modules, levels)
+  models = frozenset(path for model in layout.models() if mine & {*model} for path in model)
+  return Scope(mine, modules, levels, owner, models)
 
 
 def make_aside(folder: pathlib.Path) -> pathlib.Path:

@@ -15,10 +15,10 @@ from dipaco_jax.gateway import authority, fact_checks, held_tasks, owner_checks,
 from dipaco_jax.gateway.object_desk import ObjectDesk
 from dipaco_jax.gateway.refusals import Refused, forbidden, lost, malformed
 from dipaco_jax.gateway.requests import Body, Caller, take
-from dipaco_jax.islands import lineage, path_state, pieces, schedule, state_facts, suspensions, withdrawals
+from dipaco_jax.islands import lineage, members, path_state, pieces, schedule, state_facts, suspensions, withdrawals
 from dipaco_jax.islands.guard import Gone, guarding
 from dipaco_jax.islands.hand_over import SHIP
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.registry.registry import Fact, Lost, NewTask, Task
 
 MOST_ERROR = 300  # characters of an error that a worker tells
@@ -84,9 +84,15 @@ class TaskDesk:
     return self._news({})
 
   def ask(self, caller: Caller, body: Body) -> dict[str, Any]:
-    """Adds a task that follows from one that the worker holds: the path's next piece, or a request for its state."""
+    """Adds a task that follows from one that the worker holds: the path's next piece, or a request for its state.
+
+    An owner that has joined asks for the task that reads its text.
+    """
     kind, key, number = requests.take_named(body)
     holder = take(body, 'holder', requests.is_holder)
+    if kind == OWN_TEXT and key == caller.scope.owner:
+      members.add_text_task(self.island, key)
+      return {}
     if kind not in authority.TASKS or key not in caller.scope.path_keys:
       raise forbidden()
     if kind == SHIP:
@@ -197,7 +203,8 @@ class TaskDesk:
   def _news(self, answer: dict[str, Any]) -> dict[str, Any]:
     """Returns an answer with what each answer to a claim or heartbeat tells."""
     registry = self.island.registry
-    return answer | {name: getattr(registry, name) for name in ('diverged', 'withdrawn', 'suspended')}
+    news = {name: getattr(registry, name) for name in ('diverged', 'withdrawn', 'suspended')}
+    return answer | news | {'members': max(registry.members, self.island.members.num_facts)}
 
 
 def _named(island: Island, key: str, part: pieces.Part) -> tuple[str, str, int]:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
-from dipaco_jax.config import extension, settings as settings_lib
+from dipaco_jax.config import extension, owners, settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import local_config, roles, screening_facts
+from dipaco_jax.islands import local_config, members, roles, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
@@ -58,12 +58,13 @@ def open_run(link: Link, name: str, own: Own) -> Run:
   [config] = registry.facts('config')
   settings = settings_lib.of_run(config.meta['config'])
   check(settings, config)
-  owner = check_own(registry, settings, own)
+  joined = members.read(registry).joined
+  owner = check_own(registry, owners.join(settings, joined), own)
   storage = Storage(link.address.url, Gateway(link), PATIENCE_S)
   if registry.paths is not None and not owner:
     storage.reads = reader(registry.paths)
   local = roles.make_local_place(own.store) if owner else gateway_link.make_folder(link.address, config.meta['id'])
-  local_config.keep(local, settings, '--store' if owner else 'TMPDIR')
+  local_config.keep(local, settings, '--store' if owner else 'TMPDIR', joined)
   return Run(settings, registry, storage, local, config.meta['id'], registry.name, owner)
 
 
@@ -119,7 +120,7 @@ def make_island(run: Run, process: roles.Process) -> Island:
   """Returns a worker's island. Its registry makes the calls of `WorkerRegistry`, and a worker makes no others."""
   own = roles.on_own_devices(run.settings)
   own_run = run_lib.unattended(run.local, own, own.mesh.data, process.profiler)
-  island = Island(own_run, cast(Registry, run.registry), run.storage, run.name)
+  island = members.make_island(own_run, cast(Registry, run.registry), run.storage, run.name)
   return join(island, run, process.globs, process.store) if run.owner else island
 
 

@@ -32,6 +32,7 @@ from dipaco_jax.registry.database_errors import Damaged
 from dipaco_jax.registry.fact_rows import Newest
 from dipaco_jax.registry.registry import FINISHED, Fact, NewTask, Registry
 from dipaco_jax.registry.registry_schema import MEMBERS
+from dipaco_jax.registry.worker_registry import WorkerRegistry
 from dipaco_jax.storage.object_store import Storage
 
 JOINED, BEGAN, LEFT = MEMBERS
@@ -43,7 +44,7 @@ class Changed(Exception):
   """Owners have joined or left since this process began or grew; it continues with a new island."""
 
 
-def read(registry: Registry) -> Members:
+def read(registry: WorkerRegistry) -> Members:
   """Returns which owners have joined and left. The kinds are read in an order in which none can name a later one."""
   left, began, joined = (registry.facts(kind) for kind in (LEFT, BEGAN, JOINED))
   since = {fact.key: fact.meta['since'] for fact in began}
@@ -220,9 +221,11 @@ def pending(island: Island) -> list[str]:
   return [owner for owner in island.members.joined if owner not in island.members.since]
 
 
-def text_task(owner: str) -> NewTask:
-  """Returns the task that reads an owner's text."""
-  return NewTask(OWN_TEXT, owner, 0)
+def add_text_task(island: Island, owner: str):
+  """Adds the task that reads the text of an owner who has joined, unless it has left or the run is finished."""
+  members = island.members
+  if owner in members.joined and owner not in members.left and not island.registry.facts(FINISHED):
+    island.registry.add_tasks([NewTask(OWN_TEXT, owner, 0)])
 
 
 def describe(island: Island, owner: str) -> str:

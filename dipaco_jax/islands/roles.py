@@ -58,7 +58,7 @@ from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import inputs, own_text_stage, run as run_lib
 from dipaco_jax.registry import database, registry_url
-from dipaco_jax.registry.registry import FINISHED, Conflict, Fact, NewTask, Registry
+from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Registry
 from dipaco_jax.reports import run_report
 from dipaco_jax.storage import files, lock
 from dipaco_jax.storage.object_store import Storage, open_storage
@@ -169,9 +169,7 @@ def join_owner(island: Island, owner: str, globs: tuple[str, ...], store: Storag
   """Returns a process as a worker of an owner, with the owner's store. Raises InputError if that is of another run."""
   owner_store.settle(store, run_id, owner)
   storage: Any = owner_store.OwnerStorage(island.storage, store, island.run.settings)
-  members_now = island.members
-  if owner in members_now.joined and owner not in members_now.left and not island.registry.facts(FINISHED):
-    island.registry.add_tasks([members.text_task(owner)])
+  members.add_text_task(island, owner)
   return dataclasses.replace(island, storage=storage, owner=owner, own_globs=globs)
 
 

@@ -30,7 +30,7 @@ class GatewayRegistry:
     self._conversations = Conversations(lambda: None)
     self.names = FactNames()
     self.diverged = self.withdrawn = self.suspended = 0
-    self.members = self.known_members = 0  # owners of runs behind a gateway neither join nor leave
+    self.members = self.known_members = 0  # as the last claim or heartbeat told, and as this process's island knows
     about = self._call('hello', {})
     self.name: str = about['name']  # of this worker, as the run knows it
     self.paths: list[int] | None = about['paths']  # that it may train; None: all
@@ -53,6 +53,7 @@ class GatewayRegistry:
       self.withdrawn = answer['withdrawn']
     self.diverged = answer.get('diverged', self.diverged)
     self.suspended = answer.get('suspended', self.suspended)
+    self.members = max(self.members, answer.get('members', 0))
     return answer
 
   # -- tasks
@@ -123,7 +124,7 @@ class GatewayRegistry:
   def add_tasks(self, tasks: Iterable[NewTask]):
     """Asks for tasks, which the gateway adds if they follow from what this worker does."""
     for task in tasks:
-      if task.kind in ('train', 'piece', 'ship'):
+      if task.kind in ('train', 'piece', 'ship', 'own_text'):
         self._call('ask', {'named': [task.kind, task.key, task.number], 'holder': task.holder})
 
   def wake(self, kind: str, keys: Sequence[str], number: int):
@@ -134,6 +135,7 @@ class GatewayRegistry:
     return []
 
   def count_members(self) -> int:
+    """Returns how many facts say that owners joined or left, as the gateway has told last: with each claim."""
     return self.members
 
   def decide(

@@ -10,10 +10,10 @@ import pytest
 from owners_run import OWNERS, OwnersRun
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import behind_gateway, own_levels, owner_facts, owner_store, state_facts, withdrawals
+from dipaco_jax.islands import behind_gateway, members, own_levels, owner_facts, owner_store, state_facts, withdrawals
 from dipaco_jax.islands.guard import Gone
 from dipaco_jax.islands.island import OWN_TEXT, Island
-from dipaco_jax.registry.registry import Fact
+from dipaco_jax.registry.registry import Fact, NewTask
 from dipaco_jax.storage import object_store
 
 DIGEST = 'ab' * 32
@@ -129,6 +129,28 @@ def test_a_task_is_opened_again_at_the_word_of_its_owner_and_the_first_result_st
       court.registry.complete(task, trained(court, task, 2.0) if kind == 'train' else [text_fact('court', 1)])
   stands = [fact for fact in world.keeper.registry.facts('checkpoint') if fact.key == '1']
   assert stands == [first], 'that nobody here can read a module of it is no reason'
+
+
+def test_a_gateway_that_runs_serves_an_owner_that_joins_and_tells_all_others(world):
+  world.read_texts()
+  court = world.workers['court']
+  assert court.registry.claim('', ['evaluate']) is None and court.registry.members == 0
+  members.add(world.keeper, 'press')
+  link = world.gateway.link('press', [2], owner='press')
+  press = members.grow(gateways.island_of(world.keeper, link))
+  assert press.members.joined == ('press',) and press.layout.grid.num_paths == 3
+  with pytest.raises(InputError, match='does not allow'):
+    court.registry.add_tasks([NewTask(OWN_TEXT, 'press', 0)])
+  assert press.registry.claim('', [OWN_TEXT]) is None
+  members.add_text_task(press, 'press')
+  press.registry.complete(press.registry.claim('', [OWN_TEXT]), [text_fact('press', 2)])
+  assert world.keeper.registry.facts('began', ['press'])[0].meta == {'since': 0}
+  world.gateway.desks.advance()
+  assert press.registry.claim('', ['train']).key == '2'
+  assert court.registry.claim('', ['evaluate']) is None
+  with pytest.raises(members.Changed):
+    members.heed(court)
+  assert members.grow(court).members == members.grow(press).members
 
 
 def test_an_evaluation_by_the_owner_is_a_fact(world):

@@ -154,7 +154,9 @@ class OwnersRun:
     """A worker behind a gateway that has just begun."""
     gateway, globs = self.gateways[owner], (str(own_file(self.folder, owner)),)
     name = f'{owner}-{len(gateway.links)}'
-    link = gateway.link(name, owners.paths_of(grid.Grid(self.settings.grid), owner), owner=owner)
+    gateway.desks.follow_members()
+    grown = gateway.desks.island.layout.grid
+    link = gateway.link(name, owners.paths_of(grown, owner), owner=owner)
     link.patience_s = 60  # on a busy machine
     run = behind_gateway.open_run(link, '', behind_gateway.Own('', globs, str(self.store(owner))))
     process = roles.Process('worker', '', LEASE_S, globs=globs, store=str(self.store(owner)))

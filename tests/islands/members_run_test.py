@@ -29,9 +29,9 @@ def begin(folder, programs: dict) -> OwnersRun:
 
 @pytest.fixture(scope='module')
 def changed(one_device, tmp_path_factory) -> OwnersRun:
-  """A run that press joins after two phases, and that clinic leaves after two of press."""
+  """A run that press joins after two phases, and that clinic leaves after two of press, all behind a gateway."""
   run = begin(tmp_path_factory.mktemp('changed'), {})
-  with run.members() as processes:
+  with run.behind_gateway(*owners_run.OWNERS, 'press'), run.members() as processes:
     run.to('module', processes, 'shared/shared', 2)
     members.add(processes[0].island, 'press')
     processes.append(Member(run, 'press'))

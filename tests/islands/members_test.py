@@ -59,7 +59,7 @@ def join(island) -> members.Island:
   """Adds press, whose text is then read; returns the island that knows it."""
   members.add(island, 'press')
   grown = members.grow(island)
-  grown.registry.add_tasks([members.text_task('press')])
+  members.add_text_task(grown, 'press')
   fact = text_fact('press', 2)
   grown.registry.complete(grown.registry.claim('press', [OWN_TEXT], ['press']), [fact])
   schedule.schedule(grown, [fact])
@@ -77,7 +77,7 @@ def test_an_owner_that_is_added_changes_no_other_path_and_nobody_waits_for_it(ke
   assert other.uri.startswith('objects/modules/0/own/')
   assert [grown.active_paths(phase).tolist() for phase in (0, 5)] == [[True, True, False]] * 2
   assert owner_facts.missing(grown) == []
-  grown.registry.add_tasks([members.text_task('press')])
+  members.add_text_task(grown, 'press')
   for kind in ('train', 'outer', 'evaluate'):
     while task := grown.registry.claim('any', [kind]):
       grown.registry.complete(task, [])
