@@ -10,7 +10,6 @@ import numpy as np
 import one_process
 from one_process import LEASE_S
 
-from dipaco_jax.algorithm import grid
 from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.islands import (
   behind_gateway,
