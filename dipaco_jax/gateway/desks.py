@@ -55,10 +55,10 @@ class Desks:
 
   def follow_members(self):
     """Continues with all owners that have joined or left, before anything is answered."""
-    with self.growing:
-      try:
-        members.heed(self.island)
-      except members.Changed:
+    try:
+      members.heed(self.island)
+    except members.Changed:
+      with self.growing:
         before = self.island.members
         self.give(members.grow(self.island))
         members.log_changes(before, self.island.members)
