@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import slow
 
 from dipaco_jax.algorithm import Grid, Levels, OuterStep, outer_step, phase, reference
 
@@ -247,7 +248,7 @@ def test_what_is_no_array_is_named():
 
 
 @pytest.mark.parametrize('optimizer', [optax.sgd(0.7, 0.9, nesterov=True), optax.adam(0.1)])
-@pytest.mark.parametrize('compress', ['none', 'int8'])
+@pytest.mark.parametrize('compress', slow.but(['none', 'int8'], 'none'))
 def test_bfloat16_parameters_keep_their_dtype_and_are_stepped_in_float32(optimizer, compress):
   exact, params = make_params(), jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), make_params())
   levels = Levels(GRID, params, **LEVELS)

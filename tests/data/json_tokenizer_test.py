@@ -148,6 +148,7 @@ def test_a_limit_of_length_or_padding_in_the_file_is_not_followed():
   assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
 
 
+@pytest.mark.slow
 def test_training_gives_the_same_files_on_any_number_of_threads():
   code = (
     'import sys; from dipaco_jax.config import settings; from dipaco_jax.data import corpus, json_tokenizer; '

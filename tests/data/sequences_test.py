@@ -190,6 +190,7 @@ def test_a_prefix_alone_is_dropped(tmp_path):
   assert (meta['sequences'], meta['dropped_sequences']) == (2, 1)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_text(tmp_path):
   peaks = []
   for count in (150, 450):

@@ -82,6 +82,7 @@ def test_numbers_may_be_domains(folder):
   assert {d.domain for d in corpus.documents(data(folder, 'kept', domain_key='url'), 'train')} == {''}
 
 
+@pytest.mark.slow
 def test_documents_come_in_the_same_order_every_time(folder):
   assert both(data(folder, 'kept')) == both(data(folder, 'kept'))
 

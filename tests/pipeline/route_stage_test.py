@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import safetensors.numpy
+import slow
 
 from dipaco_jax.pipeline import (
   features,
@@ -111,7 +112,7 @@ def by_document(run, **changes):
   return dataclasses.replace(run, settings=dataclasses.replace(run.settings, routing=routing)), np.array(firsts)
 
 
-@pytest.mark.parametrize('top_n', [1, 2])
+@pytest.mark.parametrize('top_n', slow.but([1, 2], 1))
 def test_sequences_of_a_document_go_where_its_first_is_routed(undisturbed, tmp_path, monkeypatch, top_n):
   run, _ = opened(undisturbed, tmp_path, 'sequences', 'stages', 'features')
   run, firsts = by_document(run, top_n=top_n, restarts=1)
@@ -204,6 +205,7 @@ def test_too_little_router_data_is_said_before_training(undisturbed, tmp_path):
   run.metrics.close()
 
 
+CHANGES = [{'top_n': 2}, {'capacity': 1.1}, {'by_document': True, 'sample': 100}]
 OWN = """
 class ByFeature:
   uses_features = True
@@ -220,7 +222,7 @@ def make(config):
 """
 
 
-@pytest.mark.parametrize('changes', [{'top_n': 2}, {'capacity': 1.1}, {'by_document': True, 'sample': 100}])
+@pytest.mark.parametrize('changes', slow.but(CHANGES, {'capacity': 1.1}))
 def test_a_user_defined_router_has_what_built_in_ones_have(undisturbed, tmp_path, monkeypatch, changes):
   (tmp_path / 'own_by_feature.py').write_text(OWN)
   monkeypatch.syspath_prepend(tmp_path)

@@ -36,6 +36,7 @@ def test_every_model_continues_the_same_prompts(undisturbed, run):
   assert found['prompts'][0]['prompt'].strip() == run.tokenizer.decode(tokens).strip()
 
 
+@pytest.mark.slow
 def test_a_sample_is_the_same_again(undisturbed, run):
   sampler = samples.Sampler(run)
   assert sampler.texts(samples._on_device(run.base())) == samples.read(undisturbed)['texts']['base']

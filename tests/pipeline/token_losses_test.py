@@ -135,6 +135,7 @@ def test_other_placements_agree(rows, folder, devices, mesh, tmp_path):
     np.testing.assert_allclose(ours, theirs, atol=CLOSE)
 
 
+@pytest.mark.slow
 def test_the_empty_grid(rows, tmp_path):
   made = small.make_programs(small.settings(), 2)
   found = token_losses.write(made, Asked(made), ['base'], rows, tmp_path)

@@ -4,7 +4,6 @@ import dataclasses
 
 import jax
 import pytest
-import slow
 import small
 
 from dipaco_jax.core.errors import InputError
@@ -21,7 +20,8 @@ def host(total: float, free: float | None = None) -> Machine:
   return Machine(jax.devices()[:1], 1, 0, int(total), int(total if free is None else free), 1e9)
 
 
-@pytest.mark.parametrize('changes', slow.but([{}, {'remat': 'full'}], {'remat': 'full'}))
+@pytest.mark.slow
+@pytest.mark.parametrize('changes', [{}, {'remat': 'full'}])
 def test_the_memory_of_a_step_is_that_of_the_compiled_program(changes):
   s = small.on_2x2(model=WIDE | changes, train=dict(batch_size=8))
   memory = run_estimate.estimate_memory(s, jax.devices()[:1])

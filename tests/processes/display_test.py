@@ -108,6 +108,7 @@ with performance.watch_compilations(), display.doing('training', at_once=True):
 """
 
 
+@pytest.mark.slow
 def test_compiling_is_said():
   env = os.environ | {'PYTHONPATH': str(repository.ROOT), 'JAX_PLATFORMS': 'cpu'}
   env.pop('JAX_COMPILATION_CACHE_DIR', None)

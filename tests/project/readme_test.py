@@ -4,8 +4,6 @@ import configparser
 import json
 import re
 import statistics
-import subprocess
-import sys
 import textwrap
 
 import jax
@@ -189,6 +187,7 @@ def test_the_loops_of_the_library_have_the_same_names():
     assert {'modules', 'outer_state', 'inner_states', 'run_phase', 'make_outer_step'} <= found, file
 
 
+@pytest.mark.slow
 def test_the_snippet_of_equinox_wraps_a_step_of_a_model():
   eqx = pytest.importorskip('equinox')
   model = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))  # it holds functions
@@ -284,13 +283,6 @@ def test_small_runs_average_plainly(name):
     exec(f'c.{call}', {'c': c})
   outer = config_file.read(name)['outer'] if name in SMALL else c.outer.to_dict()
   assert {field: outer[field] for field in rule} == rule
-
-
-@pytest.mark.parametrize('name', COMMANDS)
-def test_help(name):
-  command = [sys.executable, '-m', f'dipaco_jax.{name}', '--help']
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-  assert done.returncode == 0 and ('--workdir' in done.stdout or name in ('size', 'join')) and not done.stderr
 
 
 def test_every_dependency_has_its_reason():

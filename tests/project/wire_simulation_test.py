@@ -8,6 +8,7 @@ import time
 
 import pytest
 import repository
+import slow
 
 from dipaco_jax.algorithm import streaming
 from dipaco_jax.planning import wire_needs
@@ -140,7 +141,7 @@ def streamed():
 
 
 @pytest.mark.parametrize('state', simulation.STATES)
-@pytest.mark.parametrize('by_level', [False, True])
+@pytest.mark.parametrize('by_level', slow.but([False, True], False))
 def test_a_faster_line_is_never_worse(state, by_level):
   of = streamed()
   found = [utilization(of, line=10 * 1.3**i, state=state, by_level=by_level, latency_s=0.01) for i in range(30)]

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import registries
+import slow
 import sqlalchemy as sa
 from registries import train
 from repository import ROOT
@@ -69,7 +70,7 @@ def lose(url: str, how: str):
   engine.dispose()
 
 
-@pytest.mark.parametrize('how', ['all', 'table', 'pages'])
+@pytest.mark.parametrize('how', slow.but(['all', 'table', 'pages'], 'table'))
 def test_a_registry_that_is_lost_is_that_of_the_backup_again(how, begun, url, place):
   if how == 'pages' and url.startswith('postgresql'):
     pytest.skip('pages of a server are not ours to damage')

@@ -129,6 +129,7 @@ def test_it_learns_what_the_last_tokens_tell():
   assert right.mean() > 0.9
 
 
+@pytest.mark.slow
 def test_equal_arguments_give_equal_bits_and_are_not_used_up():
   made = make()
   start = chunk_router.init_params(small.base(made), PATHS)

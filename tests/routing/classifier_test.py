@@ -255,6 +255,7 @@ def test_the_decay_is_chosen_on_held_sequences_and_their_loss_is_reported():
   np.testing.assert_allclose(router.scores(fitted, z_ND), router.scores(of_all, z_ND), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_of_two_paths_what_few_sequences_lose_by_far_counts_in_full():
   """Of texts that look alike, 95% lose a nat under path 1, the others 40 under path 0; half of all excesses are 0."""
   rng, num = np.random.default_rng(0), 2000

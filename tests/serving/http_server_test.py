@@ -174,7 +174,7 @@ def generate(engine, groups, known=()) -> list[list]:
 
 def test_many_at_one_time_get_right_answers_and_clear_errors(server, engine, request):
   """A tenth of them malformed; greedy or drawn, streamed or not, alone or several, with stops, paths named or not."""
-  number = 1000 if request.config.getoption('--slow') else 60
+  number = 1000 if request.config.getoption('--slow') else 30
   rng = np.random.default_rng(0)
   drawn = [serving.draw(rng, engine.run.tokenizer) for _ in range(number * 9 // 10)]
   whole = generate(engine, [requests for _, requests in drawn])
@@ -368,7 +368,7 @@ def test_a_second_signal_ends_at_once(tmp_path):
 
 def test_ctrl_c_lets_short_answers_end_and_cuts_long_ones(server):
   """The last test: the server ends with it."""
-  short = {'model': 'run/path-0', 'prompt': 'fox', 'max_tokens': 60, 'stream': True, 'n': 8}
+  short = {'model': 'run/path-0', 'prompt': 'fox', 'max_tokens': 20, 'stream': True, 'n': 8}
   with concurrent.futures.ThreadPoolExecutor() as pool:
     long = pool.submit(server.ask, MANY | {'stream': True, 'n': 64})
     serving.wait_for(lambda: server.measured('dipaco_active_texts') == 8)

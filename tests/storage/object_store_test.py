@@ -15,11 +15,13 @@ import time
 import line
 import object_server
 import pytest
+import slow
 from backends import small_disk
 
 from dipaco_jax.storage import backends, object_store
 
 KINDS = ['file', 's3', 'gs']
+SIZES = [0, 1, 1000, backends.PART_BYTES, 2 * backends.PART_BYTES + 5]
 WRITER = """
 import sys, os, signal
 from dipaco_jax.storage import object_store as storage
@@ -52,7 +54,7 @@ def place(request, tmp_path, monkeypatch) -> object_store.Storage:
   return object_store.open_storage(url_of(request.param, tmp_path, request, monkeypatch), patience_s=20)
 
 
-@pytest.mark.parametrize('size', [0, 1, 1000, backends.PART_BYTES, 2 * backends.PART_BYTES + 5])
+@pytest.mark.parametrize('size', slow.but(SIZES, 1, 1000, backends.PART_BYTES))
 def test_what_is_written_is_read_and_counted(place, size):
   data = random.Random(size).randbytes(size)
   sha256 = place.write('modules/level-a/0-1.safetensors', data)

@@ -37,6 +37,7 @@ def test_a_run_that_nobody_listens_to_saves_when_it_is_stopped(tmp_path, monkeyp
   assert [p.name for p in folder.with_name('train.sha256').iterdir()] == ['2']
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning')  # of what Orbax leaves behind
 def test_a_run_whose_checkpoints_go_ends_with_all_its_threads(tmp_path):
   job = small.make_job(small.make_programs(small.settings(checkpoint=dict(every_steps=2)), 1))
