@@ -12,6 +12,7 @@ The database's rows and the workdir's files are the same before and after each o
 
 import concurrent.futures
 import hashlib
+import math
 import socket
 import urllib.parse
 
@@ -20,6 +21,7 @@ import island_fixtures
 import numpy as np
 import one_process
 import pytest
+import repository
 import slow
 
 from dipaco_jax.storage import tensors
@@ -415,3 +417,16 @@ def test_replayed_requests_change_nothing(world):
   body = world.held | {'facts': [list(world.fact._replace(key='2'))]}
   answers = [world.post('complete', body) for _ in range(3)]
   assert all(is_one_line(answer, 422) for answer in answers)
+
+
+def count_cases(test) -> int:
+  marks = [mark for mark in getattr(test, 'pytestmark', []) if mark.name == 'parametrize']
+  return math.prod(len(mark.args[1]) for mark in marks)
+
+
+def test_the_table_of_the_page_has_all_cases(world):
+  page = (repository.ROOT / 'docs' / 'gateway.md').read_text()
+  rows = page.partition('| what is tried |')[2].partition('\n\n')[0].splitlines()[2:]
+  tests = [value for name, value in globals().items() if name.startswith('test_')]
+  assert sum(int(row.split('|')[2]) for row in rows) == sum(map(count_cases, tests)) - 1
+  assert world.post('hello', {})[0] == 200  # counted, as what each test here asks is
