@@ -1,11 +1,11 @@
 """Workers that cheat in runs of islands: after how many of their phases audits find them, and what they do to the loss.
 
-    python benchmarks/cheaters.py --fraction=0.2 --seeds=3
+    python benchmarks/cheaters.py --fraction=0.2 --seeds=5
 
-For each kind of cheating and each seed, two runs of the config, with and without audits: real processes, one worker
-that cheats and two that do not (tests/helpers/cheater.py). A phase of a path that a cheater has trained is found with
-probability `fraction`, so that it has trained 1 / fraction of them on average when it has trained the first one that is
-found. How many it trained until it was suspended is larger, because audits take time.
+For each kind of cheating and each seed, two runs of a small model, with and without audits: all roles are processes,
+and of three workers one cheats in each phase that it trains (tests/helpers/cheater.py). A phase that a cheater has
+trained is audited with probability `fraction`, so that the first of its phases that is audited is number 1 / fraction
+on average. How many it trains until it is suspended is larger, because audits take time.
 """
 
 import json
@@ -14,7 +14,6 @@ import os
 import pathlib
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,70 +21,73 @@ from typing import Any
 
 from absl import app, flags
 
-from dipaco_jax.islands import audit_facts, suspensions
-from dipaco_jax.registry.registry import Registry
-
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-KINDS = ['scaled', 'flipped', 'stale', 'copied', 'other_text', 'fewer_steps']
-ROLES = 'monitor', 'outer', 'evaluator'
-PREPARED = 'sequences', 'base', 'features', 'routing', 'shards', 'stages', 'tokenizer.model', 'tokenizer.json'
+sys.path.insert(0, str(ROOT / 'tests' / 'helpers'))
+
+import cheater  # noqa: E402 - in the path's folder
+import one_process  # noqa: E402
+from cluster import Cluster, More  # noqa: E402
+
+from dipaco_jax.config import settings as settings_lib  # noqa: E402
+from dipaco_jax.islands import audit_facts, suspensions  # noqa: E402
+
+KINDS = [kind for kind in cheater.KINDS if kind != 'accuser']  # which trains honestly
+HONEST = 'worker-0', 'worker-1', 'worker-2'
+OTHERS = 'outer-0', 'evaluator-0', 'monitor-0'
+LONGEST_S = 600.0  # of a run
 FLAGS = flags.FLAGS
-LONGEST_S = 7200.0
-CHEAT = 'DIPACO_BENCHMARK_CHEAT'
 
 
-def start(role: str, name: str, config: list[str], place: pathlib.Path) -> subprocess.Popen:
-  """Starts a role; a name that is a kind of cheating makes it a cheater."""
-  kind = name if name in KINDS else ''
-  argv = [sys.executable, str(pathlib.Path(__file__)), *config]
-  argv += [f'--workdir={place}', f'--role={role}', f'--name={name}', f'--lease_s={FLAGS.lease_s}']
-  env = os.environ | {CHEAT: kind or 'none', 'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
-  with open(place / f'{name}.log', 'ab') as log:
-    return subprocess.Popen(argv, env=env, stdout=log, stderr=subprocess.STDOUT)
+def make_settings(text: pathlib.Path, seed: int, fraction: float) -> settings_lib.Settings:
+  """The settings of a run: four paths of a model that is small enough for many runs."""
+  phases = FLAGS.phases
+  settings = one_process.changed(
+    one_process.two_phases(text),
+    train={'phases': phases},
+    inner={'decay_steps': 12 + 6 * phases},
+    audit={'fraction': fraction},
+    checkpoint={'state_every_phases': FLAGS.state_every},
+  )
+  return settings_lib.from_dict(settings.to_dict() | {'seed': seed})
 
 
-def play(kind: str, seed: int, fraction: float, place: pathlib.Path, prepared: pathlib.Path | None) -> dict[str, Any]:
+def play(kind: str, seed: int, fraction: float, folder: pathlib.Path) -> dict[str, Any]:
   """Runs all roles to the end of the run; returns what was found in it."""
-  place.mkdir(parents=True)
-  for name in PREPARED:
-    if prepared and (source := prepared / name).exists():
-      (shutil.copytree if source.is_dir() else shutil.copy)(source, place / name)
-  for stage in ('train', 'control', 'evaluate'):
-    (place / 'stages' / f'{stage}.json').unlink(missing_ok=True)
-  config = [f'--config={FLAGS.config}', f'--config.seed={seed}', f'--config.audit.fraction={fraction}']
-  config += [f'--config.train.phases={FLAGS.phases}', '--config.evaluate.control=False', *FLAGS.option]
-  names = [*ROLES, kind or 'honest-2', 'honest-0', 'honest-1']
-  processes = [start(name if name in ROLES else 'worker', name, config, place) for name in names]
+  place, text = folder / 'run', folder / 'text'
+  for new in (place, text):
+    new.mkdir(parents=True)
+  name = f'{kind}-0' if kind else HONEST[2]
+  names = name, *HONEST[:2], *OTHERS
+  url = f'sqlite:///{place}/registry.db'
+  cluster = Cluster(make_settings(text, seed, fraction), str(place), url, folder / 'machines', names, More(4.0))
   deadline = time.monotonic() + LONGEST_S
   try:
-    while (evaluator := processes[2].poll()) is None and time.monotonic() < deadline:
-      time.sleep(1)
-    if evaluator != 0:
-      raise SystemExit(f'the run of {kind or "honest workers"} has not ended: see {place}/*.log')
+    while not cluster.finished():
+      if time.monotonic() > deadline:
+        raise SystemExit(f'the run of {kind or "honest workers"} has not ended: see {folder}/machines/*.log')
+      cluster.tend()
+      time.sleep(0.1)
+    return read(cluster, name, kind)
   finally:
-    for process in processes:
-      process.terminate()
-      process.wait()
-  return read(kind, place)
+    cluster.kill()
 
 
-def read(kind: str, place: pathlib.Path) -> dict[str, Any]:
+def read(cluster: Cluster, name: str, kind: str) -> dict[str, Any]:
   """Returns the loss of a finished run, and when its cheater was found."""
-  registry = Registry(f'sqlite:///{place}/registry.db', reads_only=True)
-  trained = [fact for fact in registry.facts('checkpoint') if fact.meta['worker'] == kind]
+  registry = cluster.registry
+  trained = [fact for fact in registry.facts('checkpoint') if fact.meta['worker'] == name]
   trained.sort(key=lambda fact: fact.meta['ended'])
   audited = {fact[1:3]: fact.meta for fact in registry.facts(audit_facts.AUDITED)}
+  drawn = [number for number, fact in enumerate(trained, 1) if fact[1:3] in audited]
   differing = [n for n, fact in enumerate(trained, 1) if audited.get(fact[1:3], {}).get('equal') is False]
-  suspended = suspensions.current(registry, [kind])
-  excluded = [fact for fact in registry.facts('excluded') if fact.meta['worker'] == kind]
-  wrong = [name for name in suspensions.current(registry) if name != kind]
-  registry.close()
-  report = json.loads((place / 'report.json').read_text())
+  suspended = [*suspensions.current(registry)]
+  excluded = [fact for fact in registry.facts('excluded') if fact.meta['worker'] == name]
   return {
-    'kind': kind, 'phases_trained': len(trained), 'phases_until_found': differing[0] if differing else None,
-    'phases_until_suspended': len(trained) if suspended else None, 'wrongly_suspended': wrong,
+    'kind': kind, 'trained': len(trained), 'first_audited': drawn[0] if drawn else None,
+    'found': differing[0] if differing else None, 'suspended_after': len(trained) if name in suspended else None,
+    'wrongly_suspended': [other for other in suspended if other != name or not kind],
     'screened': sum('suspended' not in fact.meta['why'] for fact in excluded),
-    'loss': math.log(report['perplexity']), 'audits': report.get('audits'),
+    'audits': len(audited), 'loss': math.log(registry.facts('finished')[0].meta['perplexity']),
   }  # fmt: skip
 
 
@@ -95,57 +97,43 @@ def mean(values: list[float | None]) -> str:
   return f'{statistics.fmean(known):.1f} ({len(known)} of {len(values)})' if known else f'never (0 of {len(values)})'
 
 
+def measure(kind: str, folder: pathlib.Path, fraction: float) -> list[dict[str, Any]]:
+  """Returns what was found in a run of each seed."""
+  runs = []
+  for seed in range(FLAGS.seeds):
+    place = folder / f'{kind}-{seed}-{fraction}'
+    runs.append(play(kind, seed, fraction, place) | {'seed': seed, 'fraction': fraction})
+    shutil.rmtree(place, ignore_errors=True)
+  return runs
+
+
 def main(argv: list[str]):
   del argv
-  folder = pathlib.Path(tempfile.mkdtemp(dir=FLAGS.scratch or None))
-  runs: list[dict[str, Any]] = []
-  columns = '{:12} {:>16} {:>10} {:>18} {:>9} {:>10} {:>10} {:>10}'
-  print(
-    columns.format('cheating', 'found at phase', 'expected', 'suspended after', 'screened', 'honest', 'audited', 'not')
-  )
-  honest: dict[int, dict[str, Any]] = {}
-  for seed in range(FLAGS.seeds):
-    honest[seed] = play('', seed, 0.0, folder / f'{seed}-honest', None)
+  folder, expected = pathlib.Path(tempfile.mkdtemp(dir=FLAGS.scratch or None)), f'{1 / FLAGS.fraction:.1f}'
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'compiled')  # for all processes
+  columns = '{:12} {:>16} {:>10} {:>17} {:>9} {:>6} {:>9} {:>9} {:>9}'
+  print(columns.format(
+    'cheating', 'found at phase', 'expected', 'suspended after', 'screened', 'wrong', 'honest', 'audited', 'not',
+  ), flush=True)  # fmt: skip
+  honest = measure('', folder, 0.0)
+  runs = [*honest]
   for kind in FLAGS.kinds:
-    by_audit: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
-    for seed in range(FLAGS.seeds):
-      for audits in (True, False):
-        place = folder / f'{seed}-{kind}-{audits}'
-        found = play(kind, seed, FLAGS.fraction * audits, place, folder / f'{seed}-honest')
-        by_audit[audits].append(found | {'seed': seed, 'fraction': FLAGS.fraction * audits})
-        shutil.rmtree(place, ignore_errors=True)
-    runs += [*by_audit[True], *by_audit[False]]
-    losses = [statistics.fmean(run['loss'] for run in of) for of in (honest.values(), by_audit[True], by_audit[False])]
-    found_at, suspended = (
-      [run[name] for run in by_audit[True]] for name in ('phases_until_found', 'phases_until_suspended')
-    )
-    screened = sum(run['screened'] for run in by_audit[False])
-    cells = [f'{loss:.4f}' for loss in losses]
-    print(
-      columns.format(kind, mean(found_at), f'{1 / FLAGS.fraction:.1f}', mean(suspended), screened, *cells), flush=True
-    )
+    audited, not_audited = (measure(kind, folder, fraction) for fraction in (FLAGS.fraction, 0.0))
+    runs += [*audited, *not_audited]
+    losses = [f'{statistics.fmean(run["loss"] for run in of):.4f}' for of in (honest, audited, not_audited)]
+    found, suspended = ([run[name] for run in audited] for name in ('found', 'suspended_after'))
+    screened = sum(run['screened'] for run in not_audited)
+    wrong = sum(bool(run['wrongly_suspended']) for run in audited)
+    print(columns.format(kind, mean(found), expected, mean(suspended), screened, wrong, *losses), flush=True)
   shutil.rmtree(folder, ignore_errors=True)
-  print(json.dumps({'fraction': FLAGS.fraction, 'honest': [*honest.values()], 'runs': runs}))
+  print(json.dumps({'fraction': FLAGS.fraction, 'phases': FLAGS.phases, 'runs': runs}))
 
 
 if __name__ == '__main__':
-  if kind := os.environ.pop(CHEAT, ''):  # a role of a run
-    sys.path.insert(0, str(ROOT / 'tests' / 'helpers'))
-    if kind != 'none':
-      import cheater
-
-      cheater.install(kind)
-    import runpy
-
-    sys.argv[0] = str(ROOT / 'dipaco_jax' / 'main.py')
-    runpy.run_module('dipaco_jax.main', run_name='__main__', alter_sys=True)
-  else:
-    flags.DEFINE_string('config', str(ROOT / 'configs' / 'tiny.py'), 'Config of the runs.')
-    flags.DEFINE_multi_string('option', [], 'More options of the runs, such as --config.train.steps_per_phase=8.')
-    flags.DEFINE_list('kinds', KINDS, 'Kinds of cheating.')
-    flags.DEFINE_float('fraction', 0.2, 'Share of phases that are audited.', lower_bound=0.01, upper_bound=1)
-    flags.DEFINE_integer('seeds', 3, 'Number of seeds.', lower_bound=1)
-    flags.DEFINE_integer('phases', 12, 'Number of phases of a run.', lower_bound=1)
-    flags.DEFINE_float('lease_s', 10, 'Seconds of a lease.')
-    flags.DEFINE_string('scratch', '', 'Folder of the runs; by default, a temporary one.')
-    app.run(main)
+  flags.DEFINE_list('kinds', KINDS, 'Kinds of cheating.')
+  flags.DEFINE_float('fraction', 0.2, 'Share of phases that are audited.', lower_bound=0.01, upper_bound=1)
+  flags.DEFINE_integer('seeds', 5, 'Number of seeds.', lower_bound=1)
+  flags.DEFINE_integer('phases', 16, 'Number of phases of a run.', lower_bound=1)
+  flags.DEFINE_integer('state_every', 2, 'A state of each path is published after so many phases.', lower_bound=1)
+  flags.DEFINE_string('scratch', '', 'Folder of the runs; by default, a temporary one.')
+  app.run(main)
