@@ -1,4 +1,4 @@
-"""Adds owners to an islands run while it trains and removes them; suspends workers; lists both.
+"""Adds owners to an islands run while it trains and removes them; suspends workers; lists both; compares for an owner.
 
     python -m dipaco_jax.owners --workdir=DIR add OWNER                    OWNER may join from now on
     python -m dipaco_jax.owners --workdir=DIR remove OWNER                 OWNER takes part in nothing from now on
@@ -10,7 +10,9 @@ Owners join and leave runs whose text stays with its owners (docs/owners.md); al
 NAME is that of a worker's process, as the status of the run shows it. A suspended worker ends with exit status 2 at its
 next claim or heartbeat, also after a restart under the same name. Its contributions that are not part of a version of
 a module yet are left out; versions that contain its contributions stay. DIR is the workdir of the run, a folder, s3://
-or gs://. Exit status: 0 done; 2 wrong input; 75 the database does not answer.
+or gs://. `compare` is for an owner, after the end of the run: it trains a model on the owner's text alone and reads
+the owner's STORE only; the same command continues one that was stopped. Exit status: 0 done; 2 wrong input; 65 training
+diverged; 75 the database does not answer; 130 after Ctrl-C.
 """
 
 import contextlib
@@ -24,10 +26,13 @@ from absl import flags
 
 from dipaco_jax.command_line import command
 from dipaco_jax.core import printable
-from dipaco_jax.core.errors import InputError
+from dipaco_jax.core.errors import Diverged, InputError
+from dipaco_jax.processes import display, stopping
 from dipaco_jax.registry.__main__ import find_url
+from dipaco_jax.storage import user_modules
 
-ACTIONS = 'add', 'remove', 'suspend', 'resume', 'list'
+ACTIONS = 'add', 'remove', 'suspend', 'resume', 'list', 'compare'
+ALONE = 'list', 'compare'  # without a name
 PATIENCE_S = 5.0
 
 
@@ -108,14 +113,48 @@ def describe(facts: Any) -> list[str]:
   return lines if any(line.startswith('suspended') for line in audits) else [*lines, 'no worker is suspended']
 
 
+def compare(store: str) -> list[str]:
+  """Compares an owner's paths with models of its text alone; returns lines. Raises InputError or Diverged."""
+  command.quiet()
+  display.STDERR.only_terminal = False  # it takes as long as the run has taken
+  with display.doing('loading JAX', tells=False):
+    from dipaco_jax.islands import owner_comparison
+    from dipaco_jax.reports import worth_page
+    from dipaco_jax.training import compilation_cache
+  user_modules.trust(flags.FLAGS.trust_modules)
+  command.check_devices()
+  compilation_cache.keep()
+  with stopping.listening() as signals:
+    try:
+      report = owner_comparison.compare(store, signals)
+    except KeyboardInterrupt:
+      stopping.say('stopped; run the same command to continue')
+      signals.leave()
+    except Diverged as e:
+      command.fail(f'{e}; alone there is no model to compare with', command.DIVERGED)
+  return [*worth_page.in_words(report), f'{store.rstrip("/")}/{owner_comparison.PAGE}']
+
+
 def check_words(words: list[str]) -> tuple[str, str]:
   """Returns the action and the name that the command line gives. Raises InputError."""
   action, *names = words or ['']
   if action not in ACTIONS:
     raise InputError(f'say what to do: one of {", ".join(ACTIONS)}, as --workdir={flags.FLAGS.workdir} list')
-  if len(names) != (action != 'list'):
-    raise InputError('`list` takes no name' if action == 'list' else _name_missing(action))
+  if len(names) != (action not in ALONE):
+    raise InputError(f'`{action}` takes no name' if action in ALONE else _name_missing(action))
+  check_options(action)
   return action, names[0] if names else ''
+
+
+def check_options(action: str):
+  """Raises InputError if an option is missing, or is for other actions."""
+  option, other = ('store', 'workdir') if action == 'compare' else ('workdir', 'store')
+  f = flags.FLAGS
+  if not f[option].value:
+    what = "the owner's store, as its worker has it" if option == 'store' else 'a run'
+    raise InputError(f'name {what} with --{option}=DIR, as --{option}=DIR {action}')
+  if given := [name for name in (other, *(('registry', 'why', 'unknown') if option == 'store' else ())) if f[name].present]:
+    raise InputError(f'--{given[0]} is not for `{action}`: leave it out')
 
 
 def _name_missing(action: str) -> str:
@@ -129,9 +168,10 @@ def _name_missing(action: str) -> str:
 def main(words: list[str]):
   from dipaco_jax.registry import database, registry
 
-  if not flags.FLAGS.workdir:
-    raise InputError('name a run with --workdir=DIR')
   action, name = check_words(words)
+  if action == 'compare':
+    print('\n'.join(map(printable.text, compare(flags.FLAGS.store))))
+    return
   url = find_url(flags.FLAGS.workdir.rstrip('/') or '/', flags.FLAGS.registry)
   file = database.sqlite_file(url)
   if file and not file.exists():
@@ -151,6 +191,8 @@ if __name__ == '__main__':
     'registry.db in the workdir.',
   )
   flags.DEFINE_string('why', '', 'Reason of a suspension, for logs and the report.')
+  flags.DEFINE_string('store', None, 'With compare: store of an owner, a folder, s3://BUCKET/... or gs://BUCKET/...')
+  command.define_trust()
   flags.DEFINE_bool('unknown', False, 'Whether to suspend a name that no worker of the run has had so far.')
   given = [word for word in sys.argv[1:] if not word.startswith('-')]
   sys.argv[1:] = [word for word in sys.argv[1:] if word.startswith('-')]

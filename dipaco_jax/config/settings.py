@@ -115,6 +115,11 @@ class Settings:
     train = dataclasses.replace(self.train, schedule=(), paths_per_phase=0, learning_rate=0.0)
     return dataclasses.replace(self, grid=(), levels=(('all', '.*', ()),), outer=takes_over, train=train)
 
+  def alone(self) -> 'Settings':
+    """Returns the settings of one path that trains alone: those of `dense`, with the learning rate of the paths."""
+    dense = self.dense()
+    return dataclasses.replace(dense, train=dataclasses.replace(dense.train, learning_rate=self.train.learning_rate))
+
   def batch_sizes(self, stage: str) -> dict[str, int]:
     """Rows per path that the devices inside a path divide among them, by the field that says so."""
     train = getattr(self, stage).batch_size

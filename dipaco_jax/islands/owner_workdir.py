@@ -8,6 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.config import owners
@@ -22,6 +23,7 @@ from dipaco_jax.storage.object_store import Storage
 from dipaco_jax.training import module_publishing
 
 POINTERS = 'paths/best.json'  # written last
+PHASES = 'paths/phases.json'  # the owner, its paths, and the first phase that they trained in
 PAUSE_S = 1.0
 
 
@@ -68,8 +70,15 @@ def _write(island: Island):
     module_publishing.publish_module_files(island.run.workdir, version, _modules(island, version, pointers.version))
   with contextlib.suppress(FileExistsError):
     (island.run.workdir / 'paths').mkdir()
+  publishing.write_json(island.run.workdir / PHASES, _took_part(island))
   best = {'version': pointers.version, 'holdout_loss': pointers.loss}
   publishing.write_json(island.run.workdir / POINTERS, best)
+
+
+def _took_part(island: Island) -> dict[str, Any]:
+  """Returns what `owner_comparison` needs of the run's facts."""
+  paths = owners.paths_of(island.layout.grid, island.owner)
+  return {'owner': island.owner, 'paths': paths, 'first_phase': island.members.since.get(island.owner, 0)}
 
 
 def _modules(island: Island, version: int, best_version: list[int]) -> Iterator[tuple[Level, Coordinates, Arrays]]:
@@ -89,5 +98,5 @@ def _upload(island: Island, store: Storage):
   for tree in ('modules', 'base', 'stages'):
     store.upload_tree(workdir / tree, tree)
   names = tokenizer_files.names(island.run.settings.tokenizer, lambda name: (workdir / name).exists())
-  for name in ('config.json', *names, POINTERS):
+  for name in ('config.json', *names, PHASES, POINTERS):
     store.write(name, (workdir / name).read_bytes())

@@ -1,4 +1,7 @@
-"""Training jobs: the base model, the grid of paths that starts from it, and a dense control for comparison."""
+"""Training jobs: the base model, the grid of paths that starts from it, and a dense control for comparison.
+
+For owners of text there is one more: a path that trains alone, without a federation.
+"""
 
 import dataclasses
 import functools
@@ -75,8 +78,32 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
   )  # fmt: skip
 
 
+def alone_job(run: run_lib.Run, path: int, first_phase: int = 0, later_work: float = 0.0) -> job_lib.Job:
+  """Returns the training of a path by itself: AdamW from the base on the path's shard, without outer steps.
+
+  Steps, batches, learning rates and hold-out are those of the path in its run. Phases only determine when the hold-out
+  is measured.
+
+  Args:
+    first_phase: the first phase that the path has trained in, as of an owner that joined a run.
+    later_work: of the jobs after this one, in multiples of it.
+  """
+  s, programs = run.settings, run.alone_programs
+  skipped, batch = first_phase * s.train.steps_per_phase, streams(run, '0', s.train.batch_size)
+  all_phases = _schedule(s)
+  schedule = dataclasses.replace(
+    all_phases, phases=s.train.phases - first_phase, first_step=all_phases.first_step + skipped
+  )
+  data = job_lib.Data(s.train.batch_size, lambda _, step: batch(path, step - skipped))
+  holdout = validate_stage.holdout_of_path(run, path) if s.train.early_stopping else None
+  return job_lib.Job(
+    f'{stage.ALONE}-{run.layout.grid.path_name(path)}', programs, schedule, data, _alone, base=run.base(), base_state=base_state(run, programs),
+    evaluation=job_lib.Evaluation(holdout), publish=True, later_work=later_work,
+  )  # fmt: skip
+
+
 def _schedule(s: settings_lib.Settings) -> job_lib.Schedule:
-  """Returns all phases after pretraining, of the paths and of their dense control."""
+  """Returns all phases after pretraining."""
   t, first = s.train, s.pretrain.steps
   return job_lib.Schedule(
     phases=t.phases, steps_per_phase=t.steps_per_phase, steps_per_dispatch=t.steps_per_dispatch, first_step=first

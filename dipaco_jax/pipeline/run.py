@@ -84,6 +84,11 @@ class Run:
     is_same = programs.placement == self.base_programs.placement and dense.decay_steps == self.settings.decay_steps
     return self.base_programs if is_same else programs
 
+  @functools.cached_property
+  def alone_programs(self) -> programs_lib.Programs:
+    """Programs of one path that trains alone."""
+    return self._programs(self.settings.alone(), 'train')
+
   def _programs(self, settings: settings_lib.Settings, stage: str) -> programs_lib.Programs:
     layout = modules.make_layout(settings.grid, settings.levels, transformer.shapes(self.model))
     devices = jax.devices()[: self.num_devices or None]

@@ -7,6 +7,7 @@ from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.data import tokenizer_files
 
 CONTROL = 'control'  # the dense control's folder in the workdir; it is trained before it is evaluated
+ALONE = 'alone'  # the folder, in an owner's store, of models of single paths that were trained alone
 CONTROLS = {'steps': CONTROL, 'flops': f'{CONTROL}_flops'}  # the stage of its rows and checkpoints, by its budget
 
 

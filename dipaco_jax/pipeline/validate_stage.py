@@ -45,6 +45,12 @@ def holdout_rows(run: run_lib.Run, number: int) -> evaluation.Rows:
   return evaluation.Rows([min(rows, most) for rows in counts], load, run.eval_batch, s.model.seq_len)
 
 
+def holdout_of_path(run: run_lib.Run, path: int) -> evaluation.Rows:
+  """Returns those of `holdout_rows` of one path, as rows of the only path of a grid."""
+  rows = holdout_rows(run, 0)
+  return rows._replace(counts=[rows.counts[path]], load=lambda _, start, stop: rows.load(path, start, stop))
+
+
 def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) -> evaluation.Rows:
   """Returns validation documents as rows, by the path that they are routed to."""
   validation = run.sequences('validation')

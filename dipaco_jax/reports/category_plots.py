@@ -10,6 +10,11 @@ from dipaco_jax.reports.palette import BLUE, FAINT, GREY, INK, ORANGE, PALE, PAP
 from dipaco_jax.reports.plot_style import DASHED, HALF, HEIGHT, NAMED, SMALL, WIDE, styled
 
 MAX_VECTOR_CELLS = 4000  # more cells are drawn as pixels
+WORTH = {  # marker, colour and name of each model
+  'base': ('s', ORANGE, 'base'),
+  'alone': ('D', GREY, 'alone'),
+  'federation': ('o', BLUE, 'in the federation'),
+}
 BESIDE = 8  # paths that a picture of half the width has room to write numbers in columns for
 
 
@@ -44,6 +49,32 @@ def by_domain(
   against = 'dense control' if any(control.values()) else 'base'
   ax.set(xlabel=f'perplexity; in %: paths against {against}')
   ax.set_title('By kind of text', pad=26)  # above the legend, which is as wide as the axes
+  plot_style.legend(ax, ncols=3, handletextpad=0.1, columnspacing=1)
+  return figure
+
+
+@styled
+def worth(groups: Mapping[str, Sequence[tuple[float | None, tuple[float, float] | None]]]):
+  """Draws three rows for each path: perplexity and interval of the base, of a model alone, and of the federation's.
+
+  groups: {path: [(perplexity, interval) in the order of WORTH]}.
+  """
+  figure, ax = plot_style.axes(HALF, max(HEIGHT, 1.1 + 0.75 * len(groups)))
+  for row, values in enumerate(groups.values()):
+    for model, (marker, colour, label), (value, interval) in zip(WORTH, WORTH.values(), values, strict=True):
+      y = row + {'base': -0.22, 'alone': 0.0, 'federation': 0.22}[model]
+      if interval:
+        ax.plot(interval, [y, y], color=colour, lw=2, solid_capstyle='butt')
+      if value:
+        ax.plot([value], [y], marker, color=colour, ms=6, label='' if row else label)
+        plot_style.write(ax, f'{value:.2f}', (max(value, *(interval or [value])), y), (7, 0), va='center', size=SMALL)
+  ax.set_yticks(range(len(groups)), [plot_style.short(name, 20) for name in groups])
+  ax.set_ylim(len(groups) - 0.5, -0.5)  # the first on top
+  ax.margins(x=0.16)
+  ax.grid(axis='y', visible=False)
+  plot_style.numbers(ax.xaxis, ticks=4)
+  ax.set(xlabel='perplexity')
+  ax.set_title('Alone and in the federation', pad=26)
   plot_style.legend(ax, ncols=3, handletextpad=0.1, columnspacing=1)
   return figure
 
