@@ -33,6 +33,8 @@ from dipaco_jax.storage import user_modules
 
 ACTIONS = 'add', 'remove', 'suspend', 'resume', 'list', 'compare'
 ALONE = 'list', 'compare'  # without a name
+OF_KEEPER = 'workdir', 'registry', 'why', 'unknown'  # options of all other actions than `compare`
+OF_OWNER = 'store', 'trust_modules'  # options of `compare`
 PATIENCE_S = 5.0
 
 
@@ -148,12 +150,13 @@ def check_words(words: list[str]) -> tuple[str, str]:
 
 def check_options(action: str):
   """Raises InputError if an option is missing, or is for other actions."""
-  option, other = ('store', 'workdir') if action == 'compare' else ('workdir', 'store')
-  f = flags.FLAGS
-  if not f[option].value:
-    what = "the owner's store, as its worker has it" if option == 'store' else 'a run'
-    raise InputError(f'name {what} with --{option}=DIR, as --{option}=DIR {action}')
-  if given := [name for name in (other, *(('registry', 'why', 'unknown') if option == 'store' else ())) if f[name].present]:
+  f, is_compare = flags.FLAGS, action == 'compare'
+  if is_compare and not f.store:
+    raise InputError("name the owner's store, as its worker has it: --store=DIR compare")
+  if not is_compare and not f.workdir:
+    raise InputError('name a run with --workdir=DIR')
+  others = OF_KEEPER if is_compare else OF_OWNER
+  if given := [name for name in others if f[name].present]:
     raise InputError(f'--{given[0]} is not for `{action}`: leave it out')
 
 
@@ -166,20 +169,22 @@ def _name_missing(action: str) -> str:
 
 
 def main(words: list[str]):
+  action, name = check_words(words)
+  lines = compare(flags.FLAGS.store) if action == 'compare' else act(action, name)
+  print('\n'.join(map(printable.text, lines)))
+
+
+def act(action: str, name: str) -> list[str]:
+  """Does what the keeper asks for; returns lines. Raises InputError."""
   from dipaco_jax.registry import database, registry
 
-  action, name = check_words(words)
-  if action == 'compare':
-    print('\n'.join(map(printable.text, compare(flags.FLAGS.store))))
-    return
   url = find_url(flags.FLAGS.workdir.rstrip('/') or '/', flags.FLAGS.registry)
   file = database.sqlite_file(url)
   if file and not file.exists():
     raise InputError(f'there is no registry {file}: name the --workdir or the --registry of an islands run')
   with contextlib.closing(registry.Registry(url, patience_s=PATIENCE_S, reads_only=action == 'list')) as facts:
     actions = {'add': add, 'remove': remove, 'suspend': suspend, 'resume': resume}
-    lines = actions[action](facts, name) if name else describe(facts)
-  print('\n'.join(map(printable.text, lines)))
+    return actions[action](facts, name) if name else describe(facts)
 
 
 if __name__ == '__main__':
@@ -191,9 +196,9 @@ if __name__ == '__main__':
     'registry.db in the workdir.',
   )
   flags.DEFINE_string('why', '', 'Reason of a suspension, for logs and the report.')
+  flags.DEFINE_bool('unknown', False, 'Whether to suspend a name that no worker of the run has had so far.')
   flags.DEFINE_string('store', None, 'With compare: store of an owner, a folder, s3://BUCKET/... or gs://BUCKET/...')
   command.define_trust()
-  flags.DEFINE_bool('unknown', False, 'Whether to suspend a name that no worker of the run has had so far.')
   given = [word for word in sys.argv[1:] if not word.startswith('-')]
   sys.argv[1:] = [word for word in sys.argv[1:] if word.startswith('-')]
   command.run(functools.partial(main, given))

@@ -74,7 +74,9 @@ def fetch(storage: object_store.Storage, local: pathlib.Path):
   with display.doing('downloading the store'):
     for tree in TREES:
       storage.download_tree(tree, local / tree)
-    for name in ('config.json', owner_workdir.POINTERS, owner_workdir.PHASES):
+    result = [RESULT] if storage.exists(RESULT) else []
+    for name in ('config.json', owner_workdir.POINTERS, owner_workdir.PHASES, *result):
+      (local / name).parent.mkdir(exist_ok=True)
       files.write_file(local / name, storage.fetch(name))
 
 

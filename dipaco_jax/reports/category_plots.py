@@ -21,9 +21,9 @@ BESIDE = 8  # paths that a picture of half the width has room to write numbers i
 @styled
 def by_domain(
   base: Mapping[str, float | None], run: Mapping[str, float | None],
-  control: Mapping[str, float | None] = MappingProxyType({}), limit: int = 30,
+  control: Mapping[str, float | None] = MappingProxyType({}), what: str = 'kind of text', limit: int = 30,
 ):  # fmt: skip
-  """Draws a row for each kind of text, with the perplexities of base, paths and dense control.
+  """Draws a row for each kind of text, or for `what` each stands for, with the perplexities of base, paths and dense control.
 
   The percentage is that of the paths against the control, or against the base if there is no control.
   """
@@ -48,7 +48,7 @@ def by_domain(
   plot_style.numbers(ax.xaxis, ticks=4)
   against = 'dense control' if any(control.values()) else 'base'
   ax.set(xlabel=f'perplexity; in %: paths against {against}')
-  ax.set_title('By kind of text', pad=26)  # above the legend, which is as wide as the axes
+  ax.set_title(f'By {what}', pad=26)  # above the legend, which is as wide as the axes
   plot_style.legend(ax, ncols=3, handletextpad=0.1, columnspacing=1)
   return figure
 

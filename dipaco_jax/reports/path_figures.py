@@ -8,7 +8,7 @@ import numpy as np
 
 from dipaco_jax.reports import amounts, category_plots, curve_plots, grid_plot, token_axis
 from dipaco_jax.reports.plot_style import Curve, Labels, Picture
-from dipaco_jax.reports.run_data import Run, path_names
+from dipaco_jax.reports.run_data import Run, kind_of_text, path_names
 from dipaco_jax.routing import path_labels
 from dipaco_jax.storage import seals
 
@@ -69,7 +69,7 @@ def by_domain(run: Run) -> Picture | None:
     caption = f'{against} {_compared(known, "the base")}'
   else:
     caption = _compared(known, 'the base')
-  return Picture(category_plots.by_domain(base, paths, control), caption)
+  return Picture(category_plots.by_domain(base, paths, control, kind_of_text(run.settings)), caption)
 
 
 def _compared(ratios: dict[str, float], whom: str) -> str:

@@ -17,6 +17,7 @@ from dipaco_jax.reports import (
   plot_style,
   result_cards,
   result_tables,
+  run_data,
   sample_views,
   time_table,
 )
@@ -74,8 +75,9 @@ def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
     seconds=time_table.by_stage(r['seconds']) if r['seconds'] else None,
     seconds_by_path=_seconds_by_path(r),
     excerpts=excerpts,
-    by_kind=result_tables.by_kind(r),
-    by_path=result_tables.by_path(r),
+    kind_of_text=run_data.kind_of_text(run.settings),
+    by_kind=result_tables.by_kind(r, run_data.kind_of_text(run.settings).partition(' ')[0]),
+    by_path=result_tables.by_path(r, _row_names(run.grid)),
     training=result_tables.of_training(run, _phase_of_control(run), path_figures.best_versions(run)),
     samples=sample_views.page_content(samples.read(run.workdir), r),
     command=stage_records.read_command(run.workdir),
@@ -99,6 +101,12 @@ def arrange(drawn: list[Figure]) -> list[list[Figure]]:
     narrow = narrow[len(pair) :]
     rows.append(pair)
   return rows + [[one] for one in drawn if one.kind == 'wide']
+
+
+def _row_names(grid: Grid) -> list[str]:
+  """Returns what paths are called in tables: their names, or 'path 3' without names."""
+  names = run_data.path_names(grid)
+  return names if grid.coordinate_names else [f'path {name}' for name in names]
 
 
 def _name(grid: Grid) -> str:

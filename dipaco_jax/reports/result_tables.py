@@ -1,6 +1,6 @@
 """Tables of a report: each model by kind of text and by path, with the differences' intervals, and its training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,25 @@ MAX_ROWS = 64
 Table = tuple[list[tuple[str, ...]], tuple[str, ...]]  # rows, head
 
 
-def by_kind(r: dict[str, Any]) -> Table | None:
-  """Returns a row for each kind of text that was validated on, the largest first; None if that is not known."""
+def by_kind(r: dict[str, Any], what: str = 'kind') -> Table | None:
+  """Returns a row for each kind of text that was validated on, the largest first; None if that is not known.
+
+  `what`: what kinds of text are called, such as 'owner'.
+  """
   documents = r['validation_documents_by_domain'] or {}
   tokens = r['validation_tokens_by_domain'] or {}
   kinds = sorted((kind for kind, n in documents.items() if n), key=lambda kind: -tokens.get(kind, 0))
-  return _table(r, 'kind', 'by_domain', [(kind, kind) for kind in kinds[:MAX_ROWS]])
+  return _table(r, what, 'by_domain', [(kind, kind) for kind in kinds[:MAX_ROWS]])
 
 
-def by_path(r: dict[str, Any]) -> Table | None:
-  """Returns a row for each path that validation text was routed to; None if that is not known, or of one path."""
+def by_path(r: dict[str, Any], names: Sequence[str]) -> Table | None:
+  """Returns a row for each path that validation text was routed to; None if that is not known, or of one path.
+
+  `names`: what paths are called.
+  """
   documents = r['validation_documents_by_path'] or []
   paths = [path for path, n in enumerate(documents) if n]
-  return _table(r, 'path', 'by_path', [(f'path {path}', path) for path in paths[:MAX_ROWS]]) if r['paths'] > 1 else None
+  return _table(r, 'path', 'by_path', [(names[path], path) for path in paths[:MAX_ROWS]]) if r['paths'] > 1 else None
 
 
 def _table(r: dict[str, Any], what: str, suffix: str, groups: list[tuple[str, Any]]) -> Table | None:

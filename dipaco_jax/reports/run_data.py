@@ -36,6 +36,11 @@ def path_names(grid: Grid) -> list[str]:
   return [*map(grid.path_name, range(grid.num_paths))] if grid.num_paths > 1 else ['path']
 
 
+def kind_of_text(s: settings.Settings) -> str:
+  """Returns what the domains of a run's text stand for."""
+  return 'owner' if s.routing.method == 'owner' else 'kind of text'
+
+
 def read_run(workdir: pathlib.Path, report: dict[str, Any], rows: Iterable[dict[str, Any]] | None = None) -> Run:
   """Reads the data of a page; `report` is what report.json holds, `rows` those of a metrics.jsonl that is not there."""
   s, results = stage_records.read_settings(workdir), stage_records.read_results(workdir)

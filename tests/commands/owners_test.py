@@ -1,11 +1,17 @@
 """The command owners: it suspends workers of islands, ends suspensions, and lists them."""
 
+import json
+import re
+import shutil
+import signal
 import subprocess
 import sys
 
 import one_process
+import owner_stores
 import pytest
 import repository
+from absl import flags
 
 from dipaco_jax import owners
 from dipaco_jax.core.errors import InputError
@@ -54,6 +60,69 @@ def test_other_words_are_errors_that_name_the_fix(words, monkeypatch):
 def test_what_is_no_identifier_is_no_owner():
   with pytest.raises(InputError, match=r"'the press' is no name of an owner: use letters, digits and _"):
     owners.add(None, 'the press')
+
+
+OPTIONS = [
+  ('compare', [], "name the owner's store, as its worker has it: --store=DIR compare"),
+  ('compare', ['--store=s', '--workdir=w'], '--workdir is not for `compare`: leave it out'),
+  ('compare', ['--store=s', '--why=so'], '--why is not for `compare`'),
+  ('list', ['--store=s', '--workdir=w'], '--store is not for `list`'),
+  ('list', [], 'name a run with --workdir=DIR'),
+]
+
+
+@pytest.fixture
+def given(monkeypatch):
+  """Sets the options of the command."""
+
+  def give(arguments: list[str]):
+    values = flags.FlagValues()
+    for name in (*owners.OF_KEEPER, *owners.OF_OWNER):
+      flags.DEFINE_string(name, None, '', flag_values=values)
+    values(['owners', *arguments])
+    monkeypatch.setattr(owners.flags, 'FLAGS', values)
+
+  return give
+
+
+@pytest.mark.parametrize(('action', 'arguments', 'message'), OPTIONS)
+def test_options_that_do_not_fit_are_errors(action, arguments, message, given):
+  given(arguments)
+  with pytest.raises(InputError, match=re.escape(message)):
+    owners.check_words([action])
+
+
+def test_options_that_fit_are_none(given):
+  given(['--store=s'])
+  assert owners.check_words(['compare']) == ('compare', '')
+  given(['--workdir=w', '--why=so'])
+  assert owners.check_words(['suspend', 'worker-0']) == ('suspend', 'worker-0')
+
+
+@pytest.mark.slow
+def test_a_comparison_stops_at_ctrl_c_and_continues(tmp_path):
+  with one_process.one_device():
+    sections = {'train': dict(steps_per_phase=500, early_stopping=True), 'checkpoint': dict(every_steps=50)}
+    owner_stores.make(tmp_path / 'court', owner_stores.keep(tmp_path / 'owners', **sections))
+  shutil.rmtree(tmp_path / 'owners')
+  command = [sys.executable, '-m', 'dipaco_jax.owners', f'--store={tmp_path / "court"}', 'compare']
+  options = {'stdout': subprocess.PIPE, 'stderr': subprocess.PIPE, 'text': True, 'cwd': repository.ROOT}
+  process = subprocess.Popen(command, **options)
+  for line in process.stderr:
+    if line.startswith('alone-court') and ' ETA ' in line:
+      process.send_signal(signal.SIGINT)
+      break
+  output, errors = process.communicate(timeout=120)
+  assert process.returncode == 130 and not output and 'stopped; run the same command to continue' in errors
+  assert not (tmp_path / 'court' / 'alone' / 'compare.json').exists()
+  done = subprocess.run(command, **options, timeout=300)
+  assert done.returncode == 0, done.stderr
+  head, of_path, verdict, page = done.stdout.splitlines()
+  assert 'held-back documents of court' in head and of_path.startswith('court: base ')
+  assert 'the federation' in verdict and page == f'{tmp_path / "court"}/alone/compare.html'
+  rows = [json.loads(line) for line in (tmp_path / 'court' / 'alone' / 'metrics.jsonl').read_text().splitlines()]
+  steps = [row['step'] for row in rows if row['kind'] == 'step']
+  assert steps == [*range(2, 1001, 2)], 'each step once'
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 import contextlib
 import json
+import shutil
 
 import one_process
 import owners_run
 import pytest
 from owners_run import Member, OwnersRun
 
-from dipaco_jax.islands import final_files, members, monitor, owner_workdir
+from dipaco_jax.islands import final_files, members, monitor, owner_comparison, owner_workdir
 from dipaco_jax.islands.island import Island
+from dipaco_jax.processes import stopping
 from dipaco_jax.registry.registry import Fact, Registry
 
 pytestmark = pytest.mark.slow
@@ -127,6 +129,17 @@ def test_the_store_of_an_owner_that_joined_has_its_model(changed):
   loaded = trained_run.TrainedRun(str(changed.store('press')))
   assert loaded.settings.grid[0][1] == ('clinic', 'court', 'press')
   assert loaded.paths_here == [2]
+
+
+def test_an_owner_that_joined_is_compared_with_a_model_of_as_many_phases(changed, tmp_path):
+  """From a copy of its store, where its shared place and its text are not."""
+  with facts_of(changed) as facts:
+    since = members.read(facts).since['press']
+  shutil.copytree(changed.store('press'), tmp_path / 'press')
+  report = owner_comparison.compare(str(tmp_path / 'press'), stopping.Signals(lambda number: None))
+  assert (report['owner'], report['paths'], report['first_phase']) == ('press', [2], since)
+  about = report['by_path']['press']
+  assert about['steps'] == (6 - since) * 4 and about['targets'] > 0 and min(about['perplexity'].values()) > 1
 
 
 def test_a_run_of_which_owners_have_left_is_begun_again_in_its_stores(changed):

@@ -70,15 +70,23 @@ def test_a_run_of_an_earlier_version_has_its_cards_and_no_table(report):
   old = report | dict.fromkeys(
     name for name in report if 'by_domain' in name or 'by_path' in name or 'flops' in name or 'tokens' in name
   )
-  assert len(result_cards.of_result(old)) == 4 and result_tables.by_kind(old) is result_tables.by_path(old) is None
+  assert len(result_cards.of_result(old)) == 4 and result_tables.by_kind(old) is result_tables.by_path(old, []) is None
 
 
 def test_tables_have_a_row_for_each_kind_and_each_path_with_text(report):
   rows, head = result_tables.by_kind(report)
   assert head[:5] == ('kind', 'documents', 'base', 'dense control', 'paths') and len(rows) == 8
   assert ('law', '50') in [row[:2] for row in rows] and '+4.0% (+1.0 to +7.0%)' in [row[5] for row in rows]
-  rows, _ = result_tables.by_path(report)
+  rows, _ = result_tables.by_path(report, [f'path {path}' for path in range(16)])
   assert len(rows) == 15 and all('too few documents' in row[5] for row in rows)
+
+
+def test_rows_of_owners_have_their_names(report):
+  rows, head = result_tables.by_kind(report, 'owner')
+  assert head[0] == 'owner' and rows == result_tables.by_kind(report)[0]
+  names = [f'owner_{path}' for path in range(16)]
+  rows, head = result_tables.by_path(report, names)
+  assert head[0] == 'path' and {row[0] for row in rows} < {*names}
 
 
 def test_the_training_of_base_paths_and_control_stands_side_by_side(runs):
