@@ -12,8 +12,8 @@ where it comes from, `state_facts` publish it, and `hand_over` asks its holder f
 
 If text stays with its owners, an owner's worker keeps it in its `owner_store`, where it reads it by `own_text`, without
 what is in the keeper's `validation_text`; `owner_facts` have all that others know of it. `owner_report` ends such a run
-for the keeper, `owner_workdir` for an owner; `final_files` are those that the end of any run leaves. `members` decide
-which owners have joined or left while the run trains.
+for the keeper, `owner_workdir` for an owner, whom `owner_comparison` tells what it was worth; `final_files` are those
+that the end of any run leaves. `members` decide which owners have joined or left while the run trains.
 
 All roles read modules through `module_weights` and `kept_arrays`, and parse what others wrote inside `guard`.
 `screening_facts` excludes paths, and ends a run that diverges; `withdrawals` withdraw what cannot be read.

@@ -5,7 +5,8 @@ stages' own files: `tokenize_stage`, `jobs` (the models to train), `route_stage`
 one owner's text), `resharding_round`, `router_refit`, and `validate_stage` with `token_losses`, `document_losses`,
 `group_ratios`, `rerouted_perplexity`, `excerpt_choice` and `samples`. Before the first stage `preflight` checks
 everything: `inputs` with `input_records`, `rate_check`, and `reuse`, which takes stages from another run. `plan` and
-`epochs` count training in advance. Other rooms read `stage_records`.
+`epochs` count training in advance. `own_comparison` measures what a federation is worth to an
+owner. Other rooms read `stage_records`.
 
 Imports from `algorithm`, `core`, `config`, `models`, `processes`, `storage`, `routing`, `data`, `buckets`, `telemetry`,
 `huggingface`, `training` and `planning`.

@@ -97,8 +97,8 @@ def alone_job(run: run_lib.Run, path: int, first_phase: int = 0, later_work: flo
   data = job_lib.Data(s.train.batch_size, lambda _, step: batch(path, step - skipped))
   holdout = validate_stage.holdout_of_path(run, path) if s.train.early_stopping else None
   return job_lib.Job(
-    f'{stage.ALONE}-{run.layout.grid.path_name(path)}', programs, schedule, data, _alone, base=run.base(), base_state=base_state(run, programs),
-    evaluation=job_lib.Evaluation(holdout), publish=True, later_work=later_work,
+    f'{stage.ALONE}-{run.layout.grid.path_name(path)}', programs, schedule, data, _alone, base=run.base(),
+    base_state=base_state(run, programs), evaluation=job_lib.Evaluation(holdout), publish=True, later_work=later_work,
   )  # fmt: skip
 
 

@@ -6,14 +6,14 @@ path at the version that early stopping chose. Ratios of perplexities get interv
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import packing
-from dipaco_jax.pipeline import jobs, route_stage, run as run_lib, stage, validate_stage
+from dipaco_jax.pipeline import jobs, route_stage, run as run_lib, stage
 from dipaco_jax.processes import display
 from dipaco_jax.storage import module_store, seals
 from dipaco_jax.storage.records import read_meta
@@ -54,7 +54,7 @@ def measure(run: run_lib.Run, path: int) -> Losses:
 
   rows = evaluation.Rows([len(indices)], load, run.eval_batch, run.settings.model.seq_len)
   alone = functools.partial(module_store.load_path, run.workdir / folder(path), run.alone_programs.layout, 0)
-  of_model = {
+  of_model: dict[str, Callable[[], dict[str, np.ndarray]]] = {
     BASE: run.base,
     ALONE: alone,
     FEDERATION: functools.partial(module_store.load_path, run.workdir, run.layout, path),
@@ -95,7 +95,7 @@ def pool(losses: Sequence[Losses]) -> Losses:
 
 
 def summarize(losses: Losses) -> dict[str, Any]:
-  """Returns perplexities of the models, their ratios, and intervals of both; None where no target counts or a loss is not finite."""
+  """Returns perplexities of the models, their ratios, and intervals of both; None where nothing finite is known."""
   count = losses.targets.sum()
 
   def of(nats_N: np.ndarray) -> tuple[float | None, tuple[float, float] | None]:

@@ -23,7 +23,7 @@ def by_domain(
   base: Mapping[str, float | None], run: Mapping[str, float | None],
   control: Mapping[str, float | None] = MappingProxyType({}), what: str = 'kind of text', limit: int = 30,
 ):  # fmt: skip
-  """Draws a row for each kind of text, or for `what` each stands for, with the perplexities of base, paths and dense control.
+  """Draws a row for each kind of text, which is called `what`, with perplexities of base, paths and dense control.
 
   The percentage is that of the paths against the control, or against the base if there is no control.
   """
@@ -60,13 +60,15 @@ def worth(groups: Mapping[str, Sequence[tuple[float | None, tuple[float, float] 
   groups: {path: [(perplexity, interval) in the order of WORTH]}.
   """
   figure, ax = plot_style.axes(HALF, max(HEIGHT, 1.1 + 0.75 * len(groups)))
+  for marker, colour, label in WORTH.values():
+    ax.plot([], [], marker, color=colour, ms=6, label=label)
   for row, values in enumerate(groups.values()):
-    for model, (marker, colour, label), (value, interval) in zip(WORTH, WORTH.values(), values, strict=True):
+    for model, (marker, colour, _), (value, interval) in zip(WORTH, WORTH.values(), values, strict=True):
       y = row + {'base': -0.22, 'alone': 0.0, 'federation': 0.22}[model]
       if interval:
         ax.plot(interval, [y, y], color=colour, lw=2, solid_capstyle='butt')
       if value:
-        ax.plot([value], [y], marker, color=colour, ms=6, label='' if row else label)
+        ax.plot([value], [y], marker, color=colour, ms=6)
         plot_style.write(ax, f'{value:.2f}', (max(value, *(interval or [value])), y), (7, 0), va='center', size=SMALL)
   ax.set_yticks(range(len(groups)), [plot_style.short(name, 20) for name in groups])
   ax.set_ylim(len(groups) - 0.5, -0.5)  # the first on top

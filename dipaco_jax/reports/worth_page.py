@@ -43,20 +43,22 @@ def whole(report: Mapping[str, Any]) -> Mapping[str, Any]:
 def verdict(report: Mapping[str, Any]) -> str:
   """Says whether the federation paid, with the difference and its interval."""
   about = whole(report)
-  ratio, interval = (about[name]['federation_to_alone'] for name in ('ratio', 'ratio_interval'))
+  ratio, interval = about['ratio']['federation_to_alone'], about['ratio_interval']['federation_to_alone']
   kind = ('gain' if ratio < 1 else 'loss') if ratio and headline.is_significant(interval) else 'open'
-  return f'{WORDS[kind]} ({headline.signed_change(ratio, interval)})'
+  return f'{WORDS[kind]} ({_change(about, "federation_to_alone")})'
 
 
 def in_words(report: Mapping[str, Any]) -> list[str]:
   """Returns the comparison in lines for a terminal."""
   about = whole(report)
-  lines = [f'perplexity on {about["documents"]:,} held-back documents of {report["owner"]} ({about["targets"]:,} tokens)']
-  for name, of_path in parts(report).items():
-    values = {model: _number(x) for model, x in of_path['perplexity'].items()}
-    change = headline.signed_change(of_path['ratio']['federation_to_alone'], of_path['ratio_interval']['federation_to_alone'])
-    lines.append(f'{name}: base {values["base"]}; alone {values["alone"]}; in the federation {values["federation"]}: {change}')
-  return [*lines, verdict(report)]
+  measured_on = f'{about["documents"]:,} held-back documents of {report["owner"]} ({about["targets"]:,} tokens)'
+  of_parts = [_line(name, of_part) for name, of_part in parts(report).items()]
+  return [f'perplexity on {measured_on}', *of_parts, verdict(report)]
+
+
+def _line(name: str, about: Mapping[str, Any]) -> str:
+  base, alone, federation = (_number(about['perplexity'][model]) for model in category_plots.WORTH)
+  return f'{name}: base {base}; alone {alone}; in the federation {federation}: {_change(about, "federation_to_alone")}'
 
 
 def picture(report: Mapping[str, Any]) -> Picture:
@@ -74,9 +76,17 @@ def picture(report: Mapping[str, Any]) -> Picture:
 
 
 def _row(name: str, about: Mapping[str, Any]) -> tuple[str, ...]:
-  changes = [headline.signed_change(about['ratio'][x], about['ratio_interval'][x]) for x in
-             ('federation_to_alone', 'alone_to_base')]  # fmt: skip
-  return name, f'{about["documents"]:,}', *map(_number, about['perplexity'].values()), *changes
+  changes = _change(about, 'federation_to_alone'), _change(about, 'alone_to_base')
+  return (
+    name,
+    f'{about["documents"]:,}',
+    *(_number(about['perplexity'][model]) for model in category_plots.WORTH),
+    *changes,
+  )
+
+
+def _change(about: Mapping[str, Any], name: str) -> str:
+  return headline.signed_change(about['ratio'][name], about['ratio_interval'][name])
 
 
 def _training(name: str, about: Mapping[str, Any], phases: int) -> tuple[str, ...]:

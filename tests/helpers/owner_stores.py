@@ -54,7 +54,8 @@ def publish_modules(run: run_lib.Run, paths: list[int]):
   layout: modules.Layout = run.layout
   base, rng = run.base(), np.random.default_rng(0)
   moved = {name: (x + 0.01 * rng.standard_normal(x.shape)).astype(x.dtype) for name, x in base.items()}
-  places = {(level, layout.grid.module(level, layout.grid.coordinates(path))) for path in paths for level in layout.levels}
+  points = [layout.grid.coordinates(path) for path in paths]
+  places = {(level, layout.grid.module(level, at)) for at in points for level in layout.levels}
   of = [(level, at, {name: moved[name] for name in layout.names(level)}) for level, at in sorted(places, key=str)]
   (run.workdir / 'paths').mkdir()
   module_publishing.publish_module_files(run.workdir, run.settings.train.phases, of)

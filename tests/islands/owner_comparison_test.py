@@ -165,7 +165,8 @@ def test_it_stops_and_continues_with_the_same_bits(store, compared, tmp_path):
 def test_a_finished_comparison_is_only_shown_again(compared):
   file = compared / 'alone' / str(PATH) / 'modules'
   before = file.stat().st_mtime_ns
-  assert owner_comparison.compare(str(compared), Signals(after=0)) == seals.read_json(compared / owner_comparison.RESULT)
+  report = owner_comparison.compare(str(compared), Signals(after=0))
+  assert report == seals.read_json(compared / owner_comparison.RESULT)
   assert file.stat().st_mtime_ns == before and not (compared / 'alone' / str(PATH) / 'checkpoints').exists()
 
 
@@ -219,7 +220,10 @@ def test_the_page_says_whether_the_federation_paid(compared):
 
 @pytest.mark.parametrize(
   ('removed', 'message'),
-  [('owner.json', "is no owner's store: name the --store of"), ('paths/best.json', 'has no model yet: wait for the end')],
+  [
+    ('owner.json', "is no owner's store: name the --store of"),
+    ('paths/best.json', 'has no model yet: wait for the end'),
+  ],
 )
 def test_what_is_no_store_of_a_finished_run_is_an_error_before_any_work(removed, message, store, tmp_path):
   place = tmp_path / 'court'

@@ -22,6 +22,11 @@ def test_kinds_of_text_tell_the_paths_change_against_the_dense_control():
   assert drawn.axes[0].get_xlabel().endswith('paths against dense control')
 
 
+def test_owners_are_called_owners():
+  drawn = category_plots.by_domain({'a': 10.0}, {'a': 5.0}, what='owner')
+  assert drawn.axes[0].get_title(loc='left') == 'By owner'
+
+
 def test_many_paths_are_a_histogram_of_early_stopping():
   few = category_plots.early_stopping([1, 3], 3, ['0', '1'])
   many = category_plots.early_stopping([1, 3] * 40, 3, [str(i) for i in range(80)])

@@ -1,5 +1,6 @@
 """The page of synthetic runs of every shape: it stands alone, is escaped, and shows what there is."""
 
+import dataclasses
 import datetime
 import json
 import re
@@ -9,8 +10,9 @@ import pytest
 import slow
 import synthetic
 
+from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.pipeline import stage
-from dipaco_jax.reports import report_page, run_report
+from dipaco_jax.reports import report_page, run_data, run_report
 from dipaco_jax.storage import seals
 
 
@@ -48,6 +50,17 @@ def test_a_grid_has_its_pictures(reports):
               'holdout_losses', 'learning_rate', 'gradient_norm', 'tokens_per_s', 'agreement', 'averaging_gap',
               'siblings', 'time_by_cause'}  # fmt: skip
   assert {p.stem for p in (workdir / 'plots').iterdir()} == expected
+
+
+def test_a_page_of_owners_names_them(reports):
+  workdir, found, text = reports('grid')
+  assert 'Validation perplexity by kind of text' in text and '<td>path 0</td>' in text
+  run = run_data.read_run(workdir, found)
+  s = dataclasses.replace(run.settings, routing=dataclasses.replace(run.settings.routing, method='owner'))
+  grid = Grid(owner=('clinic', 'court', 'press', 'school'), topic=4)
+  page = report_page.render(run._replace(settings=s, grid=grid), {})
+  assert 'Validation perplexity by owner' in page and '<th>owner</th>' in page
+  assert '<td>clinic,0</td>' in page and '<td>path 0</td>' not in page
 
 
 def test_page_names_the_key_figures(reports):
