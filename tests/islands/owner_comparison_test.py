@@ -1,6 +1,7 @@
 """An owner's path beside a model of its text alone, from the owner's store and nothing else."""
 
 import contextlib
+import dataclasses
 import functools
 import json
 import math
@@ -32,7 +33,11 @@ from dipaco_jax.storage import module_store, object_store, seals
 from dipaco_jax.training import evaluation, training_loop
 
 PATH = 1  # of the owner
-SECTIONS = {'checkpoint': dict(every_steps=2), 'data': dict(holdout_fraction=0.25)}
+SECTIONS = {
+  'checkpoint': dict(every_steps=2),
+  'data': dict(holdout_fraction=0.25),
+  'train': dict(learning_rate=0.006),
+}
 
 
 class Signals(stopping.Signals):
@@ -104,7 +109,8 @@ def test_alone_is_adamw_on_the_text_of_the_owner(keeper, compared):
   """By optax, step by step, on rows that are read one batch after the other."""
   s, model = keeper.settings, keeper.model
   assert s.inner.clip_norm and s.inner.weight_decay
-  rate = functools.partial(twin.learning_rate, inner=s.inner, total_steps=s.num_steps, pretrain_steps=0)
+  inner = dataclasses.replace(s.inner, learning_rate=s.train.learning_rate)
+  rate = functools.partial(twin.learning_rate, inner=inner, total_steps=s.num_steps, pretrain_steps=0)
   mask = functools.partial(jax.tree.map, lambda x: x.ndim > 1)
   adamw = optax.inject_hyperparams(optax.adamw, static_args=('mask',))(
     0.0, s.inner.b1, s.inner.b2, s.inner.epsilon, weight_decay=s.inner.weight_decay, mask=mask
@@ -141,6 +147,8 @@ def test_the_path_of_an_owner_that_joined_has_as_many_steps_and_the_same_batches
   tau = run.settings.train.steps_per_phase
   assert whole.schedule.phases == 2 and joined.schedule.phases == 1
   assert joined.schedule.global_step(0, 3) == whole.schedule.global_step(1, 3) == tau + 3, 'learning rates of the phase'
+  for job in (whole, joined):
+    assert job.evaluation.holdout.counts == [run.shards_meta(0)['holdout_rows'][PATH]] != [0], 'of early stopping'
   for step in range(tau):
     first = [job.data.batch(0, job.own_step(0, 0, step))[0] for job in (whole, joined)]
     np.testing.assert_array_equal(*first)
@@ -160,6 +168,8 @@ def test_it_stops_and_continues_with_the_same_bits(store, compared, tmp_path):
   assert all((after[name] == x).all() for name, x in undisturbed.items())
   steps = [json.loads(line) for line in (place / 'alone' / 'metrics.jsonl').read_text().splitlines()]
   assert [row['step'] for row in steps if row['kind'] == 'step'] == [2, 4, 6, 8]
+  losses = [row['holdout_loss_by_path'][0] for row in steps if row['kind'] == 'phase']
+  assert report['by_path']['court']['phase_of_alone'] == 1 + losses.index(min(losses)), 'early stopping'
 
 
 def test_a_finished_comparison_is_only_shown_again(compared):
