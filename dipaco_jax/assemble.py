@@ -1,6 +1,7 @@
-"""Assembles published paths into a workdir, with a router among them that is fitted on public text.
+r"""Assembles published paths into a workdir, with a router among them that is fitted on public text.
 
-    python -m dipaco_jax.assemble --path=court=FOLDER --path=press=FOLDER2 --base=FOLDER3 --data='public/*.txt' --workdir=DIR
+    python -m dipaco_jax.assemble --path=court=FOLDER --path=press=FOLDER2 --base=FOLDER3 \
+      --data='public/*.txt' --workdir=DIR
 
 Each FOLDER is a path as `export` writes it, FOLDER3 their base (`export --base`); all have one tokenizer. The router
 is fitted to the losses of the public text under each path; a part of the text is held back to measure it. Then

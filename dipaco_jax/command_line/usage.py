@@ -31,6 +31,10 @@ COMMANDS = {  # {module of this package: (example of options, description)}
   'status': ('--workdir=runs/tiny', 'Shows the progress, speed and expected end of a run, also while it runs.'),
   'registry': ('--workdir=runs/islands check', 'Checks, backs up or rebuilds the registry of islands.'),
   'owners': ('--workdir=runs/islands list', 'Suspends workers of islands, and lists what they contributed.'),
+  'assemble': (
+    '--path=NAME=DIR --path=NAME=DIR --base=DIR --data=FILES --workdir=NEW',
+    'Assembles published paths of several owners into a workdir, with a router among them.',
+  ),
   'generate': ('--workdir=runs/tiny --prompt=TEXT', 'Continues a text.'),
   'serve': ('--workdir=runs/tiny', 'Serves a run by the OpenAI completions API.'),
   'route': ('--workdir=runs/tiny --engines=FILE', 'Serves a run by other engines, such as vLLM, one or more per path.'),

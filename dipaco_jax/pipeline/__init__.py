@@ -6,7 +6,7 @@ one owner's text), `resharding_round`, `router_refit`, and `validate_stage` with
 `group_ratios`, `rerouted_perplexity`, `excerpt_choice` and `samples`. Before the first stage `preflight` checks
 everything: `inputs` with `input_records`, `rate_check`, and `reuse`, which takes stages from another run. `plan` and
 `epochs` count training in advance. `own_comparison` measures what a federation is worth to an
-owner. Other rooms read `stage_records`.
+owner, and `published_paths` make a workdir of models of several owners. Other rooms read `stage_records`.
 
 Imports from `algorithm`, `core`, `config`, `models`, `processes`, `storage`, `routing`, `data`, `buckets`, `telemetry`,
 `huggingface`, `training` and `planning`.

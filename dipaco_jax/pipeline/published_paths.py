@@ -38,6 +38,7 @@ AXIS = 'path'
 VERSION = 1  # of the modules
 RESULT = 'evaluation/assembled.json'
 MOST_LEN = 1024  # tokens of a sequence that is scored
+BATCH = 16  # of them at one time
 
 
 def make_settings(folders: Mapping[str, str], base: str, data: Sequence[str]) -> settings_lib.Settings:
@@ -52,9 +53,12 @@ def make_settings(folders: Mapping[str, str], base: str, data: Sequence[str]) ->
     raise InputError('name two paths or more, each as --path=court=FOLDER')
   values = settings_lib.Settings().to_dict()
   sections: dict[str, dict[str, Any]] = {
-    'data': {'source': 'files', 'train': tuple(data)}, 'pretrain': {'init': base, 'steps': 0},
-    'train': {'phases': VERSION, 'early_stopping': False}, 'evaluate': {'samples': 0}, 'metrics': {'sinks': ()},
-  }  # fmt: skip
+    'data': {'source': 'files', 'train': tuple(data)},
+    'pretrain': {'init': base, 'steps': 0, 'batch_size': BATCH},
+    'train': {'phases': VERSION, 'early_stopping': False, 'batch_size': BATCH},
+    'evaluate': {'samples': 0},
+    'metrics': {'sinks': ()},
+  }
   values |= {section: values[section] | fields for section, fields in sections.items()}
   values |= {'grid': {AXIS: tuple(folders)}, 'levels': (('all', '.*', (AXIS,)),)}
   with_base(values)

@@ -42,6 +42,7 @@ COMMANDS = (
   'status',
   'registry',
   'owners',
+  'assemble',
   'generate',
   'serve',
   'route',

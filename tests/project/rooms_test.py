@@ -20,7 +20,8 @@ ROOMS = (  # each imports from those before it, and from itself
 ).split()
 PURE = ('algorithm', 'core', 'config', 'models', 'routing')
 COMMANDS = (
-  'main size recipe local hub join gateway status registry owners generate serve route export harness inspect report'
+  'main size recipe local hub join gateway status registry owners assemble generate serve route export harness '
+  'inspect report'
 ).split()
 FOLDERS = {'gateway', 'inspect', 'registry'}  # commands that are a __main__.py
 TOP = {'__init__', '__main__', *COMMANDS, *(f'{name}.__main__' for name in FOLDERS)} - FOLDERS
