@@ -107,6 +107,7 @@ def test_published_paths_become_a_workdir_with_a_router(folder, tmp_path):
   assert assembled(folder, tmp_path / 'all') == report, 'after a kill it is made again'
 
 
+@pytest.mark.slow
 def test_a_path_of_another_tokenizer_or_model_is_an_error_before_any_work(folder, tmp_path):
   shutil.copytree(folder / 'press', tmp_path / 'press')
   config = json.loads((tmp_path / 'press' / 'config.json').read_text())
