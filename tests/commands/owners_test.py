@@ -126,6 +126,17 @@ def test_a_comparison_stops_at_ctrl_c_and_continues(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_comparison_that_diverges_ends_with_its_status(tmp_path):
+  with one_process.one_device():
+    sections = {'inner': dict(learning_rate=1e30, max_skipped=1), 'train': dict(steps_per_phase=16)}
+    owner_stores.make(tmp_path / 'court', owner_stores.keep(tmp_path / 'owners', **sections))
+  command = [sys.executable, '-m', 'dipaco_jax.owners', f'--store={tmp_path / "court"}', 'compare']
+  done = subprocess.run(command, capture_output=True, text=True, cwd=repository.ROOT, timeout=300)
+  assert done.returncode == 65 and 'alone-court diverged by step' in done.stderr and 'Traceback' not in done.stderr
+  assert not (tmp_path / 'court' / 'alone' / 'compare.json').exists()
+
+
+@pytest.mark.slow
 def test_a_run_without_owners_gets_none(made, tmp_path):
   status, message = run(tmp_path, 'add', 'press')
   assert status == 2 and 'here, all text is in one place' in message
