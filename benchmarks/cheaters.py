@@ -2,10 +2,11 @@
 
     python benchmarks/cheaters.py --fraction=0.2 --seeds=5
 
-For each kind of cheating and each seed, two runs of a small model, with and without audits: all roles are processes,
-and of three workers one cheats in each phase that it trains (tests/helpers/cheater.py). A phase that a cheater has
-trained is audited with probability `fraction`, so that the first of its phases that is audited is number 1 / fraction
-on average. How many it trains until it is suspended is larger, because audits take time.
+For each kind of cheating and each seed, two runs of a small model, with and without audits (--nolosses: with audits
+alone): all roles are processes, and of three workers one cheats in each phase that it trains
+(tests/helpers/cheater.py). A phase that a cheater has trained is audited with probability `fraction`, so that the
+first of its phases that is audited is number 1 / fraction on average. How many it trains until it is suspended is
+larger, because audits take time.
 """
 
 import json
@@ -112,17 +113,19 @@ def main(argv: list[str]):
   folder, expected = pathlib.Path(tempfile.mkdtemp(dir=FLAGS.scratch or None)), f'{1 / FLAGS.fraction:.1f}'
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder / 'compiled')  # for all processes
   columns = '{:12} {:>16} {:>10} {:>17} {:>9} {:>6} {:>9} {:>9} {:>9}'
-  print(columns.format(
-    'cheating', 'found at phase', 'expected', 'suspended after', 'screened', 'wrong', 'honest', 'audited', 'not',
-  ), flush=True)  # fmt: skip
-  honest = measure('', folder, 0.0)
+  names = 'found at phase', 'expected', 'suspended after', 'screened', 'wrong', 'honest', 'audited', 'not'
+  print(columns.format('cheating', *names), flush=True)
+  honest = measure('', folder, 0.0) if FLAGS.losses else []
   runs = [*honest]
   for kind in FLAGS.kinds:
-    audited, not_audited = (measure(kind, folder, fraction) for fraction in (FLAGS.fraction, 0.0))
+    audited = measure(kind, folder, FLAGS.fraction)
+    not_audited = measure(kind, folder, 0.0) if FLAGS.losses else []
     runs += [*audited, *not_audited]
-    losses = [f'{statistics.fmean(run["loss"] for run in of):.4f}' for of in (honest, audited, not_audited)]
+    losses = [
+      f'{statistics.fmean(run["loss"] for run in of):.4f}' if of else '' for of in (honest, audited, not_audited)
+    ]
     found, suspended = ([run[name] for run in audited] for name in ('found', 'suspended_after'))
-    screened = sum(run['screened'] for run in not_audited)
+    screened = sum(run['screened'] for run in audited)
     wrong = sum(bool(run['wrongly_suspended']) for run in audited)
     print(columns.format(kind, mean(found), expected, mean(suspended), screened, wrong, *losses), flush=True)
   shutil.rmtree(folder, ignore_errors=True)
@@ -135,5 +138,6 @@ if __name__ == '__main__':
   flags.DEFINE_integer('seeds', 5, 'Number of seeds.', lower_bound=1)
   flags.DEFINE_integer('phases', 16, 'Number of phases of a run.', lower_bound=1)
   flags.DEFINE_integer('state_every', 2, 'A state of each path is published after so many phases.', lower_bound=1)
+  flags.DEFINE_bool('losses', True, 'Whether to run honest workers, and cheaters without audits, to compare losses.')
   flags.DEFINE_string('scratch', '', 'Folder of the runs; by default, a temporary one.')
   app.run(main)
