@@ -32,7 +32,6 @@ from dipaco_jax.storage import gateway_link, object_store, remedies, user_module
 PROGRAM = 'hub.py'
 PORT = 8443
 ELSEWHERE = ('192.0.2.1', '2001:db8::1')  # addresses for examples: the way there is that of the default route
-TOKEN_NAME = 'joined'  # of a token for all paths
 FAREWELL_S, LAST_ANSWERS_S = 60.0, 5.0  # for other machines to hear that the run has ended, and to ask how
 
 
@@ -126,7 +125,10 @@ def check_settings(settings: settings_lib.Settings, workers: int):
   from dipaco_jax.islands import roles
 
   roles.check_settings(settings)
-  if settings.audit.fraction and not workers:
+  if settings.data.own_text and workers:
+    fix = 'leave out --workers'
+    raise InputError(f'--workers={workers}: the text of this run stays with its owners, whose machines train; {fix}')
+  if settings.audit.fraction and not workers and not settings.data.own_text:
     fix = 'add --workers=1 or more, which audit the others'
     raise InputError(f'config.audit.fraction={settings.audit.fraction}: machines that join audit nobody; {fix}')
   for field, reference in extension.references(settings).items():
@@ -177,31 +179,30 @@ def is_only_here(url: str) -> bool:
     return gateway_link.is_loopback(host)
 
 
-def make_tokens(hub: Hub) -> list[tuple[str, str]]:
-  """Makes tokens, as (owner, token), on the first start or if they are asked for: for all paths, or of each owner."""
-  from dipaco_jax.algorithm.grid import Grid
-  from dipaco_jax.gateway import tokens as tokens_lib
+def make_tokens(hub: Hub, members: owners.Members, again: bool) -> list[tuple[str, str]]:
+  """Makes the tokens that are missing, or `again` all of them; returns them as (owner, token)."""
+  from dipaco_jax.gateway import first_tokens
 
-  grid = Grid(hub.settings.grid)
-  names = owners.names(grid) if hub.settings.routing.method == 'owner' else ('',)
-  with contextlib.closing(tokens_lib.Tokens(hub.url)) as tokens:
-    taken = {token.name for token, _ in tokens.list()}
-    if taken and not hub.options.new_tokens:
-      return []
-    made = []
-    for owner in names:
-      paths = owners.paths_of(grid, owner) if owner else None
-      name = free_name(owner or TOKEN_NAME, taken)
-      made.append((owner, tokens.add(name, paths, hub.options.days, owner)))
-  return made
+  return first_tokens.make(hub.url, hub.settings, members, hub.options.days, again)
 
 
-def free_name(name: str, taken: set[str]) -> str:
-  """Returns a name that no token has: the given one, or the first of name-2, name-3..."""
-  number = 1
-  while (free := name if number == 1 else f'{name}-{number}') in taken:
-    number += 1
-  return free
+class Newcomers:
+  """Prints the lines of owners that join while the run trains, each with a token of its own."""
+
+  def __init__(self, hub: Hub, facts: Any, address: str):
+    self.hub, self.facts, self.address = hub, facts, address
+    self.known = facts.count_members()
+
+  def greet(self) -> bool:
+    """Looks for owners that have joined since the last look; returns whether it has printed anything."""
+    from dipaco_jax.islands import members
+
+    if (known := self.facts.count_members()) == self.known:
+      return False
+    self.known = known
+    tokens = make_tokens(self.hub, members.read(self.facts), again=False)
+    print_tokens(self.hub, self.address, tokens)
+    return bool(tokens)
 
 
 def print_lines(hub: Hub, address: str, tokens: list[tuple[str, str]]):
@@ -213,6 +214,11 @@ def print_lines(hub: Hub, address: str, tokens: list[tuple[str, str]]):
       f'{PROGRAM}: machines that have joined come back by themselves, with the tokens that they have; tokens are shown '
       'once: stop this, and start it with --new_tokens for new lines'
     )
+  print_tokens(hub, address, tokens)
+
+
+def print_tokens(hub: Hub, address: str, tokens: list[tuple[str, str]]):
+  """Prints a line for each token."""
   for owner, token in tokens:
     on = f"on {owner}'s machines" if owner else 'on any other machine'
     stopping.write(f'{PROGRAM}: paste this line {on}; keep it as you would a password, it is shown once:')
@@ -245,7 +251,7 @@ def run(hub: Hub, devices: list[worker_devices.Environment]) -> int:
 
   `devices`: the variables that select the device of each worker, or of the one that only prepares.
   """
-  from dipaco_jax.islands import held_states, kept_arrays, roles
+  from dipaco_jax.islands import held_states, kept_arrays, members, roles
   from dipaco_jax.registry import registry
 
   os.environ[registry_url.VARIABLE] = hub.url
@@ -259,11 +265,12 @@ def run(hub: Hub, devices: list[worker_devices.Environment]) -> int:
       facts = registry.Registry(hub.url, hub.options.lease_s)
       roles.settle(facts, storage, hub.settings, hub.local)
       address = f'{own_url(hub.options)}#sha256={fingerprint(hub)}'
-      tokens = make_tokens(hub)
+      newcomers = Newcomers(hub, facts, address)
+      tokens = make_tokens(hub, members.read(facts), hub.options.new_tokens)
       running += start_roles(hub, devices)
       wait_for_gateway(hub.options, running[0])
       print_lines(hub, address, tokens)
-      status = supervision.supervise(running, facts, resumed, PROGRAM)
+      status = supervision.supervise(running, facts, resumed, PROGRAM, newcomers.greet)
       if status in (0, command.DIVERGED):
         say_farewell(facts, {role.name for role in running})
   except supervision.Stopped as e:

@@ -34,7 +34,7 @@ START_PATIENCE_S = 60.0  # with a hub that was never reached: its address may be
 CONNECT_S = 10.0  # for the first connection
 PAUSE_S = 2.0
 SKEW_S = 60.0  # between the clocks of this machine and the hub
-CLOSING_S = 30.0  # for workers to end after the run
+CLOSING_S, OWNERS_CLOSING_S = 30.0, 600.0  # for workers to end after the run; an owner's write their modules
 
 
 def parse_options(argv: Sequence[str]) -> argparse.Namespace:
@@ -208,16 +208,27 @@ def run(options: argparse.Namespace, link: gateway_link.Link) -> int:
       if warning := describe_skew(measure_skew(link)):
         stopping.write(f'{PROGRAM}: {warning}')
       view = View(gateway_registry.GatewayRegistry(link), link.address.url)
-      if not view.outcome():
+      if not view.outcome() or lacks_model(options, view.registry.owner):
         running += start_workers(options, gateway_link.make_folder(link.address, view.run_id) / 'logs')
       link.patience_s = 0
       logging.getLogger().setLevel(logging.ERROR)  # `view` shows that the hub is away
-      return supervise(running, view)
+      status = supervise(running, view)
   except supervision.Stopped as e:
     stopping.write(f'{PROGRAM}: stopped, and tasks are handed back; run the same command to join again')
     return 128 + e.number
   finally:
     supervision.stop(running)
+  if status == 0 and view.registry.owner and not lacks_model(options, view.registry.owner):
+    stopping.write(supervision.next_of_owner(options.store, view.registry.owner), sys.stdout)
+  return status
+
+
+def lacks_model(options: argparse.Namespace, owner: str) -> bool:
+  """Returns whether an owner's store is not a workdir yet, as of one whose worker was stopped before it wrote that."""
+  from dipaco_jax.islands import owner_workdir
+  from dipaco_jax.storage import object_store
+
+  return bool(owner and options.store) and not object_store.open_storage(options.store).exists(owner_workdir.POINTERS)
 
 
 def start_workers(options: argparse.Namespace, logs: Any) -> list[supervision.Role]:
@@ -246,7 +257,11 @@ def supervise(running: list[supervision.Role], view: View) -> int:
       stopping.write(f'{PROGRAM}: training has diverged; join again when the hub has resumed it')
       return command.DIVERGED
     if outcome:
-      supervision.wait(running, CLOSING_S)
+      supervision.wait(running, OWNERS_CLOSING_S if view.registry.owner else CLOSING_S)
+      failed = [role for role in running if role.process.poll() not in (None, 0)] if view.registry.owner else []
+      for role in failed:
+        stopping.write(f'{PROGRAM}: {role.name}: {supervision.last_line(role.log)} (all of it is in {role.log})')
+        return max(1, role.process.returncode)
       return supervision.tell_outcome(outcome, PROGRAM)
     if statuses and not any(status != 0 for status in statuses):
       tell_what_a_worker_heard(running[0], view.url)

@@ -6,7 +6,7 @@ from typing import Any
 
 from absl import flags
 
-from dipaco_jax.command_line import command
+from dipaco_jax.command_line import command, supervision
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display, processes, stopping, time_use
@@ -44,7 +44,9 @@ def run_behind_gateway():
   with contextlib.closing(profiling.Profiler(run.local, profile)) as profiler:
     outcome = behind_gateway.serve(run, _process('', watched, profiler))
   if outcome:
-    print('\n'.join([f'{link.address.url}: finished', *headline.outcome(outcome), *_next_of_owner(run.owner)]))
+    lines = [f'{link.address.url}: finished', *headline.outcome(outcome)]
+    lines += [supervision.next_of_owner(FLAGS.store, run.owner)] if run.owner else []
+    print('\n'.join(lines))
 
 
 def begin_role() -> Any:
@@ -92,13 +94,8 @@ def run(settings: settings_lib.Settings):
     outcome = roles.run_role(_process(url, watched, profiler), settings)
   if outcome:
     lines = [f'{FLAGS.workdir}: finished', *headline.outcome(outcome), f'the report: {FLAGS.workdir}/report.html']
-    print('\n'.join([*lines, *_next_of_owner(FLAGS.owner)]))
-
-
-def _next_of_owner(owner: str) -> list[str]:
-  """Says what the owner of a store can do with it at the end; nothing without an owner."""
-  command_text = f'python -m dipaco_jax.generate --workdir={FLAGS.store} --path={owner} --prompt=TEXT'
-  return [f'next: {command_text}'] if owner else []
+    lines += [supervision.next_of_owner(FLAGS.store, FLAGS.owner)] if FLAGS.owner else []
+    print('\n'.join(lines))
 
 
 def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
 from dipaco_jax.command_line import command
@@ -41,7 +41,7 @@ class Stopped(BaseException):
 
 
 class Screen:
-  """Lines that overwrite themselves on a terminal; elsewhere the first line, and those of excluded paths, once each."""
+  """Lines that overwrite themselves on a terminal; elsewhere the first line, and some others, whenever they change."""
 
   def __init__(self, stream: TextIO):
     self.stream = stream
@@ -53,7 +53,7 @@ class Screen:
     if not self.terminal:
       from dipaco_jax.islands import status_table
 
-      seen = status_table.EXCLUDED, status_table.SUSPENDED
+      seen = status_table.OWNERS, status_table.EXCLUDED, status_table.SUSPENDED
       important = [lines[0], *(line for line in lines if line.startswith(seen))]
       for line in important:
         if line not in self.last:
@@ -161,8 +161,14 @@ def interruptible() -> Iterator[None]:
       signal.signal(number, signal.SIG_IGN)
 
 
-def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0, program: str = 'local.py') -> int:
-  """Supervises until the run is finished or diverges; returns the exit status."""
+def supervise(
+  running: list[Role], facts: registry.Registry, resumed: int = 0, program: str = 'local.py',
+  look: Callable[[], bool] = lambda: False,
+) -> int:  # fmt: skip
+  """Supervises until the run is finished or diverges; returns the exit status.
+
+  `look` is called again and again, and returns whether it has printed anything.
+  """
   from dipaco_jax.islands import status_table
 
   screen, silence = Screen(sys.stderr), Silence(facts)
@@ -175,6 +181,8 @@ def supervise(running: list[Role], facts: registry.Registry, resumed: int = 0, p
     running = without_suspended(running, facts, program)
     if (status := restart(running, program)) is not None:
       return status
+    if look():
+      screen.close()
     screen.show(status_table.lines(facts))
     if finished := facts.facts('finished'):
       screen.close()
@@ -218,6 +226,11 @@ def tell_outcome(outcome: Mapping[str, Any], program: str) -> int:
     return diverged(errors.NO_PERPLEXITY, program)
   stopping.write('\n'.join(headline.outcome(outcome)), sys.stdout)
   return 0
+
+
+def next_of_owner(store: str, owner: str) -> str:
+  """Says what the owner of a store can do with it at the end."""
+  return f'next: python -m dipaco_jax.generate --workdir={store} --path={owner} --prompt=TEXT'
 
 
 def diverged(why: str, program: str) -> int:

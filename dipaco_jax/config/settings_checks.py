@@ -182,7 +182,6 @@ def _check_own_text(s: Any) -> None:
   unfit = {'train.paths_per_phase': s.train.paths_per_phase, 'train.schedule': s.train.schedule}
   unfit |= {f'evaluate.{name}': getattr(s.evaluate, name) for name in ('control', 'matrix', 'reroute_every')}
   unfit |= {
-    'audit.fraction': s.audit.fraction,
     'evaluate.refit_router': s.evaluate.refit_router,
     'routing.router_fraction': s.routing.router_fraction,
   }

@@ -20,9 +20,9 @@ A token of an owner also reads evaluations of other paths of the same model, whi
     tokenizer, validation_text.json                     by a token of an owner, whose worker reads text
     all others (sequences, routing, outer states)       never
 
-Tasks: `train` and `piece` of the token's paths, and `ship`; of an owner, also `own_text` of that owner and `evaluate`
-of its paths. Tasks that read all text, `prepare` and `reroute`, are left to workers with direct access. Where text
-stays with its owners, a token without an owner may do nothing.
+Tasks: `train` and `piece` of the token's paths, and `ship`; of an owner, also `own_text` of that owner, `evaluate` of
+its paths, and audits of what another of its workers has trained. Tasks that read all text, `prepare` and `reroute`, are
+left to workers with direct access. Where text stays with its owners, a token without an owner may do nothing.
 """
 
 import re

@@ -5,7 +5,7 @@ from typing import Any
 from dipaco_jax.gateway import authority, owner_checks, requests
 from dipaco_jax.gateway.refusals import forbidden
 from dipaco_jax.gateway.requests import Body, Caller, is_count, is_count_or_none, is_keys, take
-from dipaco_jax.islands import suspensions
+from dipaco_jax.islands import lease, suspensions
 from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.registry.registry import STOPPED
 
@@ -71,7 +71,8 @@ class FactDesk:
     told = {name: about[name] for name, check in ABOUT.items() if name in about and check(about[name])}
     if 'step' in told and 'of' not in told:
       del told['step']
-    self.island.registry.beat(caller.name, 'worker', {'task': ''} | told)
+    of_owner = {lease.OWNER: caller.scope.owner} if caller.scope.owner else {}
+    self.island.registry.beat(caller.name, 'worker', {'task': ''} | told | of_owner)
     return {}
 
   def _keys(self, caller: Caller, kind: str, keys: list[str] | None) -> list[str] | None:

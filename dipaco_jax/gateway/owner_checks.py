@@ -4,17 +4,20 @@ The gateway cannot read an owner's store. It checks that facts are of the claime
 they say. Whether sizes are true is known to the owner alone.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Sequence
 from typing import Any
 
 from dipaco_jax.config import owners
+from dipaco_jax.core import printable
 from dipaco_jax.gateway import fact_checks, requests
 from dipaco_jax.gateway.authority import EVALUATE, EVALUATION, Scope
 from dipaco_jax.gateway.refusals import malformed
-from dipaco_jax.islands import own_text, owner_facts
+from dipaco_jax.islands import audit_facts, own_text, owner_facts
 from dipaco_jax.islands.island import OWN_TEXT, Island
+from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.registry.registry import Fact, Task
 
 MOST = 2**53  # tokens
@@ -64,7 +67,35 @@ def of_evaluation(island: Island, task: Task, given: Sequence[Fact], worker: str
   return [fact._replace(meta=fact.meta | fact_checks.costs(given[0].meta))]
 
 
-CHECKS = {OWN_TEXT: of_text, EVALUATE: of_evaluation}
+OF_AUDIT: fact_checks.Checks = {
+  'phases': requests.is_counts, 'differing': requests.is_counts, 'started': requests.is_size, 'ended': requests.is_size,
+  'levels': lambda x: isinstance(x, list) and all(map(requests.is_text, x)), 'difference': fact_checks.is_moved,
+}  # fmt: skip
+
+
+def of_audit(island: Island, task: Task, given: Sequence[Fact], worker: str) -> list[Fact]:
+  """Returns the fact of an audit by another worker of the path's owner, made again. Raises Refused.
+
+  It can accuse none but those who have trained the phase: workers of the same owner.
+  """
+  if len(given) != 1 or given[0][:4] != (audit_facts.FACT_OF[task.kind], task.key, task.number, ''):
+    raise malformed('an audit is one fact of its task')
+  meta, published = given[0].meta, audit_facts.published(island, task.key, task.number)
+  if meta.get('equal') is None or not published:
+    why = printable.name(str(meta.get(audit_facts.CLOSED, 'the phase was withdrawn')), requests.MOST_ERROR)
+    return [audit_facts.closed(dataclasses.replace(island, name=worker), task, why)]
+  digests = {name: meta.get(name) for name in ('checkpoint', 'digest')}
+  about = {name: meta.get(name) for name in OF_AUDIT} | {'by': worker, 'worker': meta.get('worker')}
+  is_right = type(meta['equal']) is bool and all(map(requests.is_sha256, digests.values()))
+  is_right = is_right and all(check(about[name]) for name, check in OF_AUDIT.items())
+  if not is_right or about['worker'] not in {fact.meta.get('worker') for fact in published}:
+    raise malformed('an audit says what was compared, and names who has trained the phase')
+  expected = {STATE: meta[STATE]} if requests.is_sha256(meta.get(STATE)) else {}
+  noted = about | expected | fact_checks.costs(meta)
+  return [audit_facts.result(task, digests['checkpoint'], meta['equal'], digests['digest'], noted)]
+
+
+CHECKS = {OWN_TEXT: of_text, EVALUATE: of_evaluation, **dict.fromkeys(audit_facts.KINDS, of_audit)}
 
 
 def for_others(fact: Fact) -> Fact:

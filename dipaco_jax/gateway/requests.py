@@ -10,6 +10,7 @@ from dipaco_jax.gateway.refusals import malformed
 from dipaco_jax.gateway.tokens import Token
 
 Body = Mapping[str, Any]
+MOST_ERROR = 300  # characters of an error that a worker tells
 LARGEST = 2**31 - 1  # number that a database's column holds
 SUFFIX = re.compile(r'[A-Za-z0-9._-]{1,64}')
 SHA256 = re.compile(r'[0-9a-f]{64}')

@@ -2,7 +2,8 @@
 
     audit_seed                 random; which phases are audited follows from it alone. Workers must not know it: a
                                gateway shows it to none of them
-    audit (path, phase)        task of any worker but the one that trained the phase; fact audited (path, phase)
+    audit (path, phase)        task of any worker but the one that trained the phase, of the path's owner where text
+                               stays with its owners; fact audited (path, phase)
     confirm (path, phase)      task of a third worker, if the audit has found other values; fact confirmed (path, phase)
     suspended (NAME)           of the one of the three whose result differs from those of both others (suspensions.py)
 
@@ -19,10 +20,10 @@ import hmac
 import json
 import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from dipaco_jax.islands import pieces, suspensions
+from dipaco_jax.islands import owner_facts, pieces, suspensions
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Row, Task
@@ -38,12 +39,6 @@ CLOSED = 'closed'  # in the metadata of a fact: why nobody has computed anything
 def is_on(island: Island) -> bool:
   """Returns whether phases of this run are audited."""
   return island.run.settings.audit.fraction > 0
-
-
-def may_audit(island: Island, path: int) -> bool:
-  """Returns whether this process may train a path again: in a run without owners, any worker may."""
-  del island, path
-  return True
 
 
 # -- the draw
@@ -76,6 +71,7 @@ def draw(island: Island, drawn: dict[str, int]):
   island.registry.add_tasks(
     NewTask(AUDIT, path, phase)
     for path, last in newest.items()
+    if int(path) not in island.members.until  # whose workers have ended
     for phase in range(drawn.get(path, -1) + 1, last + 1)
     if island.active_paths(phase)[int(path)] and is_drawn(seed, int(path), phase, fraction)
   )
@@ -104,6 +100,17 @@ def may_do(island: Island, kind: str, path: str, phase: int, name: str, holder: 
   return name not in others and not (holder and holder in {fact.meta.get('holder') for fact in facts})
 
 
+def claim(island: Island, name: str, paths: Collection[str] | None, holder: str = '') -> Task | None:
+  """Claims an audit of one of these paths, None for all, that a worker of this name and disk may do."""
+  for row in open_tasks(island):
+    is_free = row['state'] == 'ready' or row['lease_left_s'] < 0
+    is_ours = is_free and (paths is None or row['key'] in paths)
+    is_ours = is_ours and may_do(island, row['kind'], row['key'], row['number'], name, holder)
+    if is_ours and (task := island.registry.claim_chosen(name, row)):
+      return task
+  return None
+
+
 class Queue:
   """The audits that one worker does: in the share of its tasks that the settings say, and whenever it has no other."""
 
@@ -124,16 +131,10 @@ class Queue:
 
   def next(self) -> Task | None:
     """Claims an audit that this worker may do, or returns None."""
-    registry = self.island.registry
-    for row in open_tasks(self.island):
-      is_free = row['state'] == 'ready' or row['lease_left_s'] < 0
-      is_ours = is_free and may_audit(self.island, int(row['key'])) and self._may_do(row)
-      if is_ours and (task := registry.claim_chosen(self.island.name, row)):
-        return task
-    return None
-
-  def _may_do(self, row: Row) -> bool:
-    return may_do(self.island, row['kind'], row['key'], row['number'], self.island.name, self.holder)
+    name, keys = self.island.name, owner_facts.claim_keys(self.island)
+    if not self.island.registry.sees_others:  # a gateway chooses
+      return self.island.registry.claim(name, KINDS, keys, self.holder)
+    return claim(self.island, name, keys, self.holder)
 
 
 # -- the facts

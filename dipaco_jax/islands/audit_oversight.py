@@ -9,29 +9,36 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from dipaco_jax.islands import audit_facts, lineage, pieces, suspensions
+from dipaco_jax.islands import audit_facts, lineage, owner_facts, pieces, suspensions
 from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.lease import OWNER
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.registry.registry import SILENT_S, Conflict, Fact, Lost, NewTask, Row
 
 PATIENCE_S = 2 * SILENT_S  # without a worker that may do an audit, after which the audit is closed
 
 
-def live_workers(island: Island) -> list[str]:
-  """Returns the names of the workers that are not suspended and were heard lately; one that has ended may return."""
+def live_workers(island: Island) -> list[tuple[str, str]]:
+  """Returns (name, owner) of the workers that are not suspended and were heard lately; one that has ended may return.
+
+  The owner is '' where all text is in one place.
+  """
   suspended = suspensions.current(island.registry)
   workers = (role for role in island.registry.roles() if role['role'] == 'worker')
-  return [role['name'] for role in workers if role['silent_s'] < SILENT_S and role['name'] not in suspended]
+  live = (role for role in workers if role['silent_s'] < SILENT_S and role['name'] not in suspended)
+  return [(role['name'], role['about'].get(OWNER, '')) for role in live]
 
 
 def without_workers(island: Island) -> list[Row]:
   """Returns the open audits that no live worker may do."""
   if not (rows := audit_facts.open_tasks(island)):
     return []
-  names = live_workers(island)
+  workers, owners_paths = live_workers(island), owner_facts.paths_of_owners(island)
 
   def has_none(row: Row) -> bool:
-    return not any(audit_facts.may_do(island, row['kind'], row['key'], row['number'], name) for name in names)
+    path = row['key']
+    names = [name for name, owner in workers if not owners_paths or path in owners_paths.get(owner, ())]
+    return not any(audit_facts.may_do(island, row['kind'], path, row['number'], name) for name in names)
 
   return [row for row in rows if (row['state'] == 'ready' or row['lease_left_s'] < 0) and has_none(row)]
 

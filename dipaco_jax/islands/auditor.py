@@ -80,7 +80,7 @@ class Auditor:
       if isinstance(e, Later) and not isinstance(e, Gone) and task.fence < MOST_ATTEMPTS:
         raise
       logging.warning('%s cannot be computed: %s', lease.about['task'], e, exc_info=not isinstance(e, Later))
-      fact = audit_facts.closed(island, task, f'it cannot be computed: {e}')
+      fact = audit_facts.closed(island, task, f'it cannot be computed: {island.error_text(e)}')
     return lambda: [fact]
 
   @time_use.doing(time_use.LOST)

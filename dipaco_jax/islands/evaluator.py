@@ -24,6 +24,7 @@ from dipaco_jax.storage import files, publishing
 from dipaco_jax.telemetry import metrics_log
 
 KINDS = (floor_facts.JUDGE, 'evaluate', 'finish')
+KEEPERS_KINDS = (floor_facts.JUDGE, 'finish')  # where owners evaluate their own paths
 
 
 def perform(island: Island, task: Task, lease: Lease) -> Publish:

@@ -15,6 +15,7 @@ from dipaco_jax.registry.registry import Task
 
 SIGN_OF_LIFE_S = 20.0
 RENEWED = 0.4  # share of a lease after which it is renewed; the rest is for a busy or unreachable database
+OWNER = 'owner'  # entry of a sign of life
 COPY = 'copy of '  # before a task's words
 
 
@@ -95,7 +96,12 @@ class Lease:
     with registry.conversation(is_urgent=True):
       self.renew()
       if self.is_at_work:
-        registry.beat(self.island.name, self.role, self.describe() | moved(self.island))
+        registry.beat(self.island.name, self.role, self.describe() | tell(self.island))
+
+
+def tell(island: Island) -> dict[str, Any]:
+  """Returns what a process tells with each sign of life: whose worker it is, if text stays with owners; its traffic."""
+  return ({OWNER: island.owner} if island.owner else {}) | moved(island)
 
 
 def moved(island: Island) -> dict[str, float]:

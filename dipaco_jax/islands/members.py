@@ -37,7 +37,7 @@ from dipaco_jax.storage.object_store import Storage
 
 JOINED, BEGAN, LEFT = MEMBERS
 OUTER_TASK = 'outer'
-OF_PATHS = 'train', 'piece', 'evaluate', 'ship'  # kinds of tasks whose key is a path
+OF_PATHS = 'train', 'piece', 'evaluate', 'ship', 'audit', 'confirm'  # kinds of tasks whose key is a path
 
 
 class Changed(Exception):

@@ -33,6 +33,12 @@ def names(island: Island) -> tuple[str, ...]:
   return owners.names(island.layout.grid) if island.run.settings.data.own_text else ()
 
 
+def paths_of_owners(island: Island) -> dict[str, list[str]]:
+  """Returns the keys of the paths of each owner whose text stays with it; {} if all text is in one place."""
+  grid = island.layout.grid
+  return {owner: [*map(str, owners.paths_of(grid, owner))] for owner in names(island)}
+
+
 def needed(island: Island) -> list[str]:
   """Returns the owners without whose text no path trains: those who have joined and not begun, or left, are none."""
   members = island.members

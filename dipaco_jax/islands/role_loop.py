@@ -18,7 +18,7 @@ from dipaco_jax.core.errors import Diverged, Unavailable
 from dipaco_jax.islands import members, schedule, screening_facts, suspensions, withdrawals
 from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.island import Gone, Island, Later, maker
-from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, moved
+from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, tell
 from dipaco_jax.islands.role_costs import RoleCosts
 from dipaco_jax.processes import display, stopping, time_use
 from dipaco_jax.registry.database_errors import Unusable
@@ -183,7 +183,7 @@ class Role:
   def is_finished_when_idle(self) -> bool:
     """Gives a sign of life and looks around; returns whether the run is finished."""
     if self.beat_interval.is_due():
-      about = {'task': '', 'tasks_done': self.done, **moved(self.island)}
+      about = {'task': '', 'tasks_done': self.done, **tell(self.island)}
       self.island.registry.beat(self.island.name, self.claims.role, about)
     if schedule.is_finished(self.island):
       return True
@@ -220,7 +220,7 @@ class Role:
   def say_stopped(self):
     """Notes for people that this role ends."""
     about = {'task': '', 'tasks_done': self.done, STOPPED: True}
-    self.island.registry.beat(self.island.name, self.claims.role, about | moved(self.island))
+    self.island.registry.beat(self.island.name, self.claims.role, about | tell(self.island))
 
   def stop_showing(self):
     """Shows no longer that it waits."""

@@ -220,7 +220,7 @@ def serve(island: Island, process: Process, hosts: Hosts, scratch: pathlib.Path)
     claims = Claims(island, process.role, outer_executor.KINDS, keys)
     work(process, claims, outer_executor.Executor(scratch).perform)
   elif process.role == 'evaluator':
-    kinds = ('finish',) if island.run.settings.data.own_text else evaluator.KINDS
+    kinds = evaluator.KEEPERS_KINDS if island.run.settings.data.own_text else evaluator.KINDS
     work(process, Claims(island, process.role, kinds), evaluator.perform)
   elif process.only_prepares:
     work(process, Claims(island, process.role, shared_stages.KINDS), shared_stages.perform)

@@ -235,7 +235,9 @@ def advance(island: Island):
 
 def schedule_closed(island: Island):
   """Draws the audits of a run that has nothing else to do, and does what follows from those that nobody can do."""
-  if not audit_facts.is_on(island) or not (island.registry.is_idle() or audit_oversight.are_all_that_is_left(island)):
+  if not audit_facts.is_on(island) or not island.registry.sees_others:
+    return
+  if not (island.registry.is_idle() or audit_oversight.are_all_that_is_left(island)):
     return
   if closed := audit_oversight.settle(island):
     schedule(island, closed)

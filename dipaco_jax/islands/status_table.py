@@ -3,16 +3,31 @@
 import statistics
 from typing import Any
 
-from dipaco_jax.config import dense_control, settings
+from dipaco_jax.algorithm.grid import Grid
+from dipaco_jax.config import dense_control, owners, settings
 from dipaco_jax.core import printable
-from dipaco_jax.islands import suspensions
+from dipaco_jax.islands import members, suspensions
+from dipaco_jax.islands.island import OWN_TEXT
 from dipaco_jax.processes.display import columns, duration
 from dipaco_jax.registry import registry as registry_lib
 from dipaco_jax.registry.fact_rows import WITHDRAWN
 
-EXCLUDED, SUSPENDED, SHOWN = 'excluded: ', 'suspended: ', 5
+OWNERS, EXCLUDED, SUSPENDED, SHOWN = 'owners: ', 'excluded: ', 'suspended: ', 5
 RECENT = 64  # tasks by which time is estimated
-KINDS = ('prepare', 'train', 'piece', 'ship', 'judge', 'outer', 'evaluate', 'reroute', 'audit', 'confirm', 'finish')
+KINDS = (
+  'prepare',
+  OWN_TEXT,
+  'train',
+  'piece',
+  'ship',
+  'judge',
+  'outer',
+  'evaluate',
+  'reroute',
+  'audit',
+  'confirm',
+  'finish',
+)
 
 
 def lines(registry: registry_lib.Registry) -> list[str]:
@@ -25,7 +40,24 @@ def lines(registry: registry_lib.Registry) -> list[str]:
   stuck = [printable.text(f'stuck: {why}') for role in roles if is_alive(role) and (why := role['about'].get('stuck'))]
   so_far = 'tasks so far: ' + (', '.join(done) or 'none')
   legend = [registry_lib.TASK_NAMES] if any(role['about'].get('task') for role in roles) else []
-  return [so_far, *columns(rows), *legend, *stuck, *map(printable.text, failures(registry))]
+  return [so_far, *owners_so_far(registry), *columns(rows), *legend, *stuck, *map(printable.text, failures(registry))]
+
+
+def owners_so_far(registry: registry_lib.Registry) -> list[str]:
+  """Returns a line on how far each owner is whose text stays with it, or none."""
+  configs = registry.facts('config') if registry.facts('prepared') else []
+  begun = [settings.of_run(config.meta['config']) for config in configs]
+  if not begun or not begun[0].data.own_text:
+    return []
+  known = members.read(registry)
+  grid = Grid(owners.join(begun[0], known.joined).grid)
+  texts, newest = {fact.key for fact in registry.facts(OWN_TEXT)}, registry.newest('checkpoint')
+  states = []
+  for owner in owners.names(grid):
+    done = min(newest.get(str(path), -1) + 1 for path in owners.paths_of(grid, owner))
+    state = f'phase {done} of {begun[0].train.phases}' if owner in texts else 'has not read its text'
+    states.append(f'{owner} {"has left" if owner in known.left else state}')
+  return [printable.text(OWNERS + ', '.join(states))]
 
 
 def is_alive(role: dict[str, Any]) -> bool:

@@ -23,6 +23,8 @@ from dipaco_jax.storage import gateway_link, retry
 class GatewayRegistry:
   """One worker's access to a run's registry, through a link; its threads may share it."""
 
+  sees_others = False
+
   def __init__(self, link: gateway_link.Link):
     """Asks who this worker is. Raises Rejected, an InputError, if the gateway does not know its token."""
     self._link = link
@@ -87,7 +89,7 @@ class GatewayRegistry:
   def tasks(
     self, state: str | None = None, kind: str | None = None, limit: int | None = None, failed: bool = False,
   ) -> list[Row]:  # fmt: skip
-    """Returns none: a worker behind a gateway sees no tasks of others, and so does no audits."""
+    """Returns none: a worker behind a gateway sees no tasks of others."""
     return []
 
   # -- facts

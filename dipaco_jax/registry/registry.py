@@ -37,6 +37,8 @@ CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
 class Registry(questions.Questions):
   """One process's access to a run's registry; its threads may share it."""
 
+  sees_others = True
+
   def __init__(self, url: str, lease_s: float = 30, patience_s: float = 600, reads_only: bool = False):
     """Creates the tables if there are none, unless it `reads_only`.
 

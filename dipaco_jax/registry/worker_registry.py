@@ -19,6 +19,7 @@ class WorkerRegistry(Protocol):
   suspended: int
   members: int
   known_members: int
+  sees_others: bool  # whether it shows tasks of others: a gateway does not, and draws, chooses and closes audits itself
 
   def close(self): ...
 

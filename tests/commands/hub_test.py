@@ -1,6 +1,7 @@
 """The command `hub`: its address, its tokens, one line for what is wrong; and workers that only prepare."""
 
 import argparse
+import contextlib
 import re
 import socket
 import sys
@@ -12,14 +13,18 @@ from repository import ROOT
 from dipaco_jax import hub
 from dipaco_jax.command_line import supervision
 from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.config.owners import Members
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.gateway import tokens as tokens_lib
-from dipaco_jax.islands import roles
+from dipaco_jax.islands import members, roles
 from dipaco_jax.islands.worker_hosts import Hosts
+from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact
 
 made = one_process.made
 OPTIONS = argparse.Namespace(address='', port=8443, host='127.0.0.1', days=1.0, new_tokens=False, workers=0)
 OWNERS = {'grid': {'owner': ('clinic', 'court'), 'topic': 2}, 'routing': {'method': 'owner'}}
+TEXT = {'own_text': True, 'train': ('t.txt',), 'validation': ('v.txt',)}
 
 
 def options(**changes) -> argparse.Namespace:
@@ -32,6 +37,9 @@ def settings(**sections) -> settings_lib.Settings:
     values[section] = changes if section == 'grid' else values[section] | changes
   values['levels'] = (('all', '.*', ()),)
   return settings_lib.from_dict(values)
+
+
+OWN_TEXT = settings(data=TEXT, **OWNERS)
 
 
 def make_hub(folder, run: settings_lib.Settings, **changes) -> hub.Hub:
@@ -47,17 +55,17 @@ def listed(of: hub.Hub) -> dict[str, tokens_lib.Token]:
 
 
 def test_a_token_for_all_paths_is_made_once_and_again_if_asked_for(tmp_path):
-  [(owner, token)] = hub.make_tokens(make_hub(tmp_path, settings()))
+  [(owner, token)] = hub.make_tokens(make_hub(tmp_path, settings()), Members(), again=False)
   assert owner == '' and token.encode() not in (tmp_path / 'registry.db').read_bytes()
-  assert hub.make_tokens(make_hub(tmp_path, settings())) == []
-  [(_, another)] = hub.make_tokens(make_hub(tmp_path, settings(), new_tokens=True))
+  assert hub.make_tokens(make_hub(tmp_path, settings()), Members(), again=False) == []
+  [(_, another)] = hub.make_tokens(make_hub(tmp_path, settings()), Members(), again=True)
   tokens = listed(make_hub(tmp_path, settings()))
   assert another != token and list(tokens) == ['joined', 'joined-2'] and tokens['joined'].paths is None
 
 
 def test_each_owner_has_a_token_for_its_paths(tmp_path):
   of_owners = make_hub(tmp_path, settings(**OWNERS))
-  assert [owner for owner, _ in hub.make_tokens(of_owners)] == ['clinic', 'court']
+  assert [owner for owner, _ in hub.make_tokens(of_owners, Members(), again=False)] == ['clinic', 'court']
   assert {name: token.paths for name, token in listed(of_owners).items()} == {'clinic': (0, 1), 'court': (2, 3)}
 
 
@@ -68,12 +76,27 @@ def test_a_line_is_printed_for_each_token_and_says_whose_it_is(tmp_path, capsys)
   line = "python -m dipaco_jax.join 'https://127.0.0.1:8443#sha256=ab' --token="
   assert out == f'{line}one\n{line}two\n' and "on court's machines" in err
   assert 'https://127.0.0.1:8443 leads to this machine alone: set --address' in err and 'two' not in err
-  own = make_hub(tmp_path, settings(data={'own_text': True, 'train': ('t.txt',), 'validation': ('v.txt',)}, **OWNERS))
+  own = make_hub(tmp_path, OWN_TEXT)
   hub.print_lines(own, 'https://192.0.2.7:8443#sha256=ab', [('court', 'two')])
   assert capsys.readouterr().out.endswith("--token=two --data='TEXT/*.txt' --store=DIR\n")
   hub.print_lines(made_hub, 'https://192.0.2.7:8443#sha256=ab', [])
   out, err = capsys.readouterr()
   assert not out and '--new_tokens' in err and 'alone' not in err
+
+
+def test_an_owner_that_joins_has_a_line_of_its_own_once_and_one_that_has_left_has_none(tmp_path, capsys):
+  of_owners = make_hub(tmp_path, OWN_TEXT)
+  with contextlib.closing(registry.Registry(of_owners.url)) as facts:
+    newcomers = hub.Newcomers(of_owners, facts, 'https://192.0.2.7:8443#sha256=ab')
+    hub.make_tokens(of_owners, Members(), again=False)
+    assert not newcomers.greet()
+    facts.put([Fact(members.JOINED, '', i, '', '', {'owner': name}) for i, name in enumerate(['press', 'bank'])])
+    facts.put([Fact(members.LEFT, 'bank', 0, '', '', {'until': {'6': 0, '7': 0}})])
+    assert newcomers.greet() and not newcomers.greet()
+    out, err = capsys.readouterr()
+    assert out.count('dipaco_jax.join') == 1 and "on press's machines" in err
+    assert listed(of_owners)['press'].paths == (4, 5) and 'bank' not in listed(of_owners)
+    assert hub.make_tokens(of_owners, members.read(facts), again=False) == [], 'a hub that is started again'
 
 
 @pytest.mark.parametrize(
@@ -131,6 +154,13 @@ def test_a_port_in_use_is_an_error_before_any_work(tmp_path, monkeypatch, capsys
 def test_what_machines_that_join_cannot_do_is_an_error(run, words):
   with pytest.raises(InputError, match=words):
     hub.check_settings(run, 0)
+
+
+def test_owners_audit_themselves_and_no_worker_of_the_hub_trains_on_their_text():
+  run = settings(data=TEXT, audit={'fraction': 0.5}, **OWNERS)
+  hub.check_settings(run, 0)
+  with pytest.raises(InputError, match='--workers=1: the text of this run stays with its owners'):
+    hub.check_settings(run, 1)
 
 
 @pytest.mark.parametrize(

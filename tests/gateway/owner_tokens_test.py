@@ -1,5 +1,6 @@
 """Owners' workers behind a gateway: what their tokens allow, and what the gateway does not try to read."""
 
+import dataclasses
 import hashlib
 import json
 
@@ -10,7 +11,19 @@ import pytest
 from owners_run import OWNERS, OwnersRun
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import behind_gateway, members, own_levels, owner_facts, owner_store, state_facts, withdrawals
+from dipaco_jax.islands import (
+  audit_facts,
+  audit_oversight,
+  behind_gateway,
+  members,
+  own_levels,
+  owner_facts,
+  owner_store,
+  schedule,
+  state_facts,
+  suspensions,
+  withdrawals,
+)
 from dipaco_jax.islands.guard import Gone
 from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.registry.registry import Fact, NewTask
@@ -31,6 +44,13 @@ class World:
       link = gateways.gateway_link.Link(gateway.address, self.tokens[owner], patience_s=30)
       gateway.links.append(link)
       self.workers[owner] = gateways.island_of(keeper, link)
+
+  def court_worker(self, name: str):
+    """The registry of another worker with the court's token, which calls itself so."""
+    link = gateways.gateway_link.Link(self.gateway.address, self.tokens['court'], patience_s=30)
+    self.gateway.links.append(link)
+    link.name = name
+    return gateways.GatewayRegistry(link)
 
   def post(self, route: str, body, owner: str = 'court') -> tuple[int, str]:
     return gateways.request(self.gateway, 'POST', f'/v1/{route}', self.tokens[owner], body)
@@ -71,6 +91,13 @@ def trained(worker: Island, task, x: float = 1.0) -> list[Fact]:
     own.append(Fact('module', key, version, name, sha256, {'started': 1.0, 'ended': 2.0}))
   objects = checkpoint.meta['objects']
   return [gateways.schedule.checkpoint_fact(path, task.number, objects, checkpoint.meta, own_modules=own), *own]
+
+
+def audited(task, checkpoint: Fact, **changed) -> Fact:
+  """The fact of an audit that has found other values than the court's."""
+  about = {'worker': 'court', 'levels': ['shared'], 'differing': [], 'phases': [0], 'started': 1.0, 'ended': 2.0}
+  meta = {'checkpoint': checkpoint.sha256, 'equal': False, 'digest': DIGEST, 'difference': {'shared': 0.5}}
+  return Fact(audit_facts.FACT_OF[task.kind], task.key, task.number, '', '', meta | about | changed)
 
 
 @pytest.fixture
@@ -278,3 +305,50 @@ def test_a_worker_without_an_owner_reads_no_files_of_text(world):
   for name in ('validation_text.json', 'tokenizer.model'):
     status, _ = gateways.request(world.gateway, 'POST', '/v1/exists', token, {'object': name})
     assert status == 403
+
+
+def test_what_an_owner_trains_is_audited_by_its_other_workers_alone(world):
+  """A court that accuses others than those who have trained the phase is rejected; one of its workers is suspended."""
+  world.read_texts()
+  checkpoint, registry = world.train('1'), world.keeper.registry
+  world.train('0')
+  registry.add_tasks([NewTask(audit_facts.AUDIT, key, 0) for key in '01'])
+  audits, (court, second, third) = audit_facts.KINDS, map(world.court_worker, ('', 'second', 'third'))
+  for each in (second, world.workers['clinic'].registry):
+    each.beat('', 'worker', {})
+  assert [row['key'] for row in audit_oversight.without_workers(world.keeper)] == ['0']
+  assert court.claim('', audits) is None and second.claim('', audits, holder='disk-1') is None, 'it has trained it'
+  task = second.claim('', audits)
+  assert (task.kind, task.key, task.owner) == (audit_facts.AUDIT, '1', 'court/second')
+  assert third.claim('', audits) is None, "path 0 is the clinic's"
+  for wrong in ({'worker': 'clinic'}, {'digest': 'no'}, {'levels': 'own'}, {'equal': 1}, {'started': None}):
+    with pytest.raises(InputError, match='an audit says what was compared'):
+      second.complete(task, [audited(task, checkpoint, **wrong)])
+  second.complete(task, [audited(task, checkpoint, text='letters', by='somebody else')])
+  [fact] = registry.facts(audit_facts.AUDITED)
+  assert fact.meta['by'] == 'court/second' and 'text' not in fact.meta and second.claim('', audits) is None
+  task = third.claim('', audits)
+  third.complete(task, [audited(task, checkpoint)])
+  assert [*suspensions.current(registry)] == ['court']
+  with pytest.raises(InputError, match='suspended'):
+    court.claim('', audits)
+
+
+def test_a_worker_behind_a_gateway_leaves_the_draw_and_the_end_of_audits_to_others(world):
+  world.read_texts()
+  world.train('1')
+  court = world.workers['court']
+  settings = owners_run.changed(court.run.settings, audit=dict(fraction=1.0))
+  schedule.advance(dataclasses.replace(court, run=dataclasses.replace(court.run, settings=settings)))
+  assert not world.keeper.registry.tasks(kind=audit_facts.AUDIT)
+
+
+def test_an_audit_that_an_owner_gives_up_is_closed(world):
+  world.read_texts()
+  checkpoint = world.train('1')
+  world.keeper.registry.add_tasks([NewTask(audit_facts.AUDIT, '1', 0)])
+  second = world.court_worker('second')
+  task = second.claim('', audit_facts.KINDS)
+  second.complete(task, [audited(task, checkpoint, equal=None, closed='it cannot be computed: ValueError')])
+  [fact] = world.keeper.registry.facts(audit_facts.AUDITED)
+  assert fact.meta['equal'] is None and fact.meta['closed'] == 'it cannot be computed: ValueError'
