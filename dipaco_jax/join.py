@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import socket
 import sys
 import time
@@ -49,7 +50,11 @@ def parse_options(argv: Sequence[str]) -> argparse.Namespace:
     '--token', help='Token that the hub has printed, or file:PATH of a file with it. By default, DIPACO_TOKEN.'
   )
   parser.add_argument('--workers', type=int, help='Number of workers. By default, one per GPU, or 1 without GPUs.')
-  parser.add_argument('--name', default='', help="Name of this machine in the run. By default, the machine's own.")
+  parser.add_argument(
+    '--name',
+    default='',
+    help="Name of this machine in the run. By default, the machine's own, or for an owner random digits.",
+  )
   parser.add_argument(
     '--data', default='', help="Globs of an owner's text, separated by commas, where text stays with its owners."
   )
@@ -209,7 +214,8 @@ def run(options: argparse.Namespace, link: gateway_link.Link) -> int:
         stopping.write(f'{PROGRAM}: {warning}')
       view = View(gateway_registry.GatewayRegistry(link), link.address.url)
       if not view.outcome() or lacks_model(options, view.registry.owner):
-        running += start_workers(options, gateway_link.make_folder(link.address, view.run_id) / 'logs')
+        name = name_process(options.name, view.registry.owner)
+        running += start_workers(options, name, gateway_link.make_folder(link.address, view.run_id) / 'logs')
       link.patience_s = 0
       logging.getLogger().setLevel(logging.ERROR)  # `view` shows that the hub is away
       status = supervise(running, view)
@@ -231,18 +237,28 @@ def lacks_model(options: argparse.Namespace, owner: str) -> bool:
   return bool(owner and options.store) and not object_store.open_storage(options.store).exists(owner_workdir.POINTERS)
 
 
-def start_workers(options: argparse.Namespace, logs: Any) -> list[supervision.Role]:
+def name_process(given: str, owner: str) -> str:
+  """Returns the name of this process in the run, as others of this machine may have joined, too.
+
+  By default, that of an owner tells nothing of the owner's machine.
+  """
+  if owner:
+    return f'{given}-{secrets.token_hex(4)}' if given else secrets.token_hex(4)
+  host = re.sub(r'[^A-Za-z0-9._-]', '-', given or socket.gethostname())[:40] or 'joined'
+  return f'{host}-{os.getpid()}'
+
+
+def start_workers(options: argparse.Namespace, name: str, logs: Any) -> list[supervision.Role]:
   """Starts a worker on each device."""
   available = worker_devices.environments(os.environ)
   count, devices = worker_devices.assign(options.workers or (None if available else 1), 0, available)
   logs.mkdir(parents=True, exist_ok=True)
-  host = re.sub(r'[^A-Za-z0-9._-]', '-', options.name or socket.gethostname())[:40] or 'joined'
   argv = [sys.executable, '-m', 'dipaco_jax.main', '--role=worker']
   argv += [f'--{name}={value}' for name in ('data', 'store') if (value := getattr(options, name))]
-  named = [f'{host}-{os.getpid()}-{i}' for i in range(count)]  # other processes of this machine may have joined, too
+  named = [f'{name}-{i}' for i in range(count)]
   assert all(map(gateway_worker.NAME.fullmatch, named))
   return [
-    supervision.Role(name, [*argv, f'--name={name}'], logs, env) for name, env in zip(named, devices, strict=True)
+    supervision.Role(each, [*argv, f'--name={each}'], logs, env) for each, env in zip(named, devices, strict=True)
   ]
 
 
@@ -272,9 +288,10 @@ def supervise(running: list[supervision.Role], view: View) -> int:
 
 
 def tell_what_a_worker_heard(worker: supervision.Role, url: str):
-  """Prints the end of the log of a worker to which the hub has told the outcome, before it left."""
+  """Prints the outcome that a worker was told before the hub left, or why the worker has ended before the run."""
   text = worker.log.read_text(errors='replace')
-  stopping.write(text[max(0, text.rfind(f'{url}: finished')) :].strip(), sys.stdout)
+  outcome = text.rfind(f'{url}: finished')
+  stopping.write(text[outcome:].strip() if outcome >= 0 else supervision.last_line(worker.log), sys.stdout)
 
 
 if __name__ == '__main__':

@@ -45,7 +45,10 @@ def add(facts: Any, owner: str) -> list[str]:
   if not owner.isidentifier():
     raise InputError(f'{owner!r} is no name of an owner: use letters, digits and _, and no digit first')
   members.add(open_island(facts), owner)
-  return [f'{owner} may join: its worker starts with --owner={owner} --data=GLOB --store=PLACE (docs/owners.md)']
+  return [
+    f'{owner} may join: a hub prints its line now; without one, its worker starts with --owner={owner} --data=GLOB '
+    '--store=PLACE, or with a token of a gateway (docs/owners.md)'
+  ]
 
 
 def remove(facts: Any, owner: str) -> list[str]:

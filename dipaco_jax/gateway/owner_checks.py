@@ -84,7 +84,7 @@ def of_audit(island: Island, task: Task, given: Sequence[Fact], worker: str) -> 
   if meta.get('equal') is None or not published:
     why = printable.name(str(meta.get(audit_facts.CLOSED, 'the phase was withdrawn')), requests.MOST_ERROR)
     return [audit_facts.closed(dataclasses.replace(island, name=worker), task, why)]
-  digests = {name: meta.get(name) for name in ('checkpoint', 'digest')}
+  digests: dict[str, Any] = {name: meta.get(name) for name in ('checkpoint', 'digest')}
   about = {name: meta.get(name) for name in OF_AUDIT} | {'by': worker, 'worker': meta.get('worker')}
   is_right = type(meta['equal']) is bool and all(map(requests.is_sha256, digests.values()))
   is_right = is_right and all(check(about[name]) for name, check in OF_AUDIT.items())

@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from dipaco_jax.config import owners, settings as settings_lib
-from dipaco_jax.islands import final_files, members, owner_facts, run_history
+from dipaco_jax.islands import audit_history, final_files, members, owner_facts, run_history
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry.registry import Fact
 from dipaco_jax.reports import owners_page, run_report
@@ -76,6 +76,7 @@ def make_report(island: Island, history: run_history.History) -> dict[str, Any]:
     'modules_sha256': module_store.modules_sha256(island.run.workdir, s.train.phases),
     'config_sha256': settings_lib.digest(owners.before_joins(s, island.members.joined)),
     'versions': run_report.versions(),
+    **audit_history.figures(island),
   }
 
 

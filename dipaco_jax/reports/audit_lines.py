@@ -1,11 +1,11 @@
 """Lines about audits of islands and suspended workers, from the entries of the report that `audit_history` makes."""
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 
-def in_words(report: dict[str, Any]) -> list[str]:
+def in_words(report: Mapping[str, Any]) -> list[str]:
   """Returns lines about the entries `audits` and `suspended` of a report, if it has them."""
   lines = []
   if audits := report.get('audits'):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dipaco_jax.reports import pages
+from dipaco_jax.reports import audit_lines, pages
 
 HEAD = 'owner', 'paths', 'documents', 'tokens', 'targets of the hold-out', 'perplexity'
 
@@ -18,7 +18,9 @@ def render(report: Mapping[str, Any]) -> str:
     ['SHA-256 of the shared modules', report['modules_sha256']],
     ['SHA-256 of the config', report['config_sha256']],
   ]
-  return pages.render('owners.html', owners=[HEAD, *rows], figures=figures, changes=changes(report))
+  return pages.render(
+    'owners.html', owners=[HEAD, *rows], figures=figures, changes=[*changes(report), *audit_lines.in_words(report)]
+  )
 
 
 def changes(report: Mapping[str, Any]) -> list[str]:

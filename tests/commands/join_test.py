@@ -2,7 +2,9 @@
 
 import os
 import pathlib
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,6 +15,7 @@ import pytest
 from repository import ROOT
 
 from dipaco_jax import join
+from dipaco_jax.command_line import supervision
 from dipaco_jax.core.errors import Away
 from dipaco_jax.registry.gateway_registry import GatewayRegistry
 from dipaco_jax.registry.registry import Fact
@@ -124,3 +127,31 @@ def test_clocks_that_differ_are_told(made, tmp_path, monkeypatch):
     assert 3570 < join.measure_skew(running.link('beta')) < 3630
   assert join.describe_skew(5.0) == ''
   assert "is 1:00:00 ahead of the hub's" in join.describe_skew(3600.0) and 'behind' in join.describe_skew(-90.0)
+
+
+def test_a_name_is_the_machines_own_and_that_of_an_owner_tells_nothing_of_the_machine():
+  host, name = socket.gethostname(), join.name_process('', 'court')
+  assert join.name_process('', '').startswith(host) and join.name_process('lab', '').startswith('lab-')
+  assert re.fullmatch('[0-9a-f]{8}', name) and name != join.name_process('', 'court')
+  assert re.fullmatch('lab-[0-9a-f]{8}', join.name_process('lab', 'court'))
+
+
+@pytest.mark.parametrize('is_made', [False, True])
+def test_an_owner_whose_store_is_no_workdir_yet_needs_a_worker_after_the_end(is_made, tmp_path):
+  options = join.parse_options([ADDRESS, f'--store={tmp_path}'])
+  if is_made:
+    (tmp_path / 'paths').mkdir()
+    (tmp_path / 'paths' / 'best.json').write_text('{}')
+  assert join.lacks_model(options, 'court') is not is_made and not join.lacks_model(options, '')
+
+
+def test_what_a_worker_heard_is_the_outcome_or_its_last_line(tmp_path, capsys):
+  role = supervision.Role('worker-0', [sys.executable, '-c', ''], tmp_path)
+  role.process.wait()
+  for last, told in (
+    (f'{ADDRESS}: finished\nperplexity 3', f'{ADDRESS}: finished\nperplexity 3\n'),
+    ('left', 'left\n'),
+  ):
+    role.log.write_text(f'loading JAX\n{last}\n')
+    join.tell_what_a_worker_heard(role, ADDRESS)
+    assert capsys.readouterr().out == told

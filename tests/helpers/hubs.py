@@ -31,9 +31,9 @@ class Hub:
 
   def __init__(
     self, config: pathlib.Path, workdir: pathlib.Path, *options: str, address: str = '127.0.0.1',
-    inside: Sequence[str] = (),
+    inside: Sequence[str] = (), port: int = 0,
   ):  # fmt: skip
-    self.port = ports.free_port()
+    self.port = port or ports.free_port()
     self.address, self.inside = address, list(inside)
     self.command = [sys.executable, '-m', 'dipaco_jax.hub', f'--config={config}', f'--workdir={workdir}']
     self.command += [f'--address={address}', f'--port={self.port}', *options]
@@ -48,6 +48,10 @@ class Hub:
   def start(self) -> tuple[str, str]:
     """Starts it for the first time; returns the address and the token of the line that it prints."""
     self.restart()
+    return self.read_line()
+
+  def read_line(self) -> tuple[str, str]:
+    """Waits for the next line with which others join; returns its address and its token."""
     line = self.process.stdout.readline()
     match = LINE.match(line)
     assert match, f'{line}{self.log.read_text()}'

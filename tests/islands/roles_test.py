@@ -7,11 +7,13 @@ import platform
 import tempfile
 
 import one_process
+import owners_run
 import pytest
 from one_process import Machine, changed, close
 
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.islands import roles
+from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.registry import registry_url
 from dipaco_jax.registry.registry import Fact, Registry
 from dipaco_jax.reports import run_report
@@ -170,3 +172,15 @@ def test_a_local_place_that_another_user_may_have_made_is_rejected(temp, make):
   make(roles.local_place(BUCKET))
   with pytest.raises(ValueError, match=r'is not a folder of this user alone .* remove it, or name another in TMPDIR'):
     roles.make_local_place(BUCKET)
+
+
+def test_the_keepers_evaluator_judges_what_owners_send_and_evaluates_no_hold_outs(tmp_path, monkeypatch):
+  claimed = []
+  monkeypatch.setattr(roles, 'work', lambda process, claims, perform: claimed.extend(claims.kinds))
+  owners_run.write_text(tmp_path)
+  keeper = owners_run.OwnersRun(tmp_path, owners_run.settings(tmp_path, outer=dict(floor=0.1))).begin()
+  try:
+    roles.serve(keeper, roles.Process('evaluator', str(tmp_path), 30), Hosts(), tmp_path)
+  finally:
+    close(keeper)
+  assert claimed == ['judge', 'finish']
