@@ -41,7 +41,7 @@ class Desks:
     self.give(island)
     self.routes: dict[str, Callable[[Caller, Body], dict[str, Any]]] = {
       **{name: getattr(facts, name) for name in ('hello', 'facts', 'newest', 'durations', 'is_done', 'beat')},
-      **{name: getattr(tasks, name) for name in ('claim', 'heartbeat', 'release', 'complete', 'ask')},
+      **{name: getattr(tasks, name) for name in ('claim', 'heartbeat', 'release', 'complete', 'ask', 'tasks')},
       **{name: getattr(tasks, name) for name in ('reopen', 'put', 'revoke')},
       **{name: getattr(self.objects, name) for name in ('exists', 'offer', 'commit')},
     }

@@ -24,11 +24,10 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from dipaco_jax.islands import owner_facts, pieces, suspensions
-from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.island import AUDIT, CONFIRM, Island
 from dipaco_jax.islands.state_facts import STATE
 from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Row, Task
 
-AUDIT, CONFIRM = 'audit', 'confirm'
 KINDS = (AUDIT, CONFIRM)
 AUDITED, CONFIRMED = 'audited', 'confirmed'
 FACT_OF = {AUDIT: AUDITED, CONFIRM: CONFIRMED}

@@ -5,6 +5,7 @@ run. States that are published after their audit are compared with what the audi
 kept (monitor.py).
 """
 
+import functools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -38,7 +39,11 @@ def without_workers(island: Island) -> list[Row]:
   def has_none(row: Row) -> bool:
     path = row['key']
     names = [name for name, owner in workers if not owners_paths or path in owners_paths.get(owner, ())]
-    return not any(audit_facts.may_do(island, row['kind'], path, row['number'], name) for name in names)
+    disks = {
+      fact.meta.get('worker'): fact.meta.get('holder', '') for fact in island.registry.facts(pieces.CHECKPOINT, [path])
+    }
+    may_do = functools.partial(audit_facts.may_do, island, row['kind'], path, row['number'])
+    return not any(may_do(name, disks.get(name, '')) for name in names)
 
   return [row for row in rows if (row['state'] == 'ready' or row['lease_left_s'] < 0) and has_none(row)]
 

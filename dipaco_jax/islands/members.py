@@ -25,7 +25,7 @@ from typing import Any
 from dipaco_jax.config import owners
 from dipaco_jax.config.owners import Members
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands.island import OWN_TEXT, Island
+from dipaco_jax.islands.island import AUDIT, CONFIRM, OWN_TEXT, Island
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import database
 from dipaco_jax.registry.database_errors import Damaged
@@ -37,7 +37,7 @@ from dipaco_jax.storage.object_store import Storage
 
 JOINED, BEGAN, LEFT = MEMBERS
 OUTER_TASK = 'outer'
-OF_PATHS = 'train', 'piece', 'evaluate', 'ship', 'audit', 'confirm'  # kinds of tasks whose key is a path
+OF_PATHS = 'train', 'piece', 'evaluate', 'ship', AUDIT, CONFIRM  # kinds of tasks whose key is a path
 
 
 class Changed(Exception):

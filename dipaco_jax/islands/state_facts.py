@@ -16,12 +16,14 @@ import numpy as np
 from dipaco_jax.islands import path_state, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Gone, guarding
 from dipaco_jax.islands.held_states import HeldStates
-from dipaco_jax.islands.island import OBJECTS, STATES, Island
+from dipaco_jax.islands.island import AUDIT, CONFIRM, OBJECTS, STATES, Island
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import retry, tensors
 
 STATE = 'state'  # kind of the facts
+OPEN = 'ready', 'running'  # states of tasks
+UNDRAWN = 2  # states after which the monitor may not have drawn audits yet
 # A message that comes while a part is on its way shares the line with it: parts are small beside messages.
 PARTS = 64  # how many, unless they are smaller or larger than these
 SMALLEST_PART = 2**18  # bytes
@@ -80,13 +82,27 @@ def publish(island: Island, checkpoint: Fact, state: Arrays, wait: Callable[[], 
 
 
 def _forget_older(island: Island, path: str):
-  """Deletes the states of an owner's path but the newest KEPT: the monitor cannot reach the owner's store."""
+  """Deletes the states of an owner's path but the newest, and those from which open audits begin.
+
+  The monitor does so for other paths, and cannot reach the owner's store.
+  """
   folder = f'{OBJECTS}/{STATES}/{path}'
   phases = {name: name.removeprefix(f'{folder}/').partition('-')[0] for name in island.storage.names(folder)}
-  kept = sorted({int(phase) for phase in phases.values() if phase.isdecimal()})[-KEPT:]
+  ordered = sorted({int(phase) for phase in phases.values() if phase.isdecimal()})
+  oldest = min([*ordered[-KEPT:], *_beginnings_of_audits(island, path, ordered)], default=0)
   for name, phase in phases.items():
-    if phase.isdecimal() and int(phase) not in kept:
+    if phase.isdecimal() and int(phase) < oldest:
       island.storage.delete(name)
+
+
+def _beginnings_of_audits(island: Island, path: str, states: Sequence[int]) -> list[int]:
+  """Returns the phases of the states from which audits of a path begin: those that are open, and may be drawn yet."""
+  if not island.run.settings.audit.fraction:
+    return []
+  rows = [row for kind in (AUDIT, CONFIRM) for state in OPEN for row in island.registry.tasks(state, kind)]
+  audited = [row['number'] for row in rows if row['key'] == path]
+  before = [max((state for state in states if state < phase), default=0) for phase in audited]
+  return [*states[-KEPT - UNDRAWN :], *before]
 
 
 def digest(objects: list[list[str]]) -> str:

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+from dipaco_jax.registry.database import Row
 from dipaco_jax.registry.fact_names import FactNames
 from dipaco_jax.registry.fact_rows import Fact, Newest, Withdrawal
 from dipaco_jax.registry.tasks import NewTask, Task
@@ -42,6 +43,10 @@ class WorkerRegistry(Protocol):
   def is_done(self, kind: str, key: str, number: int) -> bool: ...
 
   def durations(self, kind: str, limit: int) -> list[float]: ...
+
+  def tasks(
+    self, state: str | None = None, kind: str | None = None, limit: int | None = None, failed: bool = False,
+  ) -> list[Row]: ...  # fmt: skip
 
   # -- facts
 
