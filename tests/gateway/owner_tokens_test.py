@@ -318,6 +318,8 @@ def test_what_an_owner_trains_is_audited_by_its_other_workers_alone(world):
     each.beat('', 'worker', {})
   assert [row['key'] for row in audit_oversight.without_workers(world.keeper)] == ['0']
   assert court.claim('', audits) is None and second.claim('', audits, holder='disk-1') is None, 'it has trained it'
+  assert second.tasks('ready', 'audit') == [{'kind': 'audit', 'key': '1', 'number': 0}]
+  assert not second.tasks('ready', 'train'), 'of all other tasks, a worker sees its own'
   task = second.claim('', audits)
   assert (task.kind, task.key, task.owner) == (audit_facts.AUDIT, '1', 'court/second')
   assert third.claim('', audits) is None, "path 0 is the clinic's"

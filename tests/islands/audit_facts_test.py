@@ -78,6 +78,13 @@ def test_an_audit_is_done_by_any_worker_but_the_one_that_trained(audited):
   assert audit_facts.may_do(audited, CONFIRM, '1', 0, 'third')
 
 
+def test_an_audit_that_only_a_worker_on_the_same_disk_could_do_is_closed(audited):
+  audit_facts.draw(audited, {})
+  audited.registry.put([checkpoint(0, 1, worker='begun again', holder='disk-0')])
+  audited.registry.beat('begun again', 'worker', {})
+  assert [row['key'] for row in audit_oversight.without_workers(audited)] == ['0']
+
+
 def test_a_worker_owes_audits_in_the_share_that_is_set(made):
   of = with_settings(made, audit=dict(fraction=0.4))
   queue, due = audit_facts.Queue(of), []

@@ -3,13 +3,24 @@
 import json
 import pathlib
 
+import numpy as np
 import one_process
 import owners_run
 import pytest
 from owners_run import OWNERS, OwnersRun
 
 from dipaco_jax.config import settings as settings_lib
-from dipaco_jax.islands import hand_over, monitor, owner_facts, owner_store, role_loop, roles, schedule, worker
+from dipaco_jax.islands import (
+  hand_over,
+  monitor,
+  owner_facts,
+  owner_store,
+  role_loop,
+  roles,
+  schedule,
+  state_facts,
+  worker,
+)
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import OWN_TEXT, Gone
@@ -199,3 +210,13 @@ def test_a_store_is_of_one_owner_in_one_run(tmp_path):
   pathlib.Path(tmp_path / owner_store.MARK).write_text(json.dumps([]))
   with pytest.raises(ValueError, match='is that of another run: name another store'):
     owner_store.settle(store, 'a1', 'court')
+
+
+@pytest.mark.parametrize('fraction, kept', [(0.0, [6, 7]), (0.5, [2, 3, 4, 5, 6, 7])])
+def test_the_newest_states_stay_in_a_store_and_those_from_which_open_audits_begin(fraction, kept, court):
+  audited = one_process.with_settings(court, audit=dict(fraction=fraction))
+  court.registry.add_tasks([NewTask('audit', '1', 3), NewTask('audit', '0', 1)])
+  for phase in range(8):
+    state_facts.publish(audited, Fact('checkpoint', '1', phase, '', f'{phase}' * 64, {}), {'x': np.ones(1, 'f')})
+  names = court.storage.names('objects/states/1')
+  assert sorted(int(name.rpartition('/')[2].partition('-')[0]) for name in names) == kept
