@@ -179,7 +179,8 @@ class View:
       return 'waiting for the hub to prepare the run'
     newest = self.registry.newest('checkpoint')
     done = sum(newest.get(str(path), -1) + 1 for path in self.paths)
-    return f'{done} of {len(self.paths) * self.phases} phases of {len(self.paths)} paths are trained'
+    of_paths = f'{len(self.paths)} paths' if len(self.paths) > 1 else 'one path'
+    return f'{done} of {len(self.paths) * self.phases} phases of {of_paths} are trained'
 
 
 # -- the workers

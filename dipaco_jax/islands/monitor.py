@@ -138,7 +138,7 @@ def stuck(island: Island) -> str:
     [
       *failing[:TOLD],
       *(f'no process has the role {role}: start one' for role in sorted(needed - alive)),
-      *(f'no worker reads the text of {t["key"]}: start one with --owner={t["key"]}' for t in waiting),
+      *(f'no worker reads the text of {t["key"]}: start one on its machines' for t in waiting),
     ]
   )
 

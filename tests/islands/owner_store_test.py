@@ -98,7 +98,7 @@ def test_training_waits_for_the_text_of_all_owners(court):
   registry = court.registry
   assert {task['key'] for task in registry.tasks('ready', OWN_TEXT)} == {*OWNERS}
   assert schedule.waits(court) == {'the text of clinic, court': [0, 1]}
-  assert 'no worker reads the text of clinic: start one with --owner=clinic' in monitor.stuck(court)
+  assert 'no worker reads the text of clinic: start one on its machines' in monitor.stuck(court)
   with pytest.raises(OSError, match='the text of clinic, court is not there yet'):
     owner_facts.weights(court)
   for path, owner in enumerate(OWNERS):
