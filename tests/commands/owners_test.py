@@ -13,7 +13,9 @@ import pytest
 import repository
 from absl import flags
 
-from dipaco_jax import owners
+from dipaco_jax import hub, owners
+from dipaco_jax.command_line import config_file
+from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import suspensions
 
@@ -140,3 +142,12 @@ def test_a_comparison_that_diverges_ends_with_its_status(tmp_path):
 def test_a_run_without_owners_gets_none(made, tmp_path):
   status, message = run(tmp_path, 'add', 'press')
   assert status == 2 and 'here, all text is in one place' in message
+
+
+def test_the_config_on_the_page_of_owners_is_one_with_which_a_hub_can_begin(tmp_path):
+  page = (repository.ROOT / 'docs' / 'owners.md').read_text()
+  file = tmp_path / 'config.py'
+  file.write_text(page.partition('```python\n')[2].partition('```')[0])
+  run = settings.from_dict(config_file.read(str(file), [], str(tmp_path)))
+  hub.check_settings(run, workers=0)
+  assert run.data.own_text and run.model.num_layers == 6 and run.num_paths == 3
