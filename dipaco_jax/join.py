@@ -31,7 +31,7 @@ from dipaco_jax.processes import stopping
 from dipaco_jax.storage import gateway_link
 
 PROGRAM = 'join.py'
-START_PATIENCE_S = 60.0  # with a hub that was never reached: its address may be wrong
+START_PATIENCE_S = 60.0  # with a hub that was never reached, as its address may be wrong
 CONNECT_S = 10.0  # for the first connection
 PAUSE_S = 2.0
 SKEW_S = 60.0  # between the clocks of this machine and the hub
@@ -101,9 +101,9 @@ def check(options: argparse.Namespace) -> gateway_link.Link:
 # -- the hub, from here
 
 
-def reach(address: gateway_link.Address):
-  """Waits until the hub's port can be reached; raises Away after a minute."""
-  deadline = time.monotonic() + START_PATIENCE_S
+def reach(address: gateway_link.Address, patience_s: float):
+  """Waits until the hub's port can be reached; raises Away if it cannot for so long."""
+  deadline = time.monotonic() + patience_s
   has_said = False
   while True:
     try:
@@ -114,7 +114,9 @@ def reach(address: gateway_link.Address):
         fix = 'check that the hub runs, its --address, and the firewalls on the way'
         raise Away(f'{address.url} cannot be reached ({e.strerror or e}): {fix}') from e
       if not has_said:
-        stopping.write(f'{PROGRAM}: {address.url} cannot be reached yet ({e.strerror or e}): trying for a minute')
+        stopping.write(
+          f'{PROGRAM}: {address.url} cannot be reached yet ({e.strerror or e}): trying for {patience_s:.0f} s'
+        )
       has_said = True
     time.sleep(1)
 
@@ -209,8 +211,9 @@ def run(options: argparse.Namespace, link: gateway_link.Link) -> int:
   running = list[supervision.Role]()
   try:
     with supervision.interruptible():
-      reach(link.address)
-      link.patience_s = START_PATIENCE_S
+      patience_s = gateway_link.PATIENCE_S if has_joined(options.store) else START_PATIENCE_S
+      reach(link.address, patience_s)
+      link.patience_s = patience_s
       if warning := describe_skew(measure_skew(link)):
         stopping.write(f'{PROGRAM}: {warning}')
       view = View(gateway_registry.GatewayRegistry(link), link.address.url)
@@ -230,12 +233,24 @@ def run(options: argparse.Namespace, link: gateway_link.Link) -> int:
   return status
 
 
+def has_joined(store: str) -> bool:
+  """Returns whether an owner has joined with this store before, so that the hub's address is right."""
+  if not store:
+    return False
+  from dipaco_jax.islands import owner_store  # which loads JAX, for seconds
+  from dipaco_jax.storage import object_store
+
+  return object_store.open_storage(store).exists(owner_store.MARK)
+
+
 def lacks_model(options: argparse.Namespace, owner: str) -> bool:
   """Returns whether an owner's store is not a workdir yet, as of one whose worker was stopped before it wrote that."""
+  if not owner or not options.store:
+    return False
   from dipaco_jax.islands import owner_workdir
   from dipaco_jax.storage import object_store
 
-  return bool(owner and options.store) and not object_store.open_storage(options.store).exists(owner_workdir.POINTERS)
+  return not object_store.open_storage(options.store).exists(owner_workdir.POINTERS)
 
 
 def name_process(given: str, owner: str) -> str:

@@ -17,8 +17,10 @@ from repository import ROOT
 from dipaco_jax import join
 from dipaco_jax.command_line import supervision
 from dipaco_jax.core.errors import Away
+from dipaco_jax.islands import owner_store
 from dipaco_jax.registry.gateway_registry import GatewayRegistry
 from dipaco_jax.registry.registry import Fact
+from dipaco_jax.storage import object_store
 
 made = one_process.made
 ADDRESS, TOKEN = 'https://127.0.0.1:1#sha256=' + 'a' * 64, 'x' * 43
@@ -134,6 +136,12 @@ def test_a_name_is_the_machines_own_and_that_of_an_owner_tells_nothing_of_the_ma
   assert join.name_process('', '').startswith(host) and join.name_process('lab', '').startswith('lab-')
   assert re.fullmatch('[0-9a-f]{8}', name) and name != join.name_process('', 'court')
   assert re.fullmatch('lab-[0-9a-f]{8}', join.name_process('lab', 'court'))
+
+
+def test_an_owner_who_has_joined_before_waits_longer_for_a_hub_that_begins(tmp_path):
+  assert not join.has_joined('') and not join.has_joined(str(tmp_path))
+  owner_store.settle(object_store.open_storage(str(tmp_path)), 'run', 'court')
+  assert join.has_joined(str(tmp_path))
 
 
 @pytest.mark.parametrize('is_made', [False, True])
