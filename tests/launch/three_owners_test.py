@@ -21,7 +21,7 @@ from dipaco_jax.registry.registry import Registry
 pytestmark = pytest.mark.slow  # twenty processes, which take minutes of a core to begin
 OWNERS = 'clinic', 'court', 'press'
 LATE = 'bank'
-PHASES = 8
+PHASES = 6
 CONFIG = """
 import json
 from ml_collections import ConfigDict
