@@ -19,6 +19,7 @@ import config
 import methods
 import paths
 import pictures
+from matplotlib import ticker
 from runs import Row
 from tau import OUTER
 
@@ -191,7 +192,9 @@ def draw(ax, num_paths: int, rows: Sequence[Row], results: common.Results):
     ax.plot(*at[name], 'o', color=palette.INK, markersize=10, fillstyle='none')
   ax.set_xscale('log')
   ax.set_yscale('log')
+  ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
   ax.xaxis.set_major_formatter('{x:,.0f}')
+  ax.xaxis.set_minor_formatter('')
   ax.yaxis.set_major_formatter('{x:.0f}')
   ax.yaxis.set_minor_formatter('{x:.0f}')
   ax.set_title(f'{num_paths} paths')
