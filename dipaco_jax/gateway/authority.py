@@ -25,6 +25,7 @@ its paths, and audits of what another of its workers has trained. Tasks that rea
 left to workers with direct access. Where text stays with its owners, a token without an owner may do nothing.
 """
 
+import functools
 import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
@@ -54,11 +55,17 @@ class Scope(NamedTuple):
   levels: frozenset[str]  # all: an object of version 0 is that of a level
   owner: str = ''  # whose text the token is for, if text stays with its owners
   models: frozenset[int] = frozenset()  # paths of the same models as these paths
+  is_all: bool = False  # whether these are all paths
 
   @property
   def path_keys(self) -> frozenset[str]:
     """The keys of facts and tasks of these paths."""
-    return frozenset(map(str, self.paths))
+    return _keys(self.paths)
+
+
+@functools.lru_cache(4096)
+def _keys(paths: frozenset[int]) -> frozenset[str]:
+  return frozenset(map(str, paths))
 
 
 def readable_keys(scope: Scope, kind: str, keys: Sequence[str] | None) -> Collection[str] | None:
@@ -93,11 +100,15 @@ def may_read_object(scope: Scope, name: str) -> bool:
   return False
 
 
-def claims(scope: Scope, kinds: Sequence[str], keys: Sequence[str] | None) -> list[tuple[list[str], list[str]]]:
+def claims(
+  scope: Scope, kinds: Sequence[str], keys: Sequence[str] | None
+) -> list[tuple[list[str], list[str] | None]]:  # fmt: skip
   """Returns the (kinds, keys) of tasks that a token may claim, of those asked for; all keys if None, in this order."""
-  allowed = []
+  allowed: list[tuple[list[str], list[str] | None]] = []
   if scope.owner and OWN_TEXT in kinds and (keys is None or scope.owner in keys):
     allowed.append(([OWN_TEXT], [scope.owner]))
   kinds_of_paths = [kind for kind in kinds if kind in TASKS or (scope.owner and kind == EVALUATE)]
+  if keys is None and scope.is_all:  # as a database finds faster
+    return [*allowed, (kinds_of_paths, None)] if kinds_of_paths else allowed
   paths = scope.path_keys if keys is None else scope.path_keys & {*keys}
   return [*allowed, (kinds_of_paths, sorted(paths))] if kinds_of_paths and paths else allowed

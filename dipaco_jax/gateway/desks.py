@@ -95,7 +95,7 @@ def scope_of(island: Island, paths: tuple[int, ...] | None, owner: str = '') -> 
   modules = frozenset(module for path in mine for module in island.modules_of(path).values())
   levels = frozenset(level.name for level in layout.levels)
   if not owner or not island.run.settings.data.own_text:
-    return Scope(mine, modules, levels)
+    return Scope(mine, modules, levels, is_all=paths is None)
   models = frozenset(path for model in layout.models() if mine & {*model} for path in model)
   return Scope(mine, modules, levels, owner, models)
 

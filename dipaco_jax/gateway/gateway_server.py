@@ -20,6 +20,7 @@ from dipaco_jax.storage import object_store, user_modules
 from dipaco_jax.storage.remedies import ISLANDS_MARK
 
 NAME = 'gateway'  # of its island
+IDLE_S = 30.0  # for which a connection is kept: a worker's next heartbeat comes sooner
 PATIENCE_S = 20  # with the storage: a worker tries again itself
 Tls = tuple[pathlib.Path, pathlib.Path]
 
@@ -54,7 +55,7 @@ def address(listener: socket.socket, tls: Tls | None) -> str:
 def connection_limits(most: int, body_s: float) -> connections.Limits:
   """Returns limits of connections, with as many open files as they need. Raises InputError if there cannot be."""
   connections.reserve_descriptors(most)
-  return connections.Limits(most, body_s=body_s + 10)  # the app itself says so before
+  return connections.Limits(most, head_s=IDLE_S, body_s=body_s + 10)  # the app itself says so before
 
 
 def make_server(desks: Desks, limits: Limits, started: Callable[[], None], metrics_port: int | None) -> Server:

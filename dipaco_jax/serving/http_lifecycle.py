@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import pathlib
 import socket
@@ -42,6 +43,7 @@ class Lifecycle:
     connections.limit_log()
     options: Any = {'loop': 'asyncio', 'ws': 'none', 'lifespan': 'on', 'log_config': None, 'server_header': False}
     options |= {'backlog': connections.BACKLOG, 'timeout_graceful_shutdown': CLOSE_S, 'access_log': access_log}
+    options |= {'timeout_keep_alive': math.ceil(limits.head_s)}
     options |= {'ssl_certfile': tls[0], 'ssl_keyfile': tls[1]} if tls else {}
     self.uvicorn = uvicorn.Server(uvicorn.Config(app, http=connections.protocol_with(limits), **options))
     self.uvicorn.run([listener])

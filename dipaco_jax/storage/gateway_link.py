@@ -4,6 +4,7 @@ The address may end in `#sha256=...`, the fingerprint of the gateway's certifica
 sent; without it, the certificate is verified as that of any web server. Needs only the standard library.
 """
 
+import functools
 import hashlib
 import hmac
 import http.client
@@ -229,9 +230,7 @@ def connect(address: Address) -> http.client.HTTPConnection:
     plain = http.client.HTTPConnection(address.host, address.port, timeout=SILENCE_S, blocksize=BLOCK)
     plain.connect()
     return plain
-  context = ssl.create_default_context()
-  if address.fingerprint:
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # the fingerprint says more than a name
+  context = tls_context(bool(address.fingerprint))
   secure = http.client.HTTPSConnection(address.host, address.port, timeout=SILENCE_S, context=context, blocksize=BLOCK)
   try:
     secure.connect()
@@ -245,6 +244,15 @@ def connect(address: Address) -> http.client.HTTPConnection:
     secure.close()
     raise
   return secure
+
+
+@functools.cache  # to read the machine's certificates takes longer than a request
+def tls_context(has_fingerprint: bool) -> ssl.SSLContext:
+  """Returns the context of all connections. Where a fingerprint is known, it says more than a name does."""
+  context = ssl.create_default_context()
+  if has_fingerprint:
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+  return context
 
 
 def check_fingerprint(address: Address, certificate: bytes):
