@@ -128,6 +128,8 @@ def main(argv: list[str]):
     screened = sum(run['screened'] for run in audited)
     wrong = sum(bool(run['wrongly_suspended']) for run in audited)
     print(columns.format(kind, mean(found), expected, mean(suspended), screened, wrong, *losses), flush=True)
+  of_all = [run['found'] for run in runs if run['kind'] and run['fraction']]
+  print(columns.format('all', mean(of_all), expected, *[''] * 6))
   shutil.rmtree(folder, ignore_errors=True)
   print(json.dumps({'fraction': FLAGS.fraction, 'phases': FLAGS.phases, 'runs': runs}))
 
@@ -137,7 +139,7 @@ if __name__ == '__main__':
   flags.DEFINE_float('fraction', 0.2, 'Share of phases that are audited.', lower_bound=0.01, upper_bound=1)
   flags.DEFINE_integer('seeds', 5, 'Number of seeds.', lower_bound=1)
   flags.DEFINE_integer('phases', 16, 'Number of phases of a run.', lower_bound=1)
-  flags.DEFINE_integer('state_every', 2, 'A state of each path is published after so many phases.', lower_bound=1)
+  flags.DEFINE_integer('state_every', 1, 'States of paths are published after so many phases.', lower_bound=1)
   flags.DEFINE_bool('losses', True, 'Whether to run honest workers, and cheaters without audits, to compare losses.')
   flags.DEFINE_string('scratch', '', 'Folder of the runs; by default, a temporary one.')
   app.run(main)
