@@ -124,10 +124,11 @@ def main(argv: list[str]):
     losses = [
       f'{statistics.fmean(run["loss"] for run in of):.4f}' if of else '' for of in (honest, audited, not_audited)
     ]
-    found, suspended = ([run[name] for run in audited] for name in ('found', 'suspended_after'))
+    found_at = [run['found'] for run in audited]
+    suspended_after = [run['suspended_after'] for run in audited]
     screened = sum(run['screened'] for run in audited)
     wrong = sum(bool(run['wrongly_suspended']) for run in audited)
-    print(columns.format(kind, mean(found), expected, mean(suspended), screened, wrong, *losses), flush=True)
+    print(columns.format(kind, mean(found_at), expected, mean(suspended_after), screened, wrong, *losses), flush=True)
   of_all = [run['found'] for run in runs if run['kind'] and run['fraction']]
   print(columns.format('all', mean(of_all), expected, *[''] * 6))
   shutil.rmtree(folder, ignore_errors=True)

@@ -237,20 +237,18 @@ def has_joined(store: str) -> bool:
   """Returns whether an owner has joined with this store before, so that the hub's address is right."""
   if not store:
     return False
-  from dipaco_jax.islands import owner_store  # which loads JAX, for seconds
-  from dipaco_jax.storage import object_store
+  from dipaco_jax.storage import object_store, remedies
 
-  return object_store.open_storage(store).exists(owner_store.MARK)
+  return object_store.open_storage(store).exists(remedies.OWNERS_MARK)
 
 
 def lacks_model(options: argparse.Namespace, owner: str) -> bool:
   """Returns whether an owner's store is not a workdir yet, as of one whose worker was stopped before it wrote that."""
   if not owner or not options.store:
     return False
-  from dipaco_jax.islands import owner_workdir
-  from dipaco_jax.storage import object_store
+  from dipaco_jax.storage import object_store, remedies
 
-  return not object_store.open_storage(options.store).exists(owner_workdir.POINTERS)
+  return not object_store.open_storage(options.store).exists(remedies.POINTERS)
 
 
 def name_process(given: str, owner: str) -> str:
@@ -291,7 +289,8 @@ def supervise(running: list[supervision.Role], view: View) -> int:
     if outcome:
       supervision.wait(running, OWNERS_CLOSING_S if view.registry.owner else CLOSING_S)
       failed = [role for role in running if role.process.poll() not in (None, 0)] if view.registry.owner else []
-      for role in failed:
+      if failed:
+        role = failed[0]
         stopping.write(f'{PROGRAM}: {role.name}: {supervision.last_line(role.log)} (all of it is in {role.log})')
         return max(1, role.process.returncode)
       return supervision.tell_outcome(outcome, PROGRAM)

@@ -25,15 +25,15 @@ def make(
   grid = Grid(owners.join(settings, members.joined).grid)
   names = owners.names(grid) if settings.routing.method == 'owner' else ('',)
   with contextlib.closing(tokens_lib.Tokens(url)) as tokens:
-    known = [token for token, _ in tokens.list()]
-    taken, have = {token.name for token in known}, {token.owner for token in known}
-    made = []
-    for owner in names:
-      if owner in members.left or (owner in have and not again):
-        continue
+    standing = [token for token, _ in tokens.list()]
+    taken = {token.name for token in standing}
+    served = set() if again else {token.owner for token in standing}
+
+    def add(owner: str) -> str:
       paths = owners.paths_of(grid, owner) if owner else None
-      made.append((owner, tokens.add(free_name(owner or NAME, taken), paths, days, owner)))
-  return made
+      return tokens.add(free_name(owner or NAME, taken), paths, days, owner)
+
+    return [(owner, add(owner)) for owner in names if owner not in served and owner not in members.left]
 
 
 def free_name(name: str, taken: set[str]) -> str:

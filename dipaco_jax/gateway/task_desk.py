@@ -65,7 +65,7 @@ class TaskDesk:
 
   def tasks(self, caller: Caller, body: Body) -> dict[str, Any]:
     """Lists the open audits of an owner's paths, for which its workers keep states; no other tasks."""
-    state, kind = take(body, 'state', state_facts.OPEN.__contains__), take(body, 'kind', requests.is_text)
+    state, kind = take(body, 'state', audit_facts.OPEN.__contains__), take(body, 'kind', requests.is_text)
     is_shown = bool(caller.scope.owner) and kind in audit_facts.KINDS
     rows = self.island.registry.tasks(state, kind) if is_shown else []
     return {'tasks': [[kind, row['key'], row['number']] for row in rows if row['key'] in caller.scope.path_keys]}

@@ -24,11 +24,11 @@ from collections.abc import Collection, Iterable
 from typing import Any
 
 from dipaco_jax.islands import owner_facts, pieces, suspensions
-from dipaco_jax.islands.island import AUDIT, CONFIRM, Island
-from dipaco_jax.islands.state_facts import STATE
+from dipaco_jax.islands.island import AUDIT, CONFIRM, STATE, Island
 from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Row, Task
 
 KINDS = (AUDIT, CONFIRM)
+OPEN = ('ready', 'running')  # states of tasks that are not done
 AUDITED, CONFIRMED = 'audited', 'confirmed'
 FACT_OF = {AUDIT: AUDITED, CONFIRM: CONFIRMED}
 SEED = 'audit_seed'
@@ -82,7 +82,7 @@ def draw(island: Island, drawn: dict[str, int]):
 
 def open_tasks(island: Island) -> list[Row]:
   """Returns the audits that are not done, as rows of the registry."""
-  return [row for kind in KINDS for state in ('ready', 'running') for row in island.registry.tasks(state, kind)]
+  return [row for kind in KINDS for state in OPEN for row in island.registry.tasks(state, kind)]
 
 
 def published(island: Island, path: str, phase: int) -> list[Fact]:

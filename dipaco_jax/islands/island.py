@@ -33,6 +33,7 @@ OBJECTS = 'objects'  # in storage; the published modules are elsewhere
 OUTER = 'outer'  # a module's outer state: its object in the fact's metadata
 DIFFERENCES = 'differences'  # of modules, in storage
 STATES = 'states'  # of paths, in storage
+STATE = 'state'  # kind of the facts that name these
 OWN_TEXT = 'own_text'  # kind of the task and of the fact of an owner's text
 AUDIT, CONFIRM = 'audit', 'confirm'  # kinds of tasks that train phases again
 OWN_TREES = tuple(tree.partition('/')[0] for tree in own_text_stage.TREES)  # directories of an owner's text

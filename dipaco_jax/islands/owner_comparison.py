@@ -8,7 +8,7 @@ import contextlib
 import pathlib
 import shutil
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.config import settings as settings_lib
@@ -22,14 +22,6 @@ from dipaco_jax.telemetry import metrics_log, performance
 
 TREES = 'stages', 'base', 'sequences', 'routing/0', 'shards/0', 'modules'
 RESULT, PAGE, PICTURE = (f'{stage.ALONE}/{name}' for name in ('compare.json', 'compare.html', 'compare.png'))
-
-
-class Part(NamedTuple):
-  """What an owner's store says of the part that the owner took in its run."""
-
-  owner: str
-  paths: list[int]
-  first_phase: int
 
 
 def compare(store: str, signals: stopping.Signals) -> dict[str, Any]:
@@ -80,14 +72,15 @@ def fetch(storage: object_store.Storage, local: pathlib.Path):
       files.write_file(local / name, storage.fetch(name))
 
 
-def read_part(local: pathlib.Path) -> Part:
+def read_part(local: pathlib.Path) -> owner_workdir.Part:
   """Reads what an owner's store says of the owner's part in its run. Raises seals.Damaged."""
-  about = seals.read_json(local / owner_workdir.PHASES, *Part._fields)
-  return Part(about['owner'], about['paths'], about['first_phase'])
+  fields = owner_workdir.Part._fields
+  about = seals.read_json(local / owner_workdir.PHASES, *fields)
+  return owner_workdir.Part(**{name: about[name] for name in fields})
 
 
 def make_report(
-  local: pathlib.Path, settings: settings_lib.Settings, part: Part, signals: stopping.Signals
+  local: pathlib.Path, settings: settings_lib.Settings, part: owner_workdir.Part, signals: stopping.Signals
 ) -> dict[str, Any]:  # fmt: skip
   """Trains and measures each path of an owner; returns the content of the comparison's JSON file."""
   grid, losses, by_path = Grid(settings.grid), [], {}

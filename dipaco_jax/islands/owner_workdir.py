@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.config import owners
@@ -18,13 +18,21 @@ from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.owner_store import OwnerStorage
 from dipaco_jax.islands.path_state import Arrays
-from dipaco_jax.storage import publishing
+from dipaco_jax.storage import publishing, remedies
 from dipaco_jax.storage.object_store import Storage
 from dipaco_jax.training import module_publishing
 
-POINTERS = 'paths/best.json'  # written last
-PHASES = 'paths/phases.json'  # the owner, its paths, and the first phase that they trained in
+POINTERS = remedies.POINTERS  # written last
+PHASES = 'paths/phases.json'  # a Part
 PAUSE_S = 1.0
+
+
+class Part(NamedTuple):
+  """What an owner's store says of the part that the owner took in its run."""
+
+  owner: str
+  paths: list[int]
+  first_phase: int  # that they trained in
 
 
 def complete(island: Island):
@@ -70,15 +78,15 @@ def _write(island: Island):
     module_publishing.publish_module_files(island.run.workdir, version, _modules(island, version, pointers.version))
   with contextlib.suppress(FileExistsError):
     (island.run.workdir / 'paths').mkdir()
-  publishing.write_json(island.run.workdir / PHASES, _took_part(island))
+  publishing.write_json(island.run.workdir / PHASES, _part(island)._asdict())
   best = {'version': pointers.version, 'holdout_loss': pointers.loss}
   publishing.write_json(island.run.workdir / POINTERS, best)
 
 
-def _took_part(island: Island) -> dict[str, Any]:
+def _part(island: Island) -> Part:
   """Returns what `owner_comparison` needs of the run's facts."""
   paths = owners.paths_of(island.layout.grid, island.owner)
-  return {'owner': island.owner, 'paths': paths, 'first_phase': island.members.since.get(island.owner, 0)}
+  return Part(island.owner, paths, island.members.since.get(island.owner, 0))
 
 
 def _modules(island: Island, version: int, best_version: list[int]) -> Iterator[tuple[Level, Coordinates, Arrays]]:

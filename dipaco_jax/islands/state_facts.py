@@ -13,16 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from dipaco_jax.islands import path_state, screening_facts, withdrawals
+from dipaco_jax.islands import audit_facts, path_state, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Gone, guarding
 from dipaco_jax.islands.held_states import HeldStates
-from dipaco_jax.islands.island import AUDIT, CONFIRM, OBJECTS, STATES, Island
+from dipaco_jax.islands.island import OBJECTS, STATE as STATE, STATES, Island
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import retry, tensors
 
-STATE = 'state'  # kind of the facts
-OPEN = 'ready', 'running'  # states of tasks
 UNDRAWN = 2  # states after which the monitor may not have drawn audits yet
 # A message that comes while a part is on its way shares the line with it: parts are small beside messages.
 PARTS = 64  # how many, unless they are smaller or larger than these
@@ -97,10 +95,9 @@ def _forget_older(island: Island, path: str):
 
 def _beginnings_of_audits(island: Island, path: str, states: Sequence[int]) -> list[int]:
   """Returns the phases of the states from which audits of a path begin: those that are open, and may be drawn yet."""
-  if not island.run.settings.audit.fraction:
+  if not audit_facts.is_on(island):
     return []
-  rows = [row for kind in (AUDIT, CONFIRM) for state in OPEN for row in island.registry.tasks(state, kind)]
-  audited = [row['number'] for row in rows if row['key'] == path]
+  audited = [row['number'] for row in audit_facts.open_tasks(island) if row['key'] == path]
   before = [max((state for state in states if state < phase), default=0) for phase in audited]
   return [*states[-KEPT - UNDRAWN :], *before]
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 ISLANDS_MARK = 'registry.id'  # in the place of an islands run: the id of the run; its registry lists the files
 OWNERS_MARK = 'owner.json'  # in an owner's store: the run and the owner that it is of
+POINTERS = 'paths/best.json'  # the last file of paths that are trained: the version that early stopping chose for each
 STAGES = {  # the stage that makes a file, by the first part of the file's name
   'tokenizer.model': 'tokenize', 'tokenizer.json': 'tokenize', 'tokenizer_config.json': 'tokenize',
   'chat_template.jinja': 'tokenize', 'generation_config.json': 'tokenize',
