@@ -131,16 +131,17 @@ def means(rows: Sequence[Row], results: common.Results) -> dict[str, float]:
 
 
 def lowest(means: Mapping[str, float]) -> dict[tuple[int, str], str]:
-  """The row with the lowest mean, by number of paths and documents."""
+  """The row with the lowest mean of those whose tokens cost as much to serve, by number of paths and documents."""
   rivals = collections.defaultdict(list)
   for name in means:
-    _, num_paths, documents = split_name(name)
-    rivals[num_paths, documents].append(name)
+    kind, num_paths, documents = split_name(name)
+    if kind != 'larger':
+      rivals[num_paths, documents].append(name)
   return {shared: min(names, key=means.__getitem__) for shared, names in rivals.items()}
 
 
 def lines(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
-  """A line for each kind of sharing and number of paths; for each amount of text the lowest mean is bold."""
+  """A line for each kind of sharing and number of paths; for each amount of text the lowest mean but the larger model's is bold."""
   results = chosen(rows, results)
   amounts = list(dict.fromkeys(split_name(row.name)[2] for row in rows))
   best = set(lowest(means(rows, results)).values())
@@ -165,7 +166,10 @@ def lines(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
 
 @plot_style.styled
 def picture(table: common.Table, rows: Sequence[Row], results: common.Results):
-  """A line for each kind of sharing, a panel for each number of paths; a ring around the lowest of each amount."""
+  """A line for each kind of sharing, a panel for each number of paths; a ring around the lowest of each amount.
+
+  The larger dense model, of which a token costs more to serve, has a line and no ring.
+  """
   results = chosen(rows, results)
   counts = sorted({split_name(name)[1] for name in means(rows, results)})
   width = plot_style.WIDE * (1 + 0.4 * max(0, len(counts) - 1))

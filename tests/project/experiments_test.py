@@ -120,6 +120,8 @@ def test_holdouts_choose_between_two_lengths_of_training():
   assert {at: record['holdout_loss'] for at, record in found.items()} == {
     ('own_4_600', 0): 3.5, ('own_4_600', 1): 3.0, ('flat_4_all', 0): 2.0
   }  # fmt: skip
+  means = {'own_4_600': 35.0, 'flat_4_600': 34.0, 'larger_4_600': 30.0}
+  assert readme.amounts.lowest(means) == {(4, '600'): 'flat_4_600'}
   phases = [{'holdout_loss_by_path': losses} for losses in ([None, 4.0], [3.0, 5.0], [2.5, None])]
   assert runs.lowest_holdout_loss(phases) == (2.5 + 4.0) / 2 and runs.lowest_holdout_loss(phases[:0]) is None
 
