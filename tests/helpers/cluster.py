@@ -38,7 +38,19 @@ class More(NamedTuple):
   env: Mapping[str, str] = {}
 
 
-def play(name: str, settings: settings_lib.Settings, place: str, url: str, folder: pathlib.Path, more: More):
+def work(name: str, settings: settings_lib.Settings, place: str, url: str, more: More):
+  """Works in the role that the name begins with."""
+  kind, is_backup = name.split('-')[0], name.startswith('backup')
+  role = 'worker' if kind in ('backup', 'foreign', *cheater.KINDS) else kind
+  if kind in cheater.KINDS:
+    cheater.install(kind)
+  if kind == 'foreign':
+    inner_phase.run = cheater.rounding_otherwise(inner_phase.run)
+  process = roles.Process(role, place, more.lease_s, url, name, is_backup=is_backup)
+  roles.run_role(process, settings)
+
+
+def play(work, name: str, settings: settings_lib.Settings, place: str, url: str, folder: pathlib.Path, more: More):
   """A role's process, as the command starts it; one device. Its machine is its own, unless the place is a folder."""
   with open(folder / f'{name}.log', 'ab') as file:
     os.dup2(file.fileno(), 1)
@@ -55,14 +67,7 @@ def play(name: str, settings: settings_lib.Settings, place: str, url: str, folde
   try:
     with stopping.listening():
       compilation_cache.keep()
-      kind, is_backup = name.split('-')[0], name.startswith('backup')
-      role = 'worker' if kind in ('backup', 'foreign', *cheater.KINDS) else kind
-      if kind in cheater.KINDS:
-        cheater.install(kind)
-      if kind == 'foreign':
-        inner_phase.run = cheater.rounding_otherwise(inner_phase.run)
-      process = roles.Process(role, place, more.lease_s, url, name, is_backup=is_backup)
-      roles.run_role(process, settings)
+      work(name, settings, place, url, more)
   except InputError as e:
     print(e, flush=True)
     os._exit(2)
@@ -84,6 +89,8 @@ def failing_at_times(real, failing: float):
 class Cluster:
   """All roles of one run; who dies is started again."""
 
+  work = staticmethod(work)
+
   def __init__(
     self, settings: settings_lib.Settings, place: str, url: str, folder: pathlib.Path, names: Sequence[str], more: More
   ):
@@ -98,7 +105,7 @@ class Cluster:
     return self.folder / name
 
   def start(self, name: str):
-    arguments = name, self.settings, self.place, self.url, self.folder, self.more
+    arguments = self.work, name, self.settings, self.place, self.url, self.folder, self.more
     process = PROCESSES.Process(target=play, args=arguments, daemon=True)
     process.start()
     return process
