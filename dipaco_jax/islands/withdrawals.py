@@ -111,8 +111,11 @@ def times_withdrawn(registry: Registry, fact: Fact) -> int:
 
 
 def train_again(island: Island, fact: Fact, why: Gone) -> bool:
-  """Withdraws a path's messages, and opens its task again; returns False if that was done MOST times."""
-  if times_withdrawn(island.registry, fact) >= MOST:
+  """Withdraws a path's messages, and opens its task again.
+
+  Returns False if that was done MOST times, or the path's owner has left, so that nobody would take the task.
+  """
+  if int(fact.key) in island.members.until or times_withdrawn(island.registry, fact) >= MOST:
     return False
   kind = pieces.TRAIN if fact.kind == pieces.CHECKPOINT else fact.kind
   withdrawal = Withdrawal([fact, *_dependents(island, fact)], island.error_text(why), island.name)

@@ -10,7 +10,8 @@ import plain_transformer
 import pytest
 from one_process import OWN_LEVELS, Faults, changed
 
-from dipaco_jax.islands import evaluator, judge, messages, schedule
+from dipaco_jax.config.owners import Members
+from dipaco_jax.islands import evaluator, guard, judge, messages, schedule
 from dipaco_jax.islands.island import Island
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import validate_stage
@@ -94,6 +95,16 @@ def test_what_cannot_be_read_is_left_to_the_executor(scene):
   send(scene, damaged='low')
   fact = perform(scene)
   assert fact.meta['losses'] is None and 'malformed' in fact.meta['unreadable']
+
+
+def test_what_is_lost_is_waited_for_unless_its_owner_has_left(scene):
+  send(scene)
+  for name, _ in guard.objects_of(scene.registry.facts('checkpoint', [str(PATH)])[0]).values():
+    scene.storage.delete(name)
+  with pytest.raises(guard.Gone):
+    perform(scene)
+  fact = perform(dataclasses.replace(scene, members=Members(until={PATH: 2})))
+  assert fact.meta['losses'] is None and 'paths/1/3-' in fact.meta['unreadable']
 
 
 def test_rows_are_drawn_once_each_from_all_shards():

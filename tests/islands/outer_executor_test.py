@@ -20,8 +20,17 @@ from one_process import with_settings
 
 from dipaco_jax.algorithm import exact_sum, modules, outer, reference
 from dipaco_jax.config import choices, fields, settings as settings_lib
+from dipaco_jax.config.owners import Members
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import island, messages, outer_executor, schedule, screening_facts, suspensions
+from dipaco_jax.islands import (
+  island,
+  messages,
+  outer_executor,
+  schedule,
+  screening_facts,
+  suspensions,
+  withdrawals,
+)
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.registry.registry import Fact, NewTask, Task
 
@@ -358,6 +367,20 @@ def test_what_is_summed_outlives_a_contribution_that_is_gone(scene, tmp_path):
   scene.executor, before = again, scene.executor
   [expected] = scene.perform()
   assert found.sha256 == expected.sha256 and not before.partials
+
+
+def test_what_an_owner_who_has_left_can_send_no_more_is_left_out(scene, tmp_path):
+  """Nobody would train it again."""
+  scene.checkpoint(0, 0.01)
+  scene.checkpoint(2, 0.02)
+  [file] = (tmp_path / island.OBJECTS / 'paths' / '0').glob('2-high-*')
+  file.unlink()
+  scene.made = dataclasses.replace(scene.made, members=Members(until={2: 1}))
+  module, told = scene.perform()
+  assert list(module.meta['left_out']) == ['2'] and module.meta['paths'] == 1
+  assert told[:3] == ('excluded', '2', 0) and '2-high' in told.meta['why']
+  [fact] = scene.made.registry.facts('checkpoint', ['2'])
+  assert not withdrawals.train_again(scene.made, fact, island.Gone('x', 'malformed'))
 
 
 @pytest.mark.parametrize('is_in_memory', [True, False])
