@@ -1,5 +1,6 @@
 """Published paths of owners become a workdir with a router, from public text alone."""
 
+import contextlib
 import json
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import one_process
 import owner_stores
 import owners_run
 import pytest
+import serving as serving_lib
 
 from dipaco_jax import assemble, export
 from dipaco_jax.core.errors import InputError
@@ -105,6 +107,33 @@ def test_published_paths_become_a_workdir_with_a_router(folder, tmp_path):
   assert assembled(folder, tmp_path / 'all') == report and router.stat().st_mtime_ns == before, 'it is only read again'
   (tmp_path / 'all' / published_paths.RESULT).unlink()
   assert assembled(folder, tmp_path / 'all') == report, 'after a kill it is made again'
+
+
+def begin(stack: contextlib.ExitStack, *options, **of) -> serving_lib.Serving:
+  """Starts a server, which ends with the stack."""
+  server = serving_lib.Serving(*options, **of)
+  stack.callback(server.process.communicate)
+  stack.callback(server.process.kill)
+  server.wait()
+  return server
+
+
+@pytest.mark.slow
+def test_the_workdir_is_served_and_routed(folder, tmp_path):
+  """By `serve`, and by `route` with that server as the engine of both paths."""
+  workdir, prompts = tmp_path / 'published', ['aeiou ayce', 'bcdfg klmn', 'ehmno rtw']
+  assembled(folder, workdir)
+  with contextlib.ExitStack() as stack:
+    server = begin(stack, workdir, tmp_path / 'serve.log')
+    engine = {'url': f'http://127.0.0.1:{server.port}/v1', 'api_key_env': 'DIPACO_API_KEY'}
+    engines = {str(path): [engine | {'model': f'published/path-{path}'}] for path in range(len(PATHS))}
+    (tmp_path / 'engines.json').write_text(json.dumps({'paths': engines}))
+    options = f'--engines={tmp_path / "engines.json"}', '--max_open=16'
+    router = begin(stack, workdir, tmp_path / 'route.log', *options, command='route')
+    body = {'model': 'published', 'prompt': prompts, 'max_tokens': 5, 'temperature': 0}
+    status, answer = server.ask(body)
+    assert status == 200 and len(answer['choices']) == len(prompts), answer
+    assert router.ask(body)[1]['choices'] == answer['choices']
 
 
 @pytest.mark.slow
