@@ -5,7 +5,8 @@
 Every worker lives in a network namespace of its own; between it and the storage, an S3 server, is a line of so many
 Mbit/s each way (tc tbf). Outer executors are beside the storage. One run for each tau: some phases with every limit,
 and two that do not count, a first, which compiles, and a last, which publishes all. Prints a table in Markdown and, as
-the last line, a JSON object.
+the last line, a JSON object. With --gateway, workers reach the database through a gateway beside it, and the storage by
+the URLs that the gateway signs; a process beside the storage prepares the run.
 Needs Linux, root, iproute2 and moto[s3] with Flask; where one is missing it says which, and ends with status 3.
 """
 
@@ -15,11 +16,13 @@ import json
 import math
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 
@@ -27,6 +30,7 @@ import sqlalchemy as sa
 from absl import app, flags
 
 from dipaco_jax.core.errors import InputError
+from dipaco_jax.gateway import tokens
 from dipaco_jax.registry import registry
 
 LIMITS = flags.DEFINE_list('limits', ['1000', '100', '20'], 'Mbit/s of each worker, each way; 0: no limit')
@@ -43,6 +47,7 @@ BATCH_SIZE = flags.DEFINE_integer('batch_size', 4, 'B, rows of 64 tokens in a st
 URL = flags.DEFINE_string(
   'url', '', 'of PostgreSQL, as its superuser, by a Unix socket: every measurement has a database there'
 )
+GATEWAY = flags.DEFINE_bool('gateway', False, 'whether workers are behind a gateway; needs --round_trip_ms')
 ROUND_TRIP_MS = flags.DEFINE_float(
   'round_trip_ms',
   0.0,
@@ -50,7 +55,8 @@ ROUND_TRIP_MS = flags.DEFINE_float(
 )
 
 ROOT = pathlib.Path(__file__).parent.parent
-PORT = 5000  # in a namespace of its own
+RELAY = str(ROOT / 'benchmarks' / 'relay.py')
+PORT, GATEWAY_PORT = 5000, 8443  # in a namespace of its own
 PATIENCE_S = 1800  # for one measurement
 PATHS = 4
 LEVELS: dict[bool, tuple] = {}
@@ -194,16 +200,21 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
   with database(folder, name) as url, processes() as running:
     db = registry.Registry(url)
     far_url = delayed(lines, folder, name, url, running) if ROUND_TRIP_MS.value else url
+    place = [f'--workdir=s3://bucket/{name}', f'--registry={url}']
+    whole = ['-m', 'dipaco_jax.main', f'--config={config}', *place]
+    links: dict[str, dict[str, str]] = {}
+    if GATEWAY.value:
+      preparer = [*whole, '--role=worker', '--only_prepare']
+      running.append(start(lines.hub, preparer, **environment(folder, f'{name}-preparer', '127.0.0.1')))
+      links = open_gateway(lines, db, url, place, running, environment(folder, f'{name}-gateway', '127.0.0.1'))
     for namespace, role, address in lines.roles():
-      own = folder / f'{name}-{namespace}'
-      own.mkdir()
       is_far = role == 'worker' and ROUND_TRIP_MS.value
-      address, near = ('127.0.0.1', far_url) if is_far else (address, url)
-      command = ['-m', 'dipaco_jax.main', f'--config={config}', f'--workdir=s3://bucket/{name}', f'--registry={near}']
+      env = environment(folder, f'{name}-{namespace}', '127.0.0.1' if is_far else address)
+      given = [f'--registry={far_url}'] if is_far else []  # the last one counts
+      behind = links.get(namespace)
+      command = ['-m', 'dipaco_jax.main'] if behind else [*whole, *given]
       command += [f'--role={role}', f'--name={namespace}']
-      cache = os.environ.get('JAX_COMPILATION_CACHE_DIR', str(folder / 'cache'))
-      env = {'AWS_ENDPOINT_URL': f'http://{address}:{PORT}', 'TMPDIR': str(own), 'JAX_COMPILATION_CACHE_DIR': cache}
-      running.append(start(namespace, command, None, **env))
+      running.append(start(namespace, command, **env, **(behind or {})))
     wait(db, running, PATHS)
     for i, mbit in enumerate(limits):
       lines.limit(mbit)
@@ -214,16 +225,47 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
   return rows
 
 
+def environment(folder: pathlib.Path, name: str, storage: str) -> dict[str, str]:
+  """Returns what a process is told of its machine: its own folder, and the address of the storage."""
+  (folder / name).mkdir()
+  cache = os.environ.get('JAX_COMPILATION_CACHE_DIR', str(folder / 'cache'))
+  endpoint = f'http://{storage}:{PORT}'
+  return {'AWS_ENDPOINT_URL': endpoint, 'TMPDIR': str(folder / name), 'JAX_COMPILATION_CACHE_DIR': cache}
+
+
+def open_gateway(
+  lines: Lines, db: registry.Registry, url: str, place: list[str], running: list[subprocess.Popen], env: dict[str, str]
+) -> dict[str, dict[str, str]]:
+  """Starts a gateway as soon as the run has begun; returns the environment of each worker, by its namespace."""
+  until = time.monotonic() + PATIENCE_S
+  while not db.facts('prepared'):
+    if time.monotonic() > until or running[-1].poll() is not None:
+      raise RuntimeError('the run is not prepared')
+    time.sleep(0.5)
+  command = ['-m', 'dipaco_jax.gateway', *place, f'--port={GATEWAY_PORT}']
+  running.append(start(lines.hub, command, subprocess.PIPE, **env))
+  assert running[-1].stderr
+  ready = (re.search(rb'#sha256=([0-9a-f]+)', line) for line in running[-1].stderr)
+  fingerprint = next(match[1].decode() for match in ready if match)
+  threading.Thread(target=running[-1].stderr.read, daemon=True).start()
+  far = {namespace: address for namespace, role, address in lines.roles() if role == 'worker'}
+  for namespace, address in far.items():
+    running.append(start(namespace, [RELAY, str(GATEWAY_PORT), f'{address}:{GATEWAY_PORT}', str(ROUND_TRIP_MS.value)]))
+  known = {'DIPACO_GATEWAY': f'https://127.0.0.1:{GATEWAY_PORT}#sha256={fingerprint}'}
+  with contextlib.closing(tokens.Tokens(url)) as of_run:
+    return {namespace: {**known, 'DIPACO_TOKEN': of_run.add(namespace, None, 1)} for namespace in far}
+
+
 def delayed(lines: Lines, folder: pathlib.Path, name: str, url: str, running: list[subprocess.Popen]) -> str:
   """Starts relays between workers and what is far from them; the URL of the database through one."""
-  relay, milliseconds = str(ROOT / 'benchmarks' / 'relay.py'), str(ROUND_TRIP_MS.value)
+  milliseconds = str(ROUND_TRIP_MS.value)
   for namespace, role, address in lines.roles():
     if role == 'worker':
-      running.append(start(namespace, [relay, str(PORT), f'{address}:{PORT}', milliseconds]))
+      running.append(start(namespace, [RELAY, str(PORT), f'{address}:{PORT}', milliseconds]))
   parsed, far = sa.make_url(url), folder / f'{name}-far'
   far.mkdir()
   file = f'.s.PGSQL.{parsed.port or 5432}'
-  running.append(start(lines.hub, [relay, str(far / file), f'{parsed.query["host"]}/{file}', milliseconds]))
+  running.append(start(lines.hub, [RELAY, str(far / file), f'{parsed.query["host"]}/{file}', milliseconds]))
   return parsed.set(query={'host': str(far)}).render_as_string(hide_password=False)
 
 
@@ -288,6 +330,8 @@ def main(_):
       detailed_error='--round_trip_ms needs --url=postgresql://USER@/?host=FOLDER, a database with a Unix socket',
       exitcode=2,
     )
+  if GATEWAY.value and not ROUND_TRIP_MS.value:
+    app.usage(detailed_error='--gateway needs --round_trip_ms: workers reach it at an address of a relay', exitcode=2)
   if words := missing():
     print(words, file=sys.stderr)
     sys.exit(3)
@@ -312,6 +356,7 @@ def main(_):
         'phases': PHASES.value,
         'holdout_rows': HOLDOUT_ROWS.value,
         'round_trip_ms': ROUND_TRIP_MS.value,
+        'gateway': GATEWAY.value,
         'cores': cores,
         'load': load,
       }

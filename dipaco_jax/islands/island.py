@@ -37,7 +37,7 @@ STATE = 'state'  # kind of the facts that name these
 OWN_TEXT = 'own_text'  # kind of the task and of the fact of an owner's text
 AUDIT, CONFIRM = 'audit', 'confirm'  # kinds of tasks that train phases again
 OWN_TREES = tuple(tree.partition('/')[0] for tree in own_text_stage.TREES)  # directories of an owner's text
-OF_PATHS = ('train', 'piece', 'evaluate', 'judge', AUDIT, CONFIRM)  # kinds of tasks whose key is a path
+OF_PATHS = ('train', 'piece', 'evaluate', 'ship', 'judge', AUDIT, CONFIRM)  # kinds of tasks whose key is a path
 CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
 
 

@@ -25,7 +25,7 @@ from typing import Any
 from dipaco_jax.config import owners
 from dipaco_jax.config.owners import Members
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands.island import AUDIT, CONFIRM, OWN_TEXT, Island
+from dipaco_jax.islands.island import OF_PATHS, OWN_TEXT, Island
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.registry import database
 from dipaco_jax.registry.database_errors import Damaged
@@ -37,7 +37,7 @@ from dipaco_jax.storage.object_store import Storage
 
 JOINED, BEGAN, LEFT = MEMBERS
 OUTER_TASK = 'outer'
-OF_PATHS = 'train', 'piece', 'evaluate', 'ship', AUDIT, CONFIRM  # kinds of tasks whose key is a path
+ENDED = tuple(kind for kind in OF_PATHS if kind != 'judge')  # with an owner: what it has sent still counts
 
 
 class Changed(Exception):
@@ -205,7 +205,7 @@ def tasks_of(island: Island, names: Iterable[str]) -> list[tuple[str, list[str]]
   all_left = {*paths, *island.members.until}
   return [
     (OWN_TEXT, [*names]),
-    *((kind, keys) for kind in OF_PATHS),
+    *((kind, keys) for kind in ENDED),
     (OUTER_TASK, modules_of(island, all_left)),
   ]
 
