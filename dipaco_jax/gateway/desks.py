@@ -5,7 +5,7 @@ import functools
 import os
 import pathlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from dipaco_jax.gateway import requests
@@ -15,7 +15,7 @@ from dipaco_jax.gateway.object_desk import ObjectDesk
 from dipaco_jax.gateway.refusals import Refused
 from dipaco_jax.gateway.requests import Body, Caller
 from dipaco_jax.gateway.task_desk import TaskDesk
-from dipaco_jax.gateway.tokens import Tokens
+from dipaco_jax.gateway.tokens import Token, Tokens
 from dipaco_jax.islands import members, schedule
 from dipaco_jax.islands.island import Island
 from dipaco_jax.storage import retry
@@ -29,13 +29,18 @@ WHY = {
 }
 
 
+def unknown(state: str) -> Refused:
+  """Returns the error of a token that is not valid; '' if there is no such token."""
+  return Refused(401, state or 'unknown_token', WHY[state])
+
+
 class Desks:
   """What a gateway answers, without HTTP."""
 
   def __init__(self, island: Island, tokens: Tokens, aside: pathlib.Path, most_claims: int = 64):
     self.tokens = tokens
     facts, self.objects = FactDesk(island), ObjectDesk(island, aside)
-    tasks = TaskDesk(island, self.objects, most_claims)
+    self.tasks = tasks = TaskDesk(island, self.objects, most_claims)
     self.desks = facts, self.objects, tasks
     self.growing = threading.Lock()
     self.give(island)
@@ -63,14 +68,15 @@ class Desks:
         self.give(members.grow(self.island))
         members.log_changes(before, self.island.members)
 
-  def find_caller(self, token: str) -> Caller:
-    """Returns the worker that a token stands for. Raises Refused if there is none, or no longer."""
-    found, now = self.tokens.find(token) or (None, 0.0)
-    state = found.state(now) if found else ''
-    if not found or state != 'valid':
-      raise Refused(401, state or 'unknown_token', WHY[state])
+  def find_callers(self, tokens: Sequence[str]) -> list[Caller | Refused]:
+    """Returns the workers that tokens stand for, and Refused for a token that is not valid, or no longer."""
+    found = self.tokens.find(tokens)
     self.follow_members()
-    return Caller(found, self.scope(found.paths, found.owner), found.name)
+    return [self._caller(*each) if each else unknown('') for each in found]
+
+  def _caller(self, token: Token, now: float) -> Caller | Refused:
+    state = token.state(now)
+    return Caller(token, self.scope(token.paths, token.owner), token.name) if state == 'valid' else unknown(state)
 
   def named(self, caller: Caller, body: Body) -> Caller:
     """Returns a caller with the name of its process, which a request tells."""

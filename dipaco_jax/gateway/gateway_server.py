@@ -20,7 +20,7 @@ from dipaco_jax.storage import object_store, user_modules
 from dipaco_jax.storage.remedies import ISLANDS_MARK
 
 NAME = 'gateway'  # of its island
-IDLE_S = 30.0  # for which a connection is kept: a worker's next heartbeat comes sooner
+IDLE_S = 30.0  # for which a connection is kept: a worker's next heartbeat comes sooner, within gateway_link.REUSED_S
 PATIENCE_S = 20  # with the storage: a worker tries again itself
 Tls = tuple[pathlib.Path, pathlib.Path]
 

@@ -28,11 +28,12 @@ from dipaco_jax.gateway.desks import Desks
 from dipaco_jax.gateway.limits import Meter
 from dipaco_jax.gateway.refusals import Refused, malformed
 from dipaco_jax.gateway.requests import Caller, is_sha256
+from dipaco_jax.gateway.together import Together
 from dipaco_jax.serving import connections
 from dipaco_jax.serving.http_lifecycle import Lifecycle
 from dipaco_jax.storage.backends import Bucket
 
-THREADS, HEAVY_THREADS = 8, 2  # SQLite has one writer, PostgreSQL nine connections
+THREADS, HEAVY_THREADS = 6, 2  # and two that answer together: SQLite has one writer, PostgreSQL nine connections
 CHUNK = 1 << 20
 SIGNED_S = 3600
 HEAVY = ('complete', 'commit', 'put', 'revoke', 'reopen')
@@ -52,6 +53,9 @@ class Server:
     self.num_open = 0
     self.pool = futures.ThreadPoolExecutor(THREADS, 'desk')
     self.heavy_pool = futures.ThreadPoolExecutor(HEAVY_THREADS, 'check')
+    self.pools = [self.pool, self.heavy_pool, *(futures.ThreadPoolExecutor(1, name) for name in ('token', 'lease'))]
+    self.callers = Together(self.pools[-2], desks.find_callers)
+    self.heartbeats = Together(self.pools[-1], desks.tasks.heartbeats)
     self.lifecycle = Lifecycle(lambda: self.num_open, lambda _: None, grace_s)
 
   def run(
@@ -66,7 +70,7 @@ class Server:
     async with self.lifecycle.listening(self.open_connections):
       self.started()
       yield
-    for pool in (self.pool, self.heavy_pool):
+    for pool in self.pools:
       pool.shutdown(wait=False, cancel_futures=True)
 
   def app(self) -> Starlette:
@@ -122,7 +126,7 @@ class Server:
       self.meter.fail()
       raise Refused(401, 'no_token', 'send one header Authorization: Bearer TOKEN')
     try:
-      caller = await self.in_thread(self.pool, self.desks.find_caller, token)
+      caller = await self.callers.ask(token)
     except Refused:
       self.meter.fail(digest)
       raise
@@ -135,8 +139,11 @@ class Server:
     body = await self.read_json(request)
     self.meter.transfer(caller.token.name, int(request.headers['content-length']))
     named = self.desks.named(caller, body)
-    pool = self.heavy_pool if route in HEAVY else self.pool
-    answer = await self.in_thread(pool, self.desks.routes[route], named, body)
+    if route == 'heartbeat':
+      answer = await self.heartbeats.ask((named, body))
+    else:
+      pool = self.heavy_pool if route in HEAVY else self.pool
+      answer = await self.in_thread(pool, self.desks.routes[route], named, body)
     data = json.dumps(answer).encode()
     self.meter.transfer(caller.token.name, len(data))
     return Response(data, media_type='application/json')

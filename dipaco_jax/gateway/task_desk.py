@@ -8,6 +8,7 @@ store of an owner cannot be read here: of these, an owner's worker is believed, 
 import hashlib
 import json
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from dipaco_jax.core import printable
@@ -30,6 +31,7 @@ from dipaco_jax.islands.guard import Gone, guarding
 from dipaco_jax.islands.hand_over import SHIP
 from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.registry.registry import Fact, Lost, NewTask, Task
+from dipaco_jax.registry.tasks import Claim
 
 
 class TaskDesk:
@@ -72,12 +74,21 @@ class TaskDesk:
 
   def heartbeat(self, caller: Caller, body: Body) -> dict[str, Any]:
     """Renews the lease of a task."""
-    task = self._held(caller, body)
-    try:
-      diverged = self.island.registry.heartbeat(task)
-    except Lost:
-      raise lost() from None
-    return self._news({}) | {'diverged': diverged}
+    [answer] = self.heartbeats([(caller, body)])
+    if isinstance(answer, Refused):
+      raise answer
+    return answer
+
+  def heartbeats(self, asked: Sequence[tuple[Caller, Body]]) -> list[dict[str, Any] | Refused]:
+    """Renews leases in one transaction. Returns for each request its own answer, or Refused."""
+    claims = [_claim(*each) for each in asked]
+    valid = [claim for claim in claims if isinstance(claim, Claim)]
+    times = dict(zip(valid, self.island.registry.heartbeats(valid) if valid else [], strict=True))
+    return [claim if isinstance(claim, Refused) else self._renewed(times[claim]) for claim in claims]
+
+  def _renewed(self, diverged: int | None) -> dict[str, Any] | Refused:
+    """Returns the answer to a heartbeat: what the registry has told, or that the task is lost."""
+    return lost() if diverged is None else self._news({}) | {'diverged': diverged}
 
   def release(self, caller: Caller, body: Body) -> dict[str, Any]:
     """Gives a task back; does nothing where it is lost."""
@@ -225,6 +236,14 @@ class TaskDesk:
     registry = self.island.registry
     news = {name: getattr(registry, name) for name in ('diverged', 'withdrawn', 'suspended')}
     return answer | news | {'members': max(registry.members, self.island.members.num_facts)}
+
+
+def _claim(caller: Caller, body: Body) -> Claim | Refused:
+  """Returns the claim that a request names."""
+  try:
+    return Claim(take(body, 'task', requests.is_count), take(body, 'fence', requests.is_count), caller.token.name)
+  except Refused as e:
+    return e
 
 
 def _named(island: Island, key: str, part: pieces.Part) -> tuple[str, str, int]:

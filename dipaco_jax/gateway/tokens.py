@@ -16,7 +16,7 @@ import sqlalchemy as sa
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.registry import database
-from dipaco_jax.registry.database import Now, Row
+from dipaco_jax.registry.database import Among, Now, Row
 
 METADATA = sa.MetaData()
 TOKENS = sa.Table(
@@ -31,6 +31,7 @@ TOKENS = sa.Table(
   sa.Column('expires', sa.Double, nullable=False),
   sa.Column('revoked', sa.Double),
 )
+FIND = sa.select(TOKENS, Now().label('now')).where(Among(TOKENS.c.sha256, sa.bindparam('digests', type_=sa.Text)))
 WORKER = 'worker'  # the only role
 NAME = re.compile(r'[A-Za-z0-9][A-Za-z0-9._-]{0,63}')
 BITS = 256
@@ -76,11 +77,11 @@ class Tokens:
       raise InputError(f'--name={name}: there is a token of this name: give another, such as {name}-2')
     return token
 
-  def find(self, token: str) -> tuple[Token, float] | None:
-    """Returns what a token says, and the time by the database's clock; None if there is none."""
-    query = sa.select(TOKENS, Now().label('now')).where(TOKENS.c.sha256 == digest(token))
-    rows = self._db.rows(query)
-    return (_from_row(rows[0]), rows[0]['now']) if rows else None
+  def find(self, tokens: Sequence[str]) -> list[tuple[Token, float] | None]:
+    """Returns what each token says, and the time by the database's clock; None for one that does not exist."""
+    digests = [digest(token) for token in tokens]
+    found = {row['sha256']: row for row in self._db.rows(FIND, {'digests': json.dumps(digests)})}
+    return [(_from_row(row), row['now']) if (row := found.get(each)) else None for each in digests]
 
   def list(self) -> list[tuple[Token, float]]:
     """Returns all tokens by name, with the time by the database's clock."""

@@ -14,17 +14,17 @@ do, and a completion finds its own facts.
 import contextlib
 import functools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import sqlalchemy as sa
 
-from dipaco_jax.registry import decisions, fact_rows, questions, registry_schema as schema
+from dipaco_jax.registry import decisions, fact_rows, questions, registry_schema as schema, renewals
 from dipaco_jax.registry.database import Among, Database, Now, Row
 from dipaco_jax.registry.fact_names import FactNames
 from dipaco_jax.registry.fact_rows import Conflict as Conflict, Fact, Newest, Withdrawal
 from dipaco_jax.registry.known_facts import KnownFacts
 from dipaco_jax.registry.registry_schema import FACTS, ROLES, TASKS
-from dipaco_jax.registry.tasks import TASK_NAMES as TASK_NAMES, Lost as Lost, NewTask as NewTask, Task as Task
+from dipaco_jax.registry.tasks import TASK_NAMES as TASK_NAMES, Claim, Lost as Lost, NewTask as NewTask, Task as Task
 from dipaco_jax.storage import retry
 
 FINISHED = 'finished'  # kind of a run's last fact
@@ -112,9 +112,8 @@ class Registry(questions.Questions):
       if not rows:
         return None
       self._db.linger()
-    self.diverged = rows[0].pop('diverged')
     self.members = max(self.members, rows[0].pop('members'))  # another thread may have been told a later number
-    self._note_news(rows[0].pop('withdrawn'), rows[0].pop('suspended'))
+    self.diverged = self._told({name: rows[0].pop(name) for name in ('diverged', 'withdrawn', 'suspended')})
     return Task(**rows[0])
 
   def heartbeat(self, task: Task) -> int:
@@ -125,12 +124,18 @@ class Registry(questions.Questions):
     rows = self._db.returned(schema.HEARTBEAT, _claimed(task) | {'lease_s': self.lease_s})
     if not rows:
       raise Lost(f'{task} is no longer owned by this process')
-    self._note_news(rows[0]['withdrawn'], rows[0]['suspended'])
-    return rows[0]['diverged']
+    return self._told(rows[0])
 
-  def _note_news(self, withdrawn: int, suspended: int):
-    self.suspended = suspended
-    self._note_withdrawn(withdrawn)
+  def heartbeats(self, claims: Sequence[Claim]) -> list[int | None]:
+    """Renews leases in one transaction. Returns for each claim what `heartbeat` returns, or None if it is lost."""
+    rows = self._db.transact(lambda connection: renewals.renew(connection, claims, self.lease_s))
+    return [row and self._told(row) for row in rows]
+
+  def _told(self, news: Mapping[str, int]) -> int:
+    """Notes what the answer to a claim or heartbeat tells; returns how often the run has diverged."""
+    self.suspended = news['suspended']
+    self._note_withdrawn(news['withdrawn'])
+    return news['diverged']
 
   def _note_withdrawn(self, count: int):
     """Forgets the facts that are known here if others were withdrawn since the last answer."""
@@ -143,8 +148,7 @@ class Registry(questions.Questions):
     rows = self._db.rows(schema.IS_RUNNING, _claimed(task))
     if not rows:
       raise Lost(f'{task} no longer runs')
-    self._note_news(rows[0]['withdrawn'], rows[0]['suspended'])
-    return rows[0]['diverged']
+    return self._told(rows[0])
 
   def release(self, task: Task, waiting: bool = False, error: str = ''):
     """Hands the task back at once, with what went wrong, for people; does nothing where it is lost.
@@ -253,7 +257,6 @@ class Registry(questions.Questions):
 
     Returns False, and changes nothing, where the first of the facts exists.
     """
-
     try:
       self._db.transact(lambda connection: decisions.insert(connection, self._new_fact, facts, fenced, ended))
     except Conflict:
@@ -262,8 +265,7 @@ class Registry(questions.Questions):
 
   def count_members(self) -> int:
     """Returns how many facts say that owners joined or left."""
-    [row] = self._db.rows(sa.select(schema.COUNT_MEMBERS))
-    return row['members']
+    return self._db.rows(sa.select(schema.COUNT_MEMBERS))[0]['members']
 
   def end_tasks(self, tasks: decisions.Ended):
     """Ends tasks, by kind and keys, that nobody shall do any longer."""
@@ -313,8 +315,7 @@ class Registry(questions.Questions):
 
     A malformed one has none.
     """
-    query = sa.select(*schema.FACT).where(schema.UNSCHEDULED).order_by(FACTS.c.number).limit(limit)
-    rows = self._db.rows(query)
+    rows = self._db.rows(sa.select(*schema.FACT).where(schema.UNSCHEDULED).order_by(FACTS.c.number).limit(limit))
     sound = self._sound(rows)
     names = {fact[:3] for fact in sound}
     self.mark_scheduled([fact for fact in map(fact_rows.from_row, rows) if fact[:3] not in names])

@@ -136,6 +136,9 @@ _MEMBERS = sa.select(sa.func.count()).where(sa.or_(*(FACTS.c.kind == kind for ki
 COUNT_MEMBERS = _MEMBERS.label('members')
 NEWS = DIVERGED.label('diverged'), COUNT_WITHDRAWN, _SUSPENDED.label('suspended'), COUNT_MEMBERS
 HEARTBEAT = sa.update(TASKS).where(RUNNING).values(lease=LEASE).returning(*NEWS)
+_NAME = sa.bindparam('name', type_=sa.Text)
+OF_NAME = sa.func.substr(TASKS.c.owner + '/', 1, sa.func.length(_NAME) + 1) == _NAME + '/'  # see tasks.Claim
+HEARTBEAT_OF_NAME = HEARTBEAT.where(OF_NAME)
 RELEASE = sa.update(TASKS).where(RUNNING).values(error=sa.bindparam('why'), **READY)
 WAIT = RELEASE.values(state=sa.case((WOKEN, 'ready'), else_='waiting'), lease=sa.case((WOKEN, 0.0)))
 DONE: dict[str, Any] = {'state': 'done', 'lease': None, 'ended': Now()}

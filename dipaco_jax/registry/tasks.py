@@ -45,3 +45,11 @@ class Task(NamedTuple):
   def is_first(self) -> bool:
     """Whether no process can have performed the task before."""
     return self.fence == 1
+
+
+class Claim(NamedTuple):
+  """A claim that a worker says it has, which holds if the task's owner is of this name."""
+
+  task: int  # its id
+  fenced: int  # by this fence
+  name: str  # of the worker's token: the owner is this name, or this name, '/' and that of a process

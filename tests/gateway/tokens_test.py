@@ -1,5 +1,7 @@
 """Tokens: kept as digests, valid for their time, revoked at once."""
 
+from unittest.mock import ANY
+
 import pytest
 import registries
 import sqlalchemy as sa
@@ -22,20 +24,20 @@ def tokens(url):
 
 def test_a_token_is_found_by_its_digest_alone(tokens):
   token = tokens.add('court-1', [0, 1], 2, 'court')
-  found, now = tokens.find(token)
+  [(found, now)] = tokens.find([token])
   assert found == Token('court-1', (0, 1), found.expires, 'court', None) and found.state(now) == 'valid'
   assert 1.99 < (found.expires - now) / 86400 < 2.01
-  assert tokens.find(token + 'x') is None and tokens.find('\ud800') is None
+  assert tokens.find([token + 'x', token, '\ud800', token]) == [None, (found, ANY), None, (found, ANY)]
   rows = tokens._db.rows(sa.select(TOKENS))
   assert token not in str(rows) and 'paths 0, 1 of court' in describe(found, now)
 
 
 def test_states(tokens):
   old, new = tokens.add('old', None, -1), tokens.add('new', None, 1)
-  found, now = tokens.find(old)
+  [(found, now)] = tokens.find([old])
   assert found.state(now) == 'expired' and found.paths is None
   tokens.revoke('new')
-  found, now = tokens.find(new)
+  [(found, now)] = tokens.find([new])
   assert found.state(now) == 'revoked'
   assert [token.name for token, _ in tokens.list()] == ['new', 'old']
 
