@@ -94,8 +94,8 @@ class Worker:
         task = self.timed('claim', lambda: registry.claim('', ['train', 'piece']))
         until = time.monotonic() + TASK_S.value * random.uniform(0.5, 1.5)
         while task and time.monotonic() < until and not self.over.is_set():
-          self.over.wait(RENEWED * LEASE_S.value * random.uniform(0.7, 1))
-          self.timed('heartbeat', lambda task=task: registry.heartbeat(task))
+          if not self.over.wait(RENEWED * LEASE_S.value * random.uniform(0.7, 1)):
+            self.timed('heartbeat', lambda task=task: registry.heartbeat(task))
         if task:
           registry.release(task)
         else:
@@ -114,6 +114,8 @@ class Worker:
 def share(address, given: list[str], arguments: list[str], ready, over, results):
   """Runs some of the workers in this process until `over`; sends what they have measured."""
   flags.FLAGS(arguments)
+  cores = os.sched_getaffinity(0)
+  os.sched_setaffinity(0, cores - {min(cores)} or cores)  # the first core is the gateway's
   ended = threading.Event()
   ready.wait()
   workers = [Worker(address, token, ended) for token in given]

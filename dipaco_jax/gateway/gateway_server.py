@@ -33,7 +33,9 @@ def make_island(workdir: str, registry: Registry, config: Fact) -> Island:
   if not storage.exists(ISLANDS_MARK) or bytes(storage.fetch(ISLANDS_MARK)).decode() != config.meta['id']:
     raise InputError(f'{storage.url} has no data of the run in this --registry: check --workdir and --registry')
   island = members.make_island(run_lib.unattended(local, settings), registry, storage, NAME)
-  return dataclasses.replace(island, resumed=screening_facts.times_resumed(registry))
+  island = dataclasses.replace(island, resumed=screening_facts.times_resumed(registry))
+  island.all_modules()  # now: JAX takes seconds for the shapes, and the first workers would wait for them
+  return island
 
 
 def find_tls(folder: pathlib.Path, cert: str | None, key: str | None, http: bool) -> Tls | None:

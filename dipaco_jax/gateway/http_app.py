@@ -34,6 +34,7 @@ from dipaco_jax.serving.http_lifecycle import Lifecycle
 from dipaco_jax.storage.backends import Bucket
 
 THREADS, HEAVY_THREADS = 6, 2  # and two that answer together: SQLite has one writer, PostgreSQL nine connections
+TOKENS_PAUSE_S, HEARTBEATS_PAUSE_S = 0.005, 0.03  # in which others join: no worker waits for a heartbeat
 CHUNK = 1 << 20
 SIGNED_S = 3600
 HEAVY = ('complete', 'commit', 'put', 'revoke', 'reopen')
@@ -54,8 +55,8 @@ class Server:
     self.pool = futures.ThreadPoolExecutor(THREADS, 'desk')
     self.heavy_pool = futures.ThreadPoolExecutor(HEAVY_THREADS, 'check')
     self.pools = [self.pool, self.heavy_pool, *(futures.ThreadPoolExecutor(1, name) for name in ('token', 'lease'))]
-    self.callers = Together(self.pools[-2], desks.find_callers)
-    self.heartbeats = Together(self.pools[-1], desks.tasks.heartbeats)
+    self.callers = Together(self.pools[-2], desks.find_callers, TOKENS_PAUSE_S)
+    self.heartbeats = Together(self.pools[-1], desks.tasks.heartbeats, HEARTBEATS_PAUSE_S)
     self.lifecycle = Lifecycle(lambda: self.num_open, lambda _: None, grace_s)
 
   def run(
@@ -198,7 +199,8 @@ class Server:
     received, stream = 0, request.stream()
     while True:
       try:
-        part = await asyncio.wait_for(anext(stream), self.meter.limits.body_s)
+        async with asyncio.timeout(self.meter.limits.body_s):
+          part = await anext(stream)
       except StopAsyncIteration:
         break
       except TimeoutError:

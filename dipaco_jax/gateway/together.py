@@ -11,9 +11,9 @@ MOST = 200  # requests in one call: others wait for the lock of its transaction
 class Together:
   """Calls a function of many requests in a thread, one call at a time. For the event loop, one thread."""
 
-  def __init__(self, pool: futures.Executor, answer: Callable[[Sequence[Any]], Sequence[Any]]):
-    """`answer` returns the answer to each request, or the error to raise."""
-    self.pool, self.answer = pool, answer
+  def __init__(self, pool: futures.Executor, answer: Callable[[Sequence[Any]], Sequence[Any]], pause_s: float):
+    """Calls begin `pause_s` after the first request; `answer` returns the answer to each, or the error to raise."""
+    self.pool, self.answer, self.pause_s = pool, answer, pause_s
     self.waiting = list[tuple[Any, asyncio.Future]]()
     self.task: asyncio.Task | None = None
 
@@ -28,7 +28,9 @@ class Together:
 
   async def _answer_all(self):
     """Makes calls until nobody waits."""
-    while batch := self.waiting[:MOST]:
+    while self.waiting:
+      await asyncio.sleep(self.pause_s)
+      batch = self.waiting[:MOST]
       del self.waiting[: len(batch)]
       answers = await self._call([request for request, _ in batch])
       for (_, future), answer in zip(batch, answers, strict=True):

@@ -27,8 +27,9 @@ class Suspended(InputError):
 def current(registry: Registry, names: Iterable[str] | None = None) -> dict[str, Fact]:
   """Returns the suspensions that are in force, by worker; `names` limits them to these workers."""
   keys = None if names is None else sorted(names)
-  ended = {fact[1:3] for fact in registry.facts(REINSTATED, keys)}
-  return {fact.key: fact for fact in registry.facts(SUSPENDED, keys) if fact[1:3] not in ended}
+  facts = registry.facts(SUSPENDED, keys)
+  ended = {fact[1:3] for fact in registry.facts(REINSTATED, keys)} if facts else set()
+  return {fact.key: fact for fact in facts if fact[1:3] not in ended}
 
 
 def suspend(registry: Registry, name: str, why: str, by: str, about: Mapping[str, Any] | None = None) -> bool:

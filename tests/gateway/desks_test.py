@@ -1,17 +1,23 @@
 """A worker behind a gateway: it claims, trains and completes, and the gateway decides what follows."""
 
+import threading
+import time
 import types
+from concurrent import futures
 
 import gateways
 import numpy as np
 import one_process
 import pytest
+import sqlalchemy as sa
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import role_loop, state_facts, suspensions, withdrawals
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.guard import Gone
+from dipaco_jax.registry import writer_turns
 from dipaco_jax.registry.registry import Lost, NewTask
+from dipaco_jax.registry.registry_schema import TASKS
 from dipaco_jax.storage import gateway_link, object_store
 
 made = one_process.made
@@ -146,6 +152,60 @@ def test_a_revoked_token_is_rejected_at_once_with_one_line(gateway, caplog):
   with pytest.raises(gateway_link.TokenRejected), role.failing(lease):
     worker.storage.write('objects/paths/0/0-low-0123456789abcdef.safetensors', b'x')
   assert not caplog.text, 'the error alone is told, by the command'
+
+
+def wait_for(is_so):
+  """Waits until a condition holds."""
+  deadline = time.monotonic() + 10
+  while not is_so():
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+
+
+def test_a_token_that_is_revoked_while_others_are_looked_up_is_rejected(gateway):
+  worker, callers = gateway.worker(), gateway.server.callers
+  task = worker.registry.claim('', ['train'])
+  look_up, has_looked, may_end = callers.answer, threading.Event(), threading.Event()
+
+  def slow_look_up(tokens):
+    found = look_up(tokens)
+    has_looked.set()
+    assert may_end.wait(10)
+    return found
+
+  callers.answer = slow_look_up
+  with futures.ThreadPoolExecutor(2) as pool:
+    before = pool.submit(worker.registry.heartbeat, task)
+    assert has_looked.wait(10)
+    gateway.tokens.revoke('alpha')
+    after = pool.submit(worker.registry.heartbeat, task)
+    wait_for(lambda: callers.waiting)
+    may_end.set()
+    assert before.result() == 0
+    with pytest.raises(gateway_link.TokenRejected, match='the token was revoked'):
+      after.result()
+
+
+def test_heartbeats_are_written_together_and_a_lost_lease_is_that_of_its_worker_alone(gateway, made):
+  workers = [gateway.worker(name) for name in ('alpha', 'beta', 'gamma')]
+  tasks = [worker.registry.claim('', ['train'], [str(i)]) for i, worker in enumerate(workers)]
+  made.registry.release(tasks[1])
+  made.registry._db.change(sa.update(TASKS).where(TASKS.c.state == 'running').values(lease=1.0), {})
+  together, sizes = gateway.server.heartbeats, []
+  write = together.answer
+  together.answer = lambda asked: sizes.append(len(asked)) or write(asked)
+  with futures.ThreadPoolExecutor(4) as pool:
+    with writer_turns.writer_turn(made.registry.name):
+      first = pool.submit(workers[0].registry.heartbeat, tasks[0])
+      wait_for(lambda: sizes == [1])
+      others = [pool.submit(workers[i].registry.heartbeat, tasks[i]) for i in (0, 1, 2)]
+      wait_for(lambda: len(together.waiting) == 3)
+    assert first.result() == others[0].result() == others[2].result() == 0
+    with pytest.raises(Lost):
+      others[1].result()
+  assert sizes == [1, 3]
+  left = {row['key']: row['lease_left_s'] for row in made.registry.tasks('running')}
+  assert left.keys() == {'0', '2'} and min(left.values()) > 0
 
 
 def test_a_task_that_went_to_another_worker_is_lost(gateway, made):

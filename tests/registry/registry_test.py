@@ -14,6 +14,7 @@ from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.islands import status_table
 from dipaco_jax.registry import database, database_errors, registry_schema
 from dipaco_jax.registry.registry import Fact, Lost, NewTask, Registry
+from dipaco_jax.registry.tasks import Claim
 
 LEASE_S = 0.3  # of tests that let it run out
 
@@ -66,6 +67,27 @@ def test_claims_and_heartbeats_tell_how_many_suspensions_there_were(db):
   db.put([fact('a', kind='suspended')])
   db.heartbeat(task)
   assert db.suspended == 1
+
+
+def test_leases_are_renewed_together_each_by_the_fence_and_the_name_of_its_claim(db):
+  owners = ['a', 'a/gpu-1', 'ab', 'a%', 'a_b/x']
+  db.add_tasks(train(*((str(i), 0) for i in range(6))))
+  tasks = [db.claim(owner, ['train']) for owner in owners]
+  done = db.claim('a', ['train'])
+  db.complete(done, [])
+  db._db.change(sa.update(registry_schema.TASKS).where(registry_schema.RUNS).values(lease=1.0), {})
+  db.put([fact('', kind='diverged'), fact('a', kind='suspended')])
+
+  def claims(name: str, fence: int = 1) -> list[Claim]:
+    return [Claim(task.id, fence, name) for task in (*reversed(tasks), done)]
+
+  assert db.heartbeats(claims('a', 2)) == [None] * 6
+  assert db.heartbeats(claims('a')) == [None, None, None, 1, 1, None] and db.suspended == 1
+  left = {row['owner']: row['lease_left_s'] > 0 for row in db.tasks('running')}
+  assert left == {'a': True, 'a/gpu-1': True, 'ab': False, 'a%': False, 'a_b/x': False}
+  assert db.heartbeats(claims('a%')) == [None, 1, None, None, None, None]
+  assert db.heartbeats(claims('a_b') * 2) == [1, *[None] * 5] * 2
+  assert db.heartbeats([]) == []
 
 
 def test_tasks_are_added_once(db):

@@ -7,11 +7,17 @@ import threading
 import pytest
 
 from dipaco_jax.core.errors import Away, InputError
-from dipaco_jax.gateway import certificates
+from dipaco_jax.gateway import certificates, gateway_server
+from dipaco_jax.islands import lease
 from dipaco_jax.storage import gateway_link
 from dipaco_jax.storage.gateway_link import Address, Link, parse_address
 
 TOKEN = 'x' * 43
+
+
+def test_the_gateway_keeps_connections_for_as_long_as_workers_use_them_again():
+  renewed_s = min(lease.RENEWED * 30.0, lease.SIGN_OF_LIFE_S)  # of the gateway's default lease
+  assert renewed_s < gateway_link.REUSED_S < gateway_server.IDLE_S
 
 
 def test_addresses():
