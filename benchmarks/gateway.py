@@ -4,8 +4,9 @@
 
 The gateway is a process of its own on one core, with TLS, in front of a run whose paths wait to be trained. Workers are
 threads with a token each, in processes on the other cores. Each claims a task, renews its lease as a worker does, gives
-the task back after `task_s`, and claims again; nothing is trained and no object is sent. Prints a table and, as the
-last line, one JSON object.
+the task back after `task_s`, and claims again; nothing is trained and no object is sent. All requests of the `ramp_s`
+in which the workers begin count as `beginning`, with their handshakes, and those after it as `claim` and `heartbeat`.
+Prints a table and, as the last line, one JSON object.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ LEASE_S = flags.DEFINE_float('lease_s', 30, 'of the gateway')
 TASK_S = flags.DEFINE_float('task_s', 60, 'of a task, on average')
 RAMP_S = flags.DEFINE_float('ramp_s', 20, 'within which the workers begin')
 PROCESSES = 4  # that share the workers
+TIMED = 'beginning', 'claim', 'heartbeat'
 RENEWED = 0.4  # of a lease, as islands/lease.py
 START_S = 300
 
@@ -80,7 +82,8 @@ class Worker:
 
   def __init__(self, address: gateway_link.Address, token: str, over: threading.Event):
     self.link, self.over = gateway_link.Link(address, token), over
-    self.seconds: dict[str, list[float]] = {'claim': [], 'heartbeat': []}
+    self.seconds: dict[str, list[float]] = {name: [] for name in TIMED}
+    self.all_begun = time.monotonic() + RAMP_S.value
     self.error = ''
     self.thread = threading.Thread(target=self.work, daemon=True)
     self.thread.start()
@@ -107,7 +110,7 @@ class Worker:
   def timed(self, name: str, call):
     began = time.monotonic()
     result = call()
-    self.seconds[name].append(time.monotonic() - began)
+    self.seconds[name if began > self.all_begun else 'beginning'].append(time.monotonic() - began)
     return result
 
 
@@ -123,7 +126,7 @@ def share(address, given: list[str], arguments: list[str], ready, over, results)
   ended.set()
   for worker in workers:
     worker.thread.join(30)
-  seconds = {name: [s for worker in workers for s in worker.seconds[name]] for name in ('claim', 'heartbeat')}
+  seconds = {name: [s for worker in workers for s in worker.seconds[name]] for name in TIMED}
   results.put((seconds, [worker.error for worker in workers if worker.error]))
 
 
@@ -169,14 +172,16 @@ def measure(folder: str, url: str) -> dict:
 def summary(collected: list, memory: list[int], busy: float) -> dict:
   """Returns the figures of all workers together."""
   figures: dict = {'workers': WORKERS.value, 'cores': len(os.sched_getaffinity(0)), 'load': os.getloadavg()[0]}
-  for name in ('claim', 'heartbeat'):
+  for name in TIMED:
     seconds = [s for measured, _ in collected for s in measured[name]]
     figures |= {f'{name}s': len(seconds)}
     if len(seconds) > 1:
       figures |= {f'{name}_median_s': statistics.median(seconds), f'{name}_max_s': max(seconds)}
       figures |= {f'{name}_p99_s': statistics.quantiles(seconds, n=100)[98]}
   errors = [error for _, found in collected for error in found]
-  figures |= {'errors': len(errors), 'gateway_cpu': busy}
+  requests_per_s = (2 * figures['claims'] + figures['heartbeats']) / SECONDS.value  # a claim is followed by a release
+  figures |= {'errors': len(errors), 'requests_per_s': requests_per_s, 'gateway_cpu': busy}
+  figures |= {'gateway_ms_per_request': 1000 * busy / requests_per_s}
   figures |= {'memory_first_mib': memory[0] / 2**20, 'memory_last_mib': memory[-1] / 2**20}
   print(*sorted({*errors})[:5], sep='\n')
   return figures

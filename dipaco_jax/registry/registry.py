@@ -129,7 +129,7 @@ class Registry(questions.Questions):
   def heartbeats(self, claims: Sequence[Claim]) -> list[int | None]:
     """Renews leases in one transaction. Returns for each claim what `heartbeat` returns, or None if it is lost."""
     rows = self._db.transact(lambda connection: renewals.renew(connection, claims, self.lease_s))
-    return [row and self._told(row) for row in rows]
+    return [self._told(row) if row else None for row in rows]
 
   def _told(self, news: Mapping[str, int]) -> int:
     """Notes what the answer to a claim or heartbeat tells; returns how often the run has diverged."""
