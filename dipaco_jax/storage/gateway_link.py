@@ -34,7 +34,7 @@ A_TOKEN = re.compile(r'[A-Za-z0-9_-]{20,200}')
 FILE = 'file:'
 PATIENCE_S = 600
 SILENCE_S = 120  # without a byte from the gateway
-REUSED_S = 20.0  # a connection that was idle for longer may be closed at the other end, or on the way
+REUSED_S = 25.0  # a connection that was idle for longer may be closed at the other end, or on the way
 BLOCK = 1 << 20
 MOST_ANSWER = 64 << 20  # bytes of an answer in JSON
 
