@@ -141,7 +141,7 @@ def lowest(means: Mapping[str, float]) -> dict[tuple[int, str], str]:
 
 
 def lines(rows: Sequence[Row], results: common.Results) -> list[list[str]]:
-  """A line for each kind of sharing and number of paths; for each amount of text the lowest mean but the larger model's is bold."""
+  """A line for each kind of sharing and number of paths; for each amount of text the mean of `lowest` is bold."""
   results = chosen(rows, results)
   amounts = list(dict.fromkeys(split_name(row.name)[2] for row in rows))
   best = set(lowest(means(rows, results)).values())
