@@ -6,6 +6,8 @@ process that SIGKILL ends at any moment. The run ends with the bits of one in wh
 
 import collections
 import contextlib
+import json
+import os
 import pathlib
 import random
 import signal
@@ -16,6 +18,7 @@ import one_process
 import owners_run
 import ports
 import pytest
+import quick_xla
 from absl import flags
 from cluster import Cluster, More
 from owners_run import OwnersRun
@@ -28,10 +31,10 @@ from dipaco_jax.storage import gateway_link
 from dipaco_jax.storage.remedies import ISLANDS_MARK
 
 pytestmark = pytest.mark.slow
-PHASES = 30
+PHASES = 16
 KILLS = 50
 KEEPERS = 'worker-0', 'outer-0', 'evaluator-0', 'monitor-0', 'gateway-0'
-JOINS_AT, LEAVES_AFTER = 3, 12  # versions of the shared module
+JOINS_AT, LEAVES_AFTER = 3, 9  # versions of the shared module
 PAUSE_S = 0.4  # between kills, on average, and until a task is done, but no longer than PATIENCE_S
 PATIENCE_S = 30.0  # so that on a busy machine somebody gets on
 LONGEST_S = 3600
@@ -147,6 +150,13 @@ def undisturbed(folder: pathlib.Path, decided) -> OwnersRun:
   return run
 
 
+def refer(folder: pathlib.Path, decided, out: pathlib.Path):
+  """Writes what a run comes to in which nobody is killed; in a process with one device, as all others have."""
+  os.environ['XLA_FLAGS'] = quick_xla.on(1)
+  with one_process.one_device():
+    out.write_text(json.dumps(undisturbed(folder, decided).outcome()))
+
+
 def test_fifty_kills_change_no_bits(tmp_path):
   killed = begin(tmp_path / 'killed')
   of = Owners(killed)
@@ -161,6 +171,7 @@ def test_fifty_kills_change_no_bits(tmp_path):
     of.kill()
   print(f'{of.counts.total()} kills: {dict(of.counts)}')
   assert of.counts.total() >= KILLS and decided[members.BEGAN] and decided[members.LEFT]
-  with one_process.one_device():
-    expected = undisturbed(tmp_path / 'undisturbed', decided).outcome()
-  assert killed.outcome() == expected
+  reference = cluster.PROCESSES.Process(target=refer, args=(tmp_path / 'undisturbed', decided, tmp_path / 'outcome'))
+  reference.start()
+  reference.join()
+  assert killed.outcome() == json.loads((tmp_path / 'outcome').read_text())
