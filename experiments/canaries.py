@@ -127,7 +127,7 @@ def read_documents(size: str, data: str) -> list[dict[str, Any]]:
   if not files or not all(file.endswith(source_losses.LINES) for file in files):
     raise InputError(f'--data={data}: name a file of JSON lines, as experiments/split.py writes it with --interleave')
   documents = [document for file in files for document in source_losses.read_documents(file)]
-  return documents[: list(owners.DOCUMENTS[size].values())[0]]
+  return documents[: next(iter(owners.DOCUMENTS[size].values()))]
 
 
 def write_text(size: str, documents: Sequence[Mapping[str, Any]], folder: pathlib.Path) -> pathlib.Path:
@@ -243,7 +243,7 @@ def prepare(missing: Sequence[Run], documents: Sequence[Mapping[str, Any]]):
 def main() -> int:
   f = flags.FLAGS
   documents = read_documents(f.size, f.data)
-  f.data = str(write_text(f.size, documents, pathlib.Path(f.workdir) / f.size))
+  f['data'].value = str(write_text(f.size, documents, pathlib.Path(f.workdir) / f.size))
   return common.run(TABLE, f.size, pathlib.Path(f.results), functools.partial(prepare, documents=documents))
 
 
