@@ -114,13 +114,13 @@ def test_a_model_that_has_read_a_canary_again_and_again_ranks_it_first_and_no_ot
 @pytest.mark.slow
 def test_the_script_measures_exposure_in_every_path(tmp_path):
   tiny_run.write_config(tmp_path)
-  process = start(tmp_path, '--rows=all,alone', script='canaries.py')
+  process = start(tmp_path, '--rows=alone', script='canaries.py')
   out, _ = finish(process)
-  assert 'Not run: upper blocks of their own; blocks of their own.' in out
-  records = {r['row']: r for r in json.loads((tmp_path / 'results' / 'test' / 'canaries.json').read_text())['runs']}
-  of_all, of_alone = (records[row]['exposure'] for row in ('all', 'alone'))
-  assert of_all['own'] == of_all['other'] and of_alone['own'] != of_alone['other']  # one model; two
-  assert {n: len(bits) for n, bits in of_all['canaries']['own'].items()} == {'0': 2, '1': 2, '4': 1}
+  assert 'Not run: one shared model; upper blocks of their own; blocks of their own.' in out
+  [record] = json.loads((tmp_path / 'results' / 'test' / 'canaries.json').read_text())['runs']
+  assert record['exposure']['own'] != record['exposure']['other']  # two models
+  of_canaries = record['exposure']['canaries']['own']
+  assert {n: len(bits) for n, bits in of_canaries.items()} == {'0': 2, '1': 2, '4': 1}
 
   # What was trained on has the canaries, and a path's losses are those of its logits.
   [workdir] = tmp_path.glob('runs/test/owners_alone-*')
