@@ -15,6 +15,7 @@ import amounts
 import amounts_six
 import baselines
 import beginnings
+import canaries
 import claims
 import common
 import documents
@@ -41,10 +42,11 @@ from dipaco_jax.processes import display
 
 MORE = (
   sizes, tau, router, sharing, downstream, wire, muon, upcycle, beginnings, upcycle_gpu, amounts, baselines,
-  mixtures, paper_recipe, documents, amounts_six, owners,
+  mixtures, paper_recipe, documents, amounts_six, owners, canaries,
 )  # fmt: skip
 MODULES = {
   '../docs/results.md': (),
+  '../docs/owners.md': (),
   'README.md': (),
   'TABLES.md': (methods, paths, pretrained, *MORE),
   'LEDGER.md': (tune,),
