@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import postgres
 import pytest
 from bandwidth_module import FILE, bandwidth
 
@@ -77,9 +78,20 @@ def test_figures_are_those_of_the_facts(tmp_path):
   db.close()
 
 
+@pytest.fixture(params=['direct', 'behind a gateway'])
+def access(request):
+  """The options of how workers reach the database."""
+  if request.param == 'direct':
+    yield []
+    return
+  server = postgres.Server()
+  yield ['--gateway', '--round_trip_ms=10', f'--url={server.url("postgres")}']
+  server.stop()
+
+
 @pytest.mark.slow
-def test_it_runs(namespaces):
-  flags = ['--limits=100', '--taus=10', '--width=32', '--batch_size=1', '--phases=4']
+def test_it_runs(namespaces, access):
+  flags = ['--limits=100', '--taus=10', '--width=32', '--batch_size=1', '--phases=4', *access]
   env = os.environ | {'XLA_FLAGS': ''}  # one device: the 8 fake ones of the tests would share its cores
   done = subprocess.run([sys.executable, FILE, *flags], capture_output=True, text=True, timeout=600, env=env)
   assert done.returncode == 0, done.stderr
