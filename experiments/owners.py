@@ -25,7 +25,7 @@ STEPS = {'test': 16, 'micro': 500}
 TAU = {'test': 4, 'micro': 5}
 HOLDOUT = {'test': 0.3}  # of the documents, so that each path has some
 HOLDOUT_ROWS = {'micro': 128}  # of a path, that are looked at after every phase; elsewhere all
-SHARES = {'micro': (0.5, 0.25)}  # peak rates of `pooled` and of paths, as a share of a base's
+SHARES = {'micro': 0.5}  # the peak rate of all rows but `tuned`, as a share of a base's
 TUNED = {'micro': 0.3}  # that of `tuned`, the best of flat paths that continue from a base, see pretrained.py
 PART = 4  # one of so many parts of the steps of `tuned` is trained alone
 # What an owner has of its own, most sharing first.
@@ -35,7 +35,6 @@ SHARING = {
   'upper': ('upper blocks of their own', 'owners_upper'),
   'blocks': ('blocks of their own', 'owners_blocks'),
   'alone': ('alone', 'owners_alone'),
-  'adamw': ('alone, AdamW', 'owners_alone'),
 }
 
 
@@ -47,12 +46,11 @@ def rows(size: str) -> list[Row]:
 def of_amount(size: str, number: int) -> list[Row]:
   """The rows of one amount of text."""
   steps, text, amount = STEPS[size], text_of(size, number), list(DOCUMENTS[size])[number]
-  of_dense, _ = SHARES.get(size, (1, 1))
   batch = len(config.SIZES[size].owners) * config.SIZES[size].config['train']['batch_size']
   changes = lasting(steps, config.SIZES[size].alone) | text | {'train.batch_size': batch}
   table = [
     Row(f'pooled_{number}', f'{amount} each: one dense model on all text', 'dense',
-        {**changes, **methods.at_rate(size, of_dense)}),
+        {**changes, **methods.at_rate(size, SHARES.get(size, 1))}),
     tuned(size, number),
   ]  # fmt: skip
   return table + of_sharing(size, number, steps)
@@ -60,12 +58,11 @@ def of_amount(size: str, number: int) -> list[Row]:
 
 def of_sharing(size: str, number: int, steps: int) -> list[Row]:
   """The rows of owners who share more or less."""
-  (of_dense, of_paths), amount, table = SHARES.get(size, (1, 1)), list(DOCUMENTS[size])[number], []
+  amount, table = list(DOCUMENTS[size])[number], []
   for kind, (words, method) in SHARING.items():
-    # `adamw` has the rate of the dense model and no outer steps, as one would train without others.
-    outer: dict[str, Any] = OUTER['sgd'] if kind == 'adamw' else {**OUTER['nesterov'], 'outer.row_weights': True}
-    rate = methods.at_rate(size, of_dense if kind == 'adamw' else of_paths)
-    changes = {**lasting(steps, TAU[size]), **outer, **text_of(size, number), **rate}
+    outer = OUTER['sgd'] | ({} if kind == 'alone' else {'outer.row_weights': True})
+    changes = {**lasting(steps, TAU[size]), **outer, **methods.at_rate(size, SHARES.get(size, 1))}
+    changes |= text_of(size, number)
     table.append(Row(f'{kind}_{number}', f'{amount} each: {words}', method, changes))
   return table
 
@@ -105,7 +102,7 @@ def lasting(steps: int, tau: int) -> dict[str, int]:
 
 COLUMNS = (
   Column('mean of owners', 'perplexity_by_domain.each'),
-  Column('minus alone, by seed', 'perplexity_by_domain.each', '+.2f', 'adamw_#'),
+  Column('minus alone, by seed', 'perplexity_by_domain.each', '+.2f', 'alone_#'),
   *(Column(name, f'perplexity_by_domain.{name}', '.1f') for name in config.KINDS),
   Column('text, tokens', 'text_tokens', '.2g'),
   Column('parameters', 'parameters_total', ',.0f'),
