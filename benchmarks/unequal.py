@@ -1,0 +1,232 @@
+"""What workers of unequal speed cost, and what each remedy would give, before any of them is built.
+
+    python benchmarks/unequal.py                  about an hour on one core; --quick: a minute
+
+A schedule is simulated event by event on a virtual clock (unequal_simulation.py), and a small model is really trained
+by it (unequal_training.py): times are simulated, losses are real. In each scenario, all workers together are as fast as
+equal ones. The reference is equal workers under today's rules (`wait`). Its loss after three quarters of its phases is
+the target, and "time" is the time until a rule reaches it, divided by the reference's. Losses between two outer steps
+are interpolated. "loss" and "worst" are losses minus the reference's after equally many steps that count: the mean of
+all shards, and that of the shard that lost most. The columns from "goodput" on say what became of the steps that all
+workers could have made in the run. All numbers are medians over seeds; failures are one draw, the same for all seeds.
+
+Simulated: speeds, who takes which task, leases, backups, checkpoints, failures, restarts, and fetching a state that
+another worker trained (5 s). Not simulated: the time of outer steps and of exchanging modules (wire.py has it),
+heartbeats, replays, publishing of checkpoints that a hand-over needs, and speeds that change. Phases of the mean worker
+take `--phase_s`; only its ratio to the times above matters.
+
+The last line is JSON, with the seconds of each worker by cause.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import unequal_rules
+import unequal_simulation
+import unequal_training
+from absl import app, flags
+from unequal_rules import DROP, Rule
+
+FLAGS = flags.FLAGS
+LONGEST = 12  # times the reference's time: a run that has not reached the target then has failed
+TARGET = 0.75  # share of the reference's phases
+
+QUORUM = Rule(quorum=0.75, grace=0.1)
+RULES = {
+  'wait': Rule(),
+  'backup': Rule(spares=1),
+  'hand over': Rule(hand_over=2.0),
+  'hand over at once': Rule(hand_over=1.0),
+  'quorum, late next': QUORUM,
+  'quorum, late drop': QUORUM._replace(late=DROP),
+  'unequal tau': Rule(by_time=True),
+  'unequal tau, moved': Rule(by_time=True, moves=True),
+  'quorum + unequal tau': QUORUM._replace(by_time=True),
+}
+
+
+class Scenario(NamedTuple):
+  """Relative speeds of workers, repeated for all of them, and failures."""
+
+  first: tuple[float, ...]  # of the first workers
+  others: float = 1.0
+  failures_per_hour: float = 0.0
+
+
+SCENARIOS = {
+  'equal': Scenario(()),
+  'one slow': Scenario((0.1,)),
+  'mixed': Scenario((1.0, 0.5, 0.25, 0.1) * 4),
+  'failing': Scenario((), failures_per_hour=60.0),
+}
+SETUPS = {  # method, workers, scenarios
+  'DiLoCo, 8 workers': ('diloco', 8, ('equal', 'one slow', 'mixed', 'failing')),
+  '4x4, 16 workers': ('grid', 16, ('equal', 'one slow', 'mixed', 'failing')),
+  '4x4, 8 workers': ('grid', 8, ('equal', 'one slow')),
+  '4x4 without a level that all share, 16 workers': ('grid-apart', 16, ('equal', 'one slow')),
+}
+QUICK = {'DiLoCo, 8 workers': ('diloco', 8, ('equal', 'one slow'))}
+
+
+def make_workers(scenario: Scenario, number: int, spares: int, mean_speed: float) -> unequal_rules.Workers:
+  """Returns workers whose mean speed is given, without spares; with spares, all together are as fast as without."""
+  relative = [*scenario.first[:number], *[scenario.others] * (number - len(scenario.first)), *[1.0] * spares]
+  scale = number * mean_speed / sum(relative)
+  speeds = tuple(scale * speed for speed in relative)
+  return unequal_rules.Workers(speeds, scenario.failures_per_hour, checkpoint_steps=max(1, FLAGS.tau // 4))
+
+
+class Curve:
+  """What was measured during a run."""
+
+  def __init__(self):
+    self.times: list[float] = []
+    self.counted: list[float] = []  # steps, up to then
+    self.losses: list[np.ndarray] = []  # [shards, S]
+
+  def add(self, time: float, counted: float, losses: np.ndarray) -> None:
+    """Adds a point."""
+    self.times.append(time)
+    self.counted.append(counted)
+    self.losses.append(losses)
+
+  def mean_losses(self) -> np.ndarray:
+    """Returns the mean losses of all shards, [points, S]."""
+    return np.stack(self.losses).mean(1)
+
+  def time_to(self, target: np.ndarray) -> np.ndarray:
+    """Returns the times at which each seed first has its target loss; infinity where it never does."""
+    return np.array([first_time(self.times, column, x) for column, x in zip(self.mean_losses().T, target, strict=True)])
+
+  def losses_at(self, counted: float) -> np.ndarray:
+    """Returns the losses after so many steps that count, [shards, S]."""
+    stacked = np.stack(self.losses)
+    flat = stacked.reshape(len(stacked), -1).T
+    return np.array([np.interp(counted, self.counted, column) for column in flat]).reshape(stacked.shape[1:])
+
+
+def first_time(times: Sequence[float], losses: Sequence[float], target: float) -> float:
+  """Returns the time at which a loss first reaches a target, interpolated."""
+  for i, value in enumerate(losses):
+    if value <= target:
+      share = (losses[i - 1] - target) / (losses[i - 1] - value) if i else 1.0
+      return times[i - 1] + share * (times[i] - times[i - 1]) if i else times[0]
+  return np.inf
+
+
+class Run:
+  """A rule in a scenario."""
+
+  def __init__(self, trainer: unequal_training.Trainer, number: int, scenario: Scenario, rule: Rule):
+    self.trainer = trainer
+    mean_speed = FLAGS.tau / FLAGS.phase_s
+    workers = make_workers(scenario, number, rule.spares, mean_speed)
+    work = unequal_rules.Work(trainer.module_paths(), FLAGS.tau, FLAGS.phase_s)
+    self.simulation = unequal_simulation.Simulation(work, workers, rule)
+    self.steps_per_s = sum(workers.speeds)
+    self.round_s = FLAGS.phase_s * work.num_paths / number  # in which equal workers train all paths for a phase
+    self.all_steps = work.num_paths * FLAGS.tau * FLAGS.phases
+    self.curve = Curve()
+    self.curve.add(0.0, 0.0, trainer.losses())
+
+  def follow(self, target: np.ndarray | None) -> None:
+    """Trains until all seeds have a target loss and as many steps count as in the reference, or for too long."""
+    for entries in self.simulation.run():
+      for entry in entries:
+        self.trainer.perform(entry)
+      time = self.simulation.time
+      has_closed = any(isinstance(entry, unequal_rules.Close) for entry in entries)
+      if has_closed and time >= self.curve.times[-1] + self.round_s / 5:
+        counted = self.simulation.shares()['counted'] * time * self.steps_per_s
+        self.curve.add(time, counted, self.trainer.losses())
+        is_there = target is None or np.all(np.isfinite(self.curve.time_to(target)))
+        if (is_there and counted >= self.all_steps * (1 - 1e-6)) or time > LONGEST * FLAGS.phases * self.round_s:
+          return
+
+
+class Reference(NamedTuple):
+  """Equal workers under today's rules."""
+
+  time: float  # to the target
+  target: np.ndarray  # [S]
+  losses: np.ndarray  # at the end, [shards, S]
+
+
+def make_reference(run: Run) -> Reference:
+  """Returns the target that the reference sets."""
+  place = round(TARGET * (len(run.curve.times) - 1))
+  return Reference(run.curve.times[place], run.curve.mean_losses()[place], run.curve.losses[-1])
+
+
+def summarize(run: Run, reference: Reference) -> dict[str, Any]:
+  """Returns the results of a run."""
+  ratios = run.curve.time_to(reference.target) / reference.time
+  lost = run.curve.losses_at(run.all_steps) - reference.losses
+  median = float(np.median(ratios))
+  return {
+    'time_s': median * reference.time, 'time_ratio': median, 'time_ratios': ratios.tolist(),
+    'loss': float(np.median(lost.mean(0))), 'worst_loss': float(np.median(lost.max(0))),
+    'shares': run.simulation.shares(), 'simulated_s': run.simulation.time, 'worker_s': run.simulation.seconds(),
+    'times': run.curve.times, 'losses': np.median(run.curve.mean_losses(), 1).tolist(),
+  }  # fmt: skip
+
+
+def rules_of(method: str, scenario: str) -> list[str]:
+  """Returns the rules to compare: with equal workers, most are the same, and paths move in grids."""
+  if scenario == 'equal':
+    return ['wait', 'backup']
+  return [name for name, rule in RULES.items() if method != 'diloco' or not rule.moves]
+
+
+COLUMNS = 'scenario', 'rule', 'time, s', 'time', 'loss', 'worst', 'goodput', *unequal_simulation.CAUSES[1:]
+
+
+def print_row(scenario: str, rule: str, found: dict[str, Any]) -> None:
+  """Prints a row of a Markdown table."""
+  shares = [f'{100 * share:.0f}%' for share in found['shares'].values()]
+  numbers = (
+    f'{found["time_s"]:,.0f}',
+    f'{found["time_ratio"]:.2f}',
+    f'{found["loss"]:+.3f}',
+    f'{found["worst_loss"]:+.3f}',
+  )
+  print('|', ' | '.join((scenario, rule, *numbers, *shares)), '|', flush=True)
+
+
+def measure_setup(name: str, text: unequal_training.Text, base: dict) -> list[dict[str, Any]]:
+  """Prints the table of a setup, and returns its rows."""
+  method, number, scenarios = (QUICK if FLAGS.quick else SETUPS)[name]
+  print(f'\n{name}\n\n| {" | ".join(COLUMNS)} |\n|{"---|" * len(COLUMNS)}', flush=True)
+  rows = []
+  reference = None
+  for scenario in scenarios:
+    for rule in rules_of(method, scenario):
+      trainer = unequal_training.Trainer(unequal_training.METHODS[method], text, base)
+      run = Run(trainer, number, SCENARIOS[scenario], RULES[rule])
+      run.follow(reference.target if reference else None)
+      reference = reference or make_reference(run)
+      rows.append({'setup': name, 'scenario': scenario, 'rule': rule} | summarize(run, reference))
+      print_row(scenario, rule, rows[-1])
+  return rows
+
+
+def main(argv: list[str]) -> None:
+  del argv
+  text = unequal_training.Text()
+  base = unequal_training.pretrain(text, FLAGS.seeds)
+  names = QUICK if FLAGS.quick else FLAGS.setups or SETUPS
+  rows = [row for name in names for row in measure_setup(name, text, base)]
+  sizes = {name: FLAGS[name].value for name in ('seeds', 'phases', 'tau', 'phase_s')}
+  print(json.dumps(sizes | {'rows': rows}))
+
+
+if __name__ == '__main__':
+  flags.DEFINE_bool('quick', False, 'Whether to run only two scenarios of DiLoCo.')
+  flags.DEFINE_multi_enum('setups', None, list(SETUPS), 'Setups to run; by default all.')
+  flags.DEFINE_integer('seeds', 3, 'Number of seeds, which are trained together.', lower_bound=1)
+  flags.DEFINE_integer('phases', 12, 'Phases of the reference.', lower_bound=2)
+  flags.DEFINE_integer('tau', 20, 'Inner steps of a phase of the mean worker.', lower_bound=1)
+  flags.DEFINE_float('phase_s', 160.0, 'Seconds of a phase of the mean worker.', lower_bound=1.0)
+  app.run(main)
