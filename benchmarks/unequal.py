@@ -6,9 +6,10 @@ A schedule is simulated event by event on a virtual clock (unequal_simulation.py
 by it (unequal_training.py): times are simulated, losses are real. In each scenario, all workers together are as fast as
 equal ones. The reference is equal workers under today's rules (`wait`). Its loss after three quarters of its phases is
 the target, and "time" is the time until a rule reaches it, divided by the reference's. Losses between two outer steps
-are interpolated. "loss" and "worst" are losses minus the reference's after equally many steps that count: the mean of
-all shards, and that of the shard that lost most. The columns from "goodput" on say what became of the steps that all
-workers could have made in the run. All numbers are medians over seeds; failures are one draw, the same for all seeds.
+are interpolated. "steps" is the same ratio for the time until as many steps count as in the reference; --notrain
+computes it alone, in seconds. "loss" and "worst" are losses minus the reference's after equally many steps that count:
+the mean of all shards, and that of the shard that lost most. The columns from "goodput" on say what became of the steps
+that all workers could have made in the run. All numbers are medians over seeds; failures are one draw.
 
 Simulated: speeds, who takes which task, leases, backups, checkpoints, failures, restarts, and fetching a state that
 another worker trained (5 s). Not simulated: the time of outer steps and of exchanging modules (wire.py has it),
@@ -18,14 +19,14 @@ take `--phase_s`; only its ratio to the times above matters.
 The last line is JSON, with the seconds of each worker by cause.
 """
 
+import collections
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import unequal_rules
 import unequal_simulation
-import unequal_training
 from absl import app, flags
 from unequal_rules import DROP, Rule
 
@@ -67,7 +68,7 @@ SETUPS = {  # method, workers, scenarios
   '4x4, 8 workers': ('grid', 8, ('equal', 'one slow')),
   '4x4 without a level that all share, 16 workers': ('grid-apart', 16, ('equal', 'one slow')),
 }
-QUICK = {'DiLoCo, 8 workers': ('diloco', 8, ('equal', 'one slow'))}
+QUICK = {'DiLoCo, 8 workers': ('equal', 'one slow')}
 
 
 def make_workers(scenario: Scenario, number: int, spares: int, mean_speed: float) -> unequal_rules.Workers:
@@ -119,28 +120,32 @@ def first_time(times: Sequence[float], losses: Sequence[float], target: float) -
 class Run:
   """A rule in a scenario."""
 
-  def __init__(self, trainer: unequal_training.Trainer, number: int, scenario: Scenario, rule: Rule):
-    self.trainer = trainer
+  def __init__(self, method: str, number: int, scenario: Scenario, rule: Rule, trainer: Any):
+    self.trainer = trainer  # or None
     mean_speed = FLAGS.tau / FLAGS.phase_s
     workers = make_workers(scenario, number, rule.spares, mean_speed)
-    work = unequal_rules.Work(trainer.module_paths(), FLAGS.tau, FLAGS.phase_s)
+    work = unequal_rules.Work(unequal_rules.METHODS[method].module_paths(), FLAGS.tau, FLAGS.phase_s)
     self.simulation = unequal_simulation.Simulation(work, workers, rule)
     self.steps_per_s = sum(workers.speeds)
     self.round_s = FLAGS.phase_s * work.num_paths / number  # in which equal workers train all paths for a phase
     self.all_steps = work.num_paths * FLAGS.tau * FLAGS.phases
     self.curve = Curve()
-    self.curve.add(0.0, 0.0, trainer.losses())
+    self.add(0.0)
+
+  def add(self, counted: float) -> None:
+    """Adds a point to the curve; a loss of 0 if nothing is trained."""
+    self.curve.add(self.simulation.time, counted, self.trainer.losses() if self.trainer else np.zeros((1, 1)))
 
   def follow(self, target: np.ndarray | None) -> None:
     """Trains until all seeds have a target loss and as many steps count as in the reference, or for too long."""
     for entries in self.simulation.run():
-      for entry in entries:
+      for entry in entries if self.trainer else ():
         self.trainer.perform(entry)
       time = self.simulation.time
       has_closed = any(isinstance(entry, unequal_rules.Close) for entry in entries)
       if has_closed and time >= self.curve.times[-1] + self.round_s / 5:
         counted = self.simulation.shares()['counted'] * time * self.steps_per_s
-        self.curve.add(time, counted, self.trainer.losses())
+        self.add(counted)
         is_there = target is None or np.all(np.isfinite(self.curve.time_to(target)))
         if (is_there and counted >= self.all_steps * (1 - 1e-6)) or time > LONGEST * FLAGS.phases * self.round_s:
           return
@@ -150,6 +155,7 @@ class Reference(NamedTuple):
   """Equal workers under today's rules."""
 
   time: float  # to the target
+  all_s: float  # to the end
   target: np.ndarray  # [S]
   losses: np.ndarray  # at the end, [shards, S]
 
@@ -157,7 +163,7 @@ class Reference(NamedTuple):
 def make_reference(run: Run) -> Reference:
   """Returns the target that the reference sets."""
   place = round(TARGET * (len(run.curve.times) - 1))
-  return Reference(run.curve.times[place], run.curve.mean_losses()[place], run.curve.losses[-1])
+  return Reference(run.curve.times[place], run.curve.times[-1], run.curve.mean_losses()[place], run.curve.losses[-1])
 
 
 def summarize(run: Run, reference: Reference) -> dict[str, Any]:
@@ -167,6 +173,7 @@ def summarize(run: Run, reference: Reference) -> dict[str, Any]:
   median = float(np.median(ratios))
   return {
     'time_s': median * reference.time, 'time_ratio': median, 'time_ratios': ratios.tolist(),
+    'steps_ratio': float(np.interp(run.all_steps, run.curve.counted, run.curve.times)) / reference.all_s,
     'loss': float(np.median(lost.mean(0))), 'worst_loss': float(np.median(lost.max(0))),
     'shares': run.simulation.shares(), 'simulated_s': run.simulation.time, 'worker_s': run.simulation.seconds(),
     'times': run.curve.times, 'losses': np.median(run.curve.mean_losses(), 1).tolist(),
@@ -180,51 +187,61 @@ def rules_of(method: str, scenario: str) -> list[str]:
   return [name for name, rule in RULES.items() if method != 'diloco' or not rule.moves]
 
 
-COLUMNS = 'scenario', 'rule', 'time, s', 'time', 'loss', 'worst', 'goodput', *unequal_simulation.CAUSES[1:]
+COLUMNS = 'scenario', 'rule', 'time, s', 'time', 'steps', 'loss', 'worst', 'goodput', *unequal_simulation.CAUSES[1:]
 
 
-def print_row(scenario: str, rule: str, found: dict[str, Any]) -> None:
+def print_row(found: dict[str, Any]) -> None:
   """Prints a row of a Markdown table."""
+  numbers = ['', '', f'{found["steps_ratio"]:.2f}', '', '']
+  if FLAGS.train:
+    numbers[:2] = f'{found["time_s"]:,.0f}', f'{found["time_ratio"]:.2f}'
+    numbers[3:] = f'{found["loss"]:+.3f}', f'{found["worst_loss"]:+.3f}'
   shares = [f'{100 * share:.0f}%' for share in found['shares'].values()]
-  numbers = (
-    f'{found["time_s"]:,.0f}',
-    f'{found["time_ratio"]:.2f}',
-    f'{found["loss"]:+.3f}',
-    f'{found["worst_loss"]:+.3f}',
-  )
-  print('|', ' | '.join((scenario, rule, *numbers, *shares)), '|', flush=True)
+  print('|', ' | '.join((found['scenario'], found['rule'], *numbers, *shares)), '|', flush=True)
 
 
-def measure_setup(name: str, text: unequal_training.Text, base: dict) -> list[dict[str, Any]]:
+def measure_setup(name: str, scenarios: Sequence[str], make_trainer: Callable[[str], Any]) -> list[dict[str, Any]]:
   """Prints the table of a setup, and returns its rows."""
-  method, number, scenarios = (QUICK if FLAGS.quick else SETUPS)[name]
+  method, number, _ = SETUPS[name]
   print(f'\n{name}\n\n| {" | ".join(COLUMNS)} |\n|{"---|" * len(COLUMNS)}', flush=True)
-  rows = []
+  rows: list[dict[str, Any]] = []
   reference = None
-  for scenario in scenarios:
+  for scenario in (x for x in scenarios if x == 'equal' or x in (FLAGS.scenarios or scenarios)):
     for rule in rules_of(method, scenario):
-      trainer = unequal_training.Trainer(unequal_training.METHODS[method], text, base)
-      run = Run(trainer, number, SCENARIOS[scenario], RULES[rule])
+      run = Run(method, number, SCENARIOS[scenario], RULES[rule], make_trainer(method))
       run.follow(reference.target if reference else None)
       reference = reference or make_reference(run)
       rows.append({'setup': name, 'scenario': scenario, 'rule': rule} | summarize(run, reference))
-      print_row(scenario, rule, rows[-1])
+      print_row(rows[-1])
   return rows
+
+
+def trainers() -> Callable[[str], Any]:
+  """Returns a function that makes a trainer of a method; the trainers of a method share what they have computed."""
+  import unequal_training  # with JAX, which schedules alone do not need
+
+  text = unequal_training.Text()
+  base = unequal_training.pretrain(text, FLAGS.seeds)
+  memories = collections.defaultdict(unequal_training.Memory)
+  return lambda name: unequal_training.Trainer(unequal_rules.METHODS[name], text, base, memories[name])
 
 
 def main(argv: list[str]) -> None:
   del argv
-  text = unequal_training.Text()
-  base = unequal_training.pretrain(text, FLAGS.seeds)
-  names = QUICK if FLAGS.quick else FLAGS.setups or SETUPS
-  rows = [row for name in names for row in measure_setup(name, text, base)]
+  make_trainer = trainers() if FLAGS.train else lambda name: None
+  setups = {name: of_setup for name, (_, _, of_setup) in SETUPS.items() if name in (FLAGS.setups or SETUPS)}
+  if FLAGS.quick:
+    setups = QUICK
+  rows = [row for name, scenarios in setups.items() for row in measure_setup(name, scenarios, make_trainer)]
   sizes = {name: FLAGS[name].value for name in ('seeds', 'phases', 'tau', 'phase_s')}
   print(json.dumps(sizes | {'rows': rows}))
 
 
 if __name__ == '__main__':
   flags.DEFINE_bool('quick', False, 'Whether to run only two scenarios of DiLoCo.')
+  flags.DEFINE_bool('train', True, 'Whether to train; otherwise only schedules are simulated, in seconds.')
   flags.DEFINE_multi_enum('setups', None, list(SETUPS), 'Setups to run; by default all.')
+  flags.DEFINE_multi_enum('scenarios', None, list(SCENARIOS), 'Scenarios to run beside equal workers; by default all.')
   flags.DEFINE_integer('seeds', 3, 'Number of seeds, which are trained together.', lower_bound=1)
   flags.DEFINE_integer('phases', 12, 'Phases of the reference.', lower_bound=2)
   flags.DEFINE_integer('tau', 20, 'Inner steps of a phase of the mean worker.', lower_bound=1)

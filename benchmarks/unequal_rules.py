@@ -5,6 +5,8 @@ import math
 from collections.abc import Hashable, Mapping
 from typing import NamedTuple
 
+from dipaco_jax.algorithm import grid as grid_lib
+
 NEXT, DROP = 'next', 'drop'
 
 
@@ -44,6 +46,33 @@ class Work(NamedTuple):
   def num_paths(self) -> int:
     """Returns the number of paths."""
     return 1 + max(path for paths in self.modules.values() for path in paths)
+
+
+class Method(NamedTuple):
+  """A grid and its levels, (pattern, axes) by name, and whether each path has a shard of its own or all text."""
+
+  grid: Mapping[str, int]
+  levels: Mapping[str, tuple[str, tuple[str, ...]]]
+  has_shards: bool
+
+  def module_paths(self) -> dict[Hashable, tuple[int, ...]]:
+    """Returns the paths through each module, by level and coordinates."""
+    grid = grid_lib.Grid(self.grid)
+    found: dict[Hashable, tuple[int, ...]] = {}
+    for name, (pattern, axes) in self.levels.items():
+      for path in range(grid.num_paths):
+        key = name, grid.module(grid_lib.Level(name, pattern, axes), grid.coordinates(path))
+        found[key] = (*found.get(key, ()), path)
+    return found
+
+
+FOUR_BY_FOUR = {'a': 4, 'b': 4}
+LOW_AND_HIGH = {'low': ('block_0', ('a',)), 'high': ('block_1', ('b',))}
+METHODS = {
+  'diloco': Method({'replica': 8}, {'all': ('', ())}, False),
+  'grid': Method(FOUR_BY_FOUR, {'ends': ('embed|head', ()), **LOW_AND_HIGH}, True),
+  'grid-apart': Method(FOUR_BY_FOUR, {'low': ('embed|block_0', ('a',)), 'high': ('block_1|head', ('b',))}, True),
+}
 
 
 class Begin(NamedTuple):

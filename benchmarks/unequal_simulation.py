@@ -260,7 +260,7 @@ class Simulation:
         path.ready_at = self.time
 
   def is_ready(self, path: Path) -> bool:
-    """Returns whether a path's last task is done and each of its modules has a newer version than the task began from."""
+    """Returns whether a path's last task is done and its modules have newer versions than those that it began from."""
     task = path.task
     if not task or not task.is_done:
       return False

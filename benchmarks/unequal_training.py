@@ -8,8 +8,8 @@ makes a step of OuterOpt (`algorithm.outer.module_step`); a contribution may hav
 import functools
 import pathlib
 import sys
-from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,24 +31,6 @@ PRETRAIN = 200
 
 inner_optimizer = optax.adamw(3e-3)
 outer_optimizer = optax.sgd(0.7, 0.9, nesterov=True)  # DiLoCo's
-
-
-class Method(NamedTuple):
-  """A grid and its levels, and whether each path has a shard of its own or all text."""
-
-  grid: Mapping[str, int]
-  levels: Mapping[str, tuple[str, str]]
-  has_shards: bool
-
-
-FOUR_BY_FOUR = {'a': 4, 'b': 4}
-METHODS = {
-  'diloco': Method({'replica': 8}, {'all': ('', '')}, False),
-  'grid': Method(
-    {'a': 4, 'b': 4}, {'ends': ('embed|head', ''), 'low': ('block_0', 'a'), 'high': ('block_1', 'b')}, True
-  ),
-  'grid-apart': Method({'a': 4, 'b': 4}, {'low': ('embed|block_0', 'a'), 'high': ('block_1|head', 'b')}, True),
-}
 
 
 def init(key: jax.Array) -> dict:
@@ -124,78 +106,100 @@ def seed_keys(seeds: int, purpose: int) -> jax.Array:
   return jax.vmap(lambda seed: jax.random.fold_in(jax.random.key(seed), purpose))(jnp.arange(seeds))
 
 
-class Trainer:
-  """The modules, paths and contributions of all seeds; arrays are [S, ...]."""
+class Memory:
+  """Results that were computed before: many rules train the same at other times. Each result has a number."""
 
-  def __init__(self, method: Method, text: Text, base: dict):
+  def __init__(self):
+    self.results: dict[Hashable, tuple[int, Any]] = {}
+
+  def get(self, key: Hashable, compute: Callable[[], Any]) -> tuple[int, Any]:
+    """Returns the number and the value of a result, which is computed once."""
+    if key not in self.results:
+      self.results[key] = len(self.results), compute()
+    return self.results[key]
+
+
+class Trainer:
+  """The modules, paths and contributions of all seeds; arrays are [S, ...], with their numbers in `memory`."""
+
+  def __init__(self, method: unequal_rules.Method, text: Text, base: dict, memory: Memory):
     self.method = method
     self.text = text
+    self.memory = memory
     one = jax.tree.map(lambda x: x[0], base)
     self.levels = algorithm.Levels(algorithm.Grid(method.grid), one, **method.levels)
-    self.seeds = len(jax.tree.leaves(base)[0])
     flat = self.levels.flat(base)
-    self.names = {key: self.names_of(key[0]) for key in self.module_paths()}
-    self.modules = {key: {name: flat[name] for name in names} for key, names in self.names.items()}
-    self.outer_states = {key: outer_optimizer.init(module) for key, module in self.modules.items()}
-    num_paths = self.levels.grid.num_paths
-    self.states = [jax.vmap(inner_optimizer.init)(base)] * num_paths
-    self.steps = [0] * num_paths
-    self.begun: dict[int, dict] = {}  # by path
-    self.deltas: dict[int, dict] = {}  # by task
-    self.keys = [seed_keys(self.seeds, 2 + path) for path in range(num_paths)]
-
-  def names_of(self, level_name: str) -> tuple[str, ...]:
-    """Returns the parameters of a level."""
     layout = self.levels.layout
-    return next(layout.names(level) for level in layout.levels if level.name == level_name)
-
-  def module_paths(self) -> dict[Hashable, tuple[int, ...]]:
-    """Returns the paths through each module, by level and coordinates."""
-    grid = self.levels.grid
-    found: dict[Hashable, tuple[int, ...]] = {}
-    for level in self.levels.layout.levels:
-      for path in range(grid.num_paths):
-        key = level.name, grid.module(level, grid.coordinates(path))
-        found[key] = (*found.get(key, ()), path)
-    return found
+    names = {level.name: layout.names(level) for level in layout.levels}
+    self.module_paths = method.module_paths()
+    self.modules: dict[Hashable, tuple[int, Any]] = {}  # parameters and OuterOpt's states
+    for key in self.module_paths:
+      module = {name: flat[name] for name in names[key[0]]}  # type: ignore[index]
+      self.modules[key] = memory.get(('start', key), lambda module=module: (module, outer_optimizer.init(module)))
+    states = jax.vmap(inner_optimizer.init)(base)
+    num_paths = self.levels.grid.num_paths
+    self.trained = [memory.get(('fresh', path), lambda: ({}, states)) for path in range(num_paths)]
+    self.steps = [0] * num_paths
+    self.begun: dict[int, tuple[tuple[int, ...], dict]] = {}  # by path
+    self.contributions: dict[int, tuple[int, Any]] = {}  # by task
+    seeds = len(jax.tree.leaves(base)[0])
+    self.keys = [seed_keys(seeds, 2 + path) for path in range(num_paths)]
 
   def perform(self, entry: Any) -> None:
     """Does what the schedule asks for."""
     if isinstance(entry, unequal_rules.Begin):
-      self.begun[entry.path] = self.flat_path(entry.path)
+      self.begun[entry.path] = self.path(entry.path)
     elif isinstance(entry, unequal_rules.End):
       self.train(entry.task, entry.path, entry.steps)
     else:
       self.make_outer_step(entry.module, entry.terms)
 
-  def flat_path(self, path: int) -> dict[str, jax.Array]:
-    """Returns the newest parameters of a path by name."""
-    grid = self.levels.grid
-    keys = [(level.name, grid.module(level, grid.coordinates(path))) for level in self.levels.layout.levels]
-    return {name: x for key in keys for name, x in self.modules[key].items()}
+  def path(self, path: int) -> tuple[tuple[int, ...], dict[str, jax.Array]]:
+    """Returns the newest parameters of a path by name, and the numbers of its modules."""
+    of_path = [self.modules[key] for key, paths in self.module_paths.items() if path in paths]
+    return tuple(n for n, _ in of_path), {name: x for _, (module, _) in of_path for name, x in module.items()}
 
   def train(self, task: int, path: int, steps: int) -> None:
-    """Trains a path from the modules that it began from."""
-    old = self.begun.pop(path)
-    span = self.text.spans[path] if self.method.has_shards else self.text.all
-    counts = jnp.array((self.steps[path], self.steps[path] + steps))
-    arguments = self.keys[path], self.text.bytes, jnp.array(span), counts
-    new, self.states[path] = train_seeds(self.levels.tree(old), self.states[path], *arguments)
+    """Trains a path from the modules that it began from, with its own inner state."""
+    numbers, old = self.begun.pop(path)
+    last, (_, state) = self.trained[path]
+    first = self.steps[path]
+
+    def compute() -> tuple[dict, Any]:
+      span = self.text.spans[path] if self.method.has_shards else self.text.all
+      arguments = self.keys[path], self.text.bytes, jnp.array(span), jnp.array((first, first + steps))
+      new, new_state = train_seeds(self.levels.tree(old), state, *arguments)
+      flat = self.levels.flat(new)
+      return {name: np.asarray(old[name]) - np.asarray(flat[name]) for name in old}, new_state
+
     self.steps[path] += steps
-    flat = self.levels.flat(new)
-    self.deltas[task] = {name: np.asarray(old[name]) - np.asarray(flat[name]) for name in old}
+    self.trained[path] = self.memory.get(('train', path, numbers, last, first, steps), compute)
+    self.contributions[task] = self.trained[path]
 
   def make_outer_step(self, key: Hashable, terms: tuple[tuple[int, float], ...]) -> None:
     """Moves a module by the weighted mean of contributions."""
     total = sum(weight for _, weight in terms)
     if total == 0:
       return
-    delta = {name: sum(w * self.deltas[task][name] for task, w in terms) / total for name in self.names[key]}
-    self.modules[key], self.outer_states[key], _ = module_step(self.modules[key], self.outer_states[key], delta)
+    number, (module, state) = self.modules[key]
+    given = [(*self.contributions[task], weight) for task, weight in terms if weight]
+    given.sort(key=lambda term: term[0])
+
+    def compute() -> tuple[dict, Any]:
+      delta = {name: sum(w * deltas[name] for _, (deltas, _), w in given) / total for name in module}
+      return module_step(module, state, delta)[:2]
+
+    names = tuple((n, w) for n, _, w in given)
+    self.modules[key] = self.memory.get(('outer', key, number, names), compute)
 
   def losses(self) -> np.ndarray:
     """Returns the held-out losses [shards, S]: of each path on its shard, or of the one model on each shard."""
     paths = range(len(self.text.spans)) if self.method.has_shards else [0] * len(self.text.spans)
-    models = {path: self.levels.tree(self.flat_path(path)) for path in set(paths)}
-    rows = zip(paths, self.text.held_out, strict=True)
-    return np.stack([np.asarray(loss_of_seeds(models[path], held_out)) for path, held_out in rows])
+    return np.stack([self.loss(path, shard) for shard, path in enumerate(paths)])
+
+  def loss(self, path: int, shard: int) -> np.ndarray:
+    """Returns the losses [S] of a path on a shard."""
+    numbers, flat = self.path(path)
+    rows = self.text.held_out[shard]
+    compute = lambda: np.asarray(loss_of_seeds(self.levels.tree(flat), rows))  # noqa: E731
+    return self.memory.get(('loss', shard, numbers), compute)[1]
