@@ -42,9 +42,11 @@ RULES = {
   'hand over at once': Rule(hand_over=1.0),
   'quorum, late next': QUORUM,
   'quorum, late drop': QUORUM._replace(late=DROP),
+  'quorum, late at once': QUORUM._replace(begins_at_once=True),
   'unequal tau': Rule(by_time=True),
   'unequal tau, moved': Rule(by_time=True, moves=True),
   'quorum + unequal tau': QUORUM._replace(by_time=True),
+  'both, late at once': QUORUM._replace(by_time=True, begins_at_once=True),
 }
 
 

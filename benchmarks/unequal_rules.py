@@ -16,6 +16,7 @@ class Rule(NamedTuple):
   quorum: float = 1.0  # share of a module's paths after which a version closes; at least one path
   grace: float = 0.0  # for which a version stays open then, in phases of the mean worker
   late: str = NEXT  # whether a late contribution counts in the open version or is dropped
+  begins_at_once: bool = False  # whether a late path does not wait for the version that its contribution is in
   decay: float = 0.5  # factor of a late contribution's weight for each version that it is late
   by_time: bool = False  # whether a task ends after `phase_s` instead of tau steps
   hand_over: float = math.inf  # multiple of the usual time after which a free worker continues a task from a checkpoint

@@ -1,8 +1,9 @@
 """Who trains what, and when, with workers of unequal speed: a simulation, event by event, on a virtual clock. Pure.
 
 A path trains for tau steps (or until `phase_s` have passed) from the newest versions of its modules, and contributes to
-the open version of each of them. It trains again when each module has a newer version than the one that it began from.
-What follows is what islands do today; a `Rule` changes it:
+the open version of each of them. It trains again at the next outer step after which each module has a newer version
+than the one that it began from; a late path thus begins from a version that its contribution is in. What follows is
+what islands do today; a `Rule` changes it:
 
     a task      belongs to the worker that has claimed it, until it is done: a slow worker keeps it
     a worker    that is free prefers paths that it trained last; it takes another's path that has waited for `lease_s`
@@ -219,6 +220,8 @@ class Simulation:
     self.durations.append(self.time - task.claimed)
     self.log.append(End(self.time, task.number, task.path.index, steps))
     counted = statistics.fmean(self.contribute(key, task, steps) for key in task.path.modules)
+    if self.rule.begins_at_once and self.is_ready(task.path):
+      task.path.ready_at = self.time
     for of, seconds in task.parts:
       self.spent[of]['counted'] += counted * seconds
       self.spent[of]['dropped'] += (1 - counted) * seconds
