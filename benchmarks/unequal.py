@@ -1,6 +1,6 @@
 """What workers of unequal speed cost, and what each remedy would give, before any of them is built.
 
-    python benchmarks/unequal.py                  about an hour on one core; --quick: a minute
+    python benchmarks/unequal.py                  some minutes on an idle core; --quick: one minute
 
 A schedule is simulated event by event on a virtual clock (unequal_simulation.py), and a small model is really trained
 by it (unequal_training.py): times are simulated, losses are real. In each scenario, all workers together are as fast as
