@@ -64,13 +64,13 @@ SCENARIOS = {
   'mixed': Scenario((1.0, 0.5, 0.25, 0.1) * 4),
   'failing': Scenario((), failures_per_hour=60.0),
 }
-SETUPS = {  # method, workers, scenarios
+SETUPS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # method, workers, scenarios
   'DiLoCo, 8 workers': ('diloco', 8, ('equal', 'one slow', 'mixed', 'failing')),
   '4x4, 16 workers': ('grid', 16, ('equal', 'one slow', 'mixed', 'failing')),
   '4x4, 8 workers': ('grid', 8, ('equal', 'one slow')),
   '4x4 without a level that all share, 16 workers': ('grid-apart', 16, ('equal', 'one slow')),
 }
-QUICK = {'DiLoCo, 8 workers': ('equal', 'one slow')}
+QUICK: dict[str, tuple[str, ...]] = {'DiLoCo, 8 workers': ('equal', 'one slow')}
 
 
 def make_workers(scenario: Scenario, number: int, spares: int, mean_speed: float) -> unequal_rules.Workers:
@@ -231,9 +231,11 @@ def trainers() -> Callable[[str], Any]:
 def main(argv: list[str]) -> None:
   del argv
   make_trainer = trainers() if FLAGS.train else lambda name: None
-  setups = {name: of_setup for name, (_, _, of_setup) in SETUPS.items() if name in (FLAGS.setups or SETUPS)}
+  setups: dict[str, tuple[str, ...]] = {
+    name: of_setup for name, (_, _, of_setup) in SETUPS.items() if name in (FLAGS.setups or SETUPS)
+  }
   if FLAGS.quick:
-    setups = QUICK
+    setups = dict(QUICK)
   rows = [row for name, scenarios in setups.items() for row in measure_setup(name, scenarios, make_trainer)]
   sizes = {name: FLAGS[name].value for name in ('seeds', 'phases', 'tau', 'phase_s')}
   print(json.dumps(sizes | {'rows': rows}))

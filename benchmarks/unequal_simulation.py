@@ -50,7 +50,7 @@ class Simulation:
     self.attempts: dict[int, Attempt] = {}  # by worker
     self.down: set[int] = set()
     self.durations: collections.deque[float] = collections.deque(maxlen=RECENT)
-    self.spent = [collections.Counter[str]() for _ in workers.speeds]
+    self.spent = [collections.defaultdict[str, float](float) for _ in workers.speeds]
     self.look_at = math.inf
     for worker in range(len(workers.speeds)):
       self.schedule_failure(worker)
@@ -314,7 +314,7 @@ class Simulation:
 
   def seconds(self) -> list[dict[str, float]]:
     """Returns the seconds of each worker by CAUSES up to now."""
-    spent = [collections.Counter(x) for x in self.spent]
+    spent = [collections.defaultdict(float, x) for x in self.spent]
     for attempt in self.attempts.values():
       spent[attempt.worker]['under way'] += max(0.0, self.time - attempt.begin)
       for worker, seconds in attempt.task.parts:

@@ -135,7 +135,8 @@ class Trainer:
     self.modules: dict[Hashable, tuple[int, Any]] = {}  # parameters and OuterOpt's states
     for key in self.module_paths:
       module = {name: flat[name] for name in names[key[0]]}  # type: ignore[index]
-      self.modules[key] = memory.get(('start', key), lambda module=module: (module, outer_optimizer.init(module)))
+      start = module, outer_optimizer.init(module)
+      self.modules[key] = memory.get(('start', key), functools.partial(tuple, start))
     states = jax.vmap(inner_optimizer.init)(base)
     num_paths = self.levels.grid.num_paths
     self.trained = [memory.get(('fresh', path), lambda: ({}, states)) for path in range(num_paths)]
