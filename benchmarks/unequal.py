@@ -224,7 +224,7 @@ def trainers() -> Callable[[str], Any]:
 
   text = unequal_training.Text()
   base = unequal_training.pretrain(text, FLAGS.seeds)
-  memories = collections.defaultdict(unequal_training.Memory)
+  memories: dict[str, Any] = collections.defaultdict(unequal_training.Memory)
   return lambda name: unequal_training.Trainer(unequal_rules.METHODS[name], text, base, memories[name])
 
 
