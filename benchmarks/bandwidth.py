@@ -205,7 +205,7 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
     links: dict[str, dict[str, str]] = {}
     if GATEWAY.value:
       preparer = [*whole, '--role=worker', '--only_prepare']
-      running.append(start(lines.hub, preparer, **environment(folder, f'{name}-preparer', '127.0.0.1')))
+      running.append(start(lines.hub, preparer, None, **environment(folder, f'{name}-preparer', '127.0.0.1')))
       links = open_gateway(lines, db, url, place, running, environment(folder, f'{name}-gateway', '127.0.0.1'))
     for namespace, role, address in lines.roles():
       is_far = role == 'worker' and ROUND_TRIP_MS.value
@@ -214,7 +214,7 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
       behind = links.get(namespace)
       command = ['-m', 'dipaco_jax.main'] if behind else [*whole, *given]
       command += [f'--role={role}', f'--name={namespace}']
-      running.append(start(namespace, command, **env, **(behind or {})))
+      running.append(start(namespace, command, None, **env, **(behind or {})))
     wait(db, running, PATHS)
     for i, mbit in enumerate(limits):
       lines.limit(mbit)
