@@ -20,7 +20,7 @@ LONGEST = 'invariant_6_resume invariant_8_islands stopped_islands reuse source_s
 LONGEST_SLOW = (  # with --slow, these too: one of them alone at the end would be most of ten minutes
   'resharding_round two_processes chaos benchmarks worker_hosts bandwidth experiments local damaged_files pretrained '
   'invariant_6_file_kinds extend bucket_run lineage recipe wire lost_disks stopped_anywhere sources_agree skypilot '
-  'invariant_11_poisoned experiments_scripts three_owners hub_run'
+  'invariant_11_poisoned experiments_scripts three_owners hub_run owners_killed'
 ).split()
 
 TOGETHER = (  # groups of files, each of which runs in one worker: the files of a group share what takes seconds to make

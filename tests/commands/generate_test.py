@@ -64,6 +64,7 @@ def test_several_prompts_and_samples_and_standard_input(undisturbed):
   assert err.startswith('36 tokens in ')
 
 
+@pytest.mark.slow
 def test_input_that_is_not_utf8_is_an_error_in_one_line(undisturbed):
   process = start(f'--workdir={undisturbed}', '--prompt=-')
   process.stdin.buffer.write(b'caf\xe9')
@@ -72,6 +73,7 @@ def test_input_that_is_not_utf8_is_an_error_in_one_line(undisturbed):
   assert '--prompt=- is not UTF-8 (unexpected end of data at byte 3): convert it' in err
 
 
+@pytest.mark.slow
 def test_a_damaged_run_is_an_error_in_one_line(tmp_path):
   workdir = made_run.write(tmp_path, made_run.settings())
   (tmp_path / 'modules' / '2' / 'low' / '0.safetensors').write_bytes(b'x')
@@ -107,7 +109,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize('options, words', slow.all_but(WRONG, WRONG[0], WRONG[6]))
+@pytest.mark.parametrize('options, words', slow.all_but(WRONG, WRONG[0]))
 def test_wrong_options(options, words, undisturbed):
   options = [option.replace('=DIR', f'={undisturbed}') for option in options]
   out, err = run(*options, status=2)

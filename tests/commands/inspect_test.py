@@ -7,6 +7,7 @@ import sys
 import parsed_page
 import pytest
 import quick_xla
+import slow
 import tiny_run
 from repository import ROOT
 
@@ -36,20 +37,20 @@ def test_a_text_is_read_in_a_terminal_and_on_a_page(undisturbed, tmp_path):
   assert out.count('[path ') == page.tags.count('sup')
 
 
-@pytest.mark.parametrize(
-  'options, words',
-  [
-    (['--text=x'], '--workdir=DIR'),
-    (['--workdir=x'], 'give a text: --text=WORDS or --file=FILE'),
-    (['--workdir=x', '--text=x', '--file=x'], 'give a text: --text=WORDS or --file=FILE'),
-    (['--workdir=x', '--file=/nowhere'], '--file=/nowhere: No such file'),
-    (['--workdir=x', '--file=/dev/zero'], '--file=/dev/zero is a pipe or a device: write its content to a file'),
-    (['--workdir=x', f'--file={sys.executable}'], 'is not UTF-8'),
-    (['--workdir=x', '--text=x', '--every=0'], '--every=0 should be a whole number, 1 or more'),
-    (['--workdir=x', '--text=x', '--html=/proc'], '--html=/proc cannot be written: name a file'),
-    (['--workdir=/nowhere', '--text=x'], '--workdir=/nowhere: there is no run'),
-  ],
-)
+WRONG = [
+  (['--text=x'], '--workdir=DIR'),
+  (['--workdir=x'], 'give a text: --text=WORDS or --file=FILE'),
+  (['--workdir=x', '--text=x', '--file=x'], 'give a text: --text=WORDS or --file=FILE'),
+  (['--workdir=x', '--file=/nowhere'], '--file=/nowhere: No such file'),
+  (['--workdir=x', '--file=/dev/zero'], '--file=/dev/zero is a pipe or a device: write its content to a file'),
+  (['--workdir=x', f'--file={sys.executable}'], 'is not UTF-8'),
+  (['--workdir=x', '--text=x', '--every=0'], '--every=0 should be a whole number, 1 or more'),
+  (['--workdir=x', '--text=x', '--html=/proc'], '--html=/proc cannot be written: name a file'),
+  (['--workdir=/nowhere', '--text=x'], '--workdir=/nowhere: there is no run'),
+]
+
+
+@pytest.mark.parametrize('options, words', slow.all_but(WRONG, WRONG[1], WRONG[4], WRONG[5]))
 def test_wrong_input_is_one_line(options, words):
   out, err = run(*options, status=2)
   assert words in err and err.count('\n') == 1 and not out

@@ -105,6 +105,7 @@ def read_alone(place: pathlib.Path) -> dict[str, np.ndarray]:
   return module_store.load_path(place / 'alone' / str(PATH), run.alone_programs.layout, 0, run.settings.train.phases)
 
 
+@pytest.mark.slow
 def test_alone_is_adamw_on_the_text_of_the_owner(keeper, compared):
   """By optax, step by step, on rows that are read one batch after the other."""
   s, model = keeper.settings, keeper.model
@@ -154,6 +155,7 @@ def test_the_path_of_an_owner_that_joined_has_as_many_steps_and_the_same_batches
     np.testing.assert_array_equal(*first)
 
 
+@pytest.mark.slow
 def test_it_stops_and_continues_with_the_same_bits(store, compared, tmp_path):
   place = tmp_path / 'court'
   shutil.copytree(store, place)
@@ -172,6 +174,7 @@ def test_it_stops_and_continues_with_the_same_bits(store, compared, tmp_path):
   assert report['by_path']['court']['phase_of_alone'] == 1 + losses.index(min(losses)), 'early stopping'
 
 
+@pytest.mark.slow
 def test_a_finished_comparison_is_only_shown_again(compared):
   file = compared / 'alone' / str(PATH) / 'modules'
   before = file.stat().st_mtime_ns
@@ -180,6 +183,7 @@ def test_a_finished_comparison_is_only_shown_again(compared):
   assert file.stat().st_mtime_ns == before and not (compared / 'alone' / str(PATH) / 'checkpoints').exists()
 
 
+@pytest.mark.slow
 def test_all_models_are_measured_on_each_document_that_is_held_back(keeper, compared):
   run = run_lib.unattended(compared, keeper.settings)
   losses = own_comparison.measure(run, PATH)
@@ -204,6 +208,7 @@ def test_all_models_are_measured_on_each_document_that_is_held_back(keeper, comp
   assert in_rows.nll[0].sum() == pytest.approx(losses.nats['base'].sum(), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_report_has_ratios_with_paired_intervals(keeper, compared):
   losses = own_comparison.measure(run_lib.unattended(compared, keeper.settings), PATH)
   report = seals.read_json(compared / owner_comparison.RESULT)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+import slow
 from ports import free_port
 
 from dipaco_jax.processes import processes
@@ -29,10 +30,10 @@ ALL_DEVICES = "  assert jax.config.values['jax_cuda_visible_devices'] == 'all'"
 THEIRS = "  raise RuntimeError('[external/gloo/transport] Connection closed by peer')"
 
 
-@pytest.mark.parametrize('program, status, words', [
+@pytest.mark.parametrize('program, status, words', slow.but([
   ('  sys.exit()', 0, ''), ('  sys.exit(3)', 3, ''), (OURS, 0, "method='gloo': choose one of"),
   (THEIRS, processes.GONE, 'another process of the run is gone ([external'),
-], ids=['exit', 'exit 3', 'ours', 'theirs'])  # fmt: skip
+], ('  sys.exit()', 0, ''), (OURS, 0, "method='gloo': choose one of")))  # fmt: skip
 def test_status(program, status, words):
   made = JOINED.replace('{port}', str(free_port())) + program
   done = subprocess.run([sys.executable, '-c', made], capture_output=True, text=True, timeout=120)
