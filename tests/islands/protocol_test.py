@@ -349,7 +349,7 @@ def digests_pass(monkeypatch):
   """A gateway takes digests for objects and facts of a model; a worker with direct access prepares."""
   monkeypatch.setattr(object_checks, 'of_name', lambda of, name, size: object_checks.Expected(b'', size))
   monkeypatch.setattr(object_checks, 'check', lambda *_: None)
-  monkeypatch.setattr(fact_checks, 'metadata', lambda given, worker: dict(given) | {'worker': worker})
+  monkeypatch.setattr(fact_checks, 'metadata', lambda given, worker: {'rows': []} | dict(given) | {'worker': worker})
   monkeypatch.setattr(fact_checks, 'NEEDED_OF_MODULE', frozenset())
   monkeypatch.setattr(lineage, 'is_finite', lambda arrays: True)
   monkeypatch.setitem(KINDS, 'preparer-0', ('prepare', 'reroute'))
