@@ -26,7 +26,7 @@ class Gone(Later):
 
 
 class Malformed(Gone):
-  """An object has the bytes that were published, but they are not valid."""
+  """An object has the published bytes, but they are not valid; or it is lost, and nobody can make it again."""
 
 
 @contextlib.contextmanager

@@ -20,7 +20,7 @@ from dipaco_jax.config import choices, owners, wires
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import messages
-from dipaco_jax.islands.guard import Gone, Later, guarding, objects_of, raising_gone
+from dipaco_jax.islands.guard import Gone, Later, Malformed, guarding, objects_of, raising_gone
 from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, ModuleWeights, check_name
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import jobs, own_text_stage, run as run_lib
@@ -88,13 +88,21 @@ class Island:
       return arrays
 
   def read_contribution(self, checkpoint: Fact, level: Level) -> dict[str, np.ndarray]:
-    """Reads a path's message of a level that its checkpoint or piece names. Raises Gone or Malformed."""
+    """Reads a path's message of a level that its checkpoint or piece names. Raises Gone or Malformed.
+
+    A message that is lost is Gone, and its path trains again, unless its owner has left: then it counts as Malformed.
+    """
     named = objects_of(checkpoint).get(level.name)
     with guarding(f'the {checkpoint.kind}'):
       if named is None or maker(named[0])[:2] not in (('train', checkpoint.key), ('piece', checkpoint.key)):
         raise ValueError(f'it names no object of level {level.name}')
     by_row = self.run.settings.outer.row_weights
-    return self.read_object(*named, messages.expected(self.kind(level), self.level_shapes(level), by_row))
+    try:
+      return self.read_object(*named, messages.expected(self.kind(level), self.level_shapes(level), by_row))
+    except Gone as e:
+      if int(checkpoint.key) in self.members.until:
+        raise Malformed(e.name, str(e)) from e
+      raise
 
   def level_shapes(self, level: Level) -> messages.Shapes:
     """Returns the shapes of a level's parameters in one path."""

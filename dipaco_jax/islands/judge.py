@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dipaco_jax.islands import floor_facts, guard, inner_phase, messages, pieces
-from dipaco_jax.islands.guard import Gone, Later, Malformed
+from dipaco_jax.islands import floor_facts, inner_phase, messages, pieces
+from dipaco_jax.islands.guard import Later, Malformed
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.path_state import Arrays
 from dipaco_jax.pipeline import validate_stage
@@ -27,20 +27,12 @@ def judge(island: Island, task: Task) -> list[Fact]:
   for checkpoint in island.registry.facts(pieces.CHECKPOINT, [task.key], phase):
     try:
       without, with_it = parameters(island, path, checkpoint)
-    except Gone as e:
-      if not (isinstance(e, Malformed) or is_lost_for_good(island, path, checkpoint, e)):
-        raise
+    except Malformed as e:
       return [floor_facts.judged(checkpoint, None, island.name, str(e))]
     rows = public_rows(island)
     losses = mean_loss(island, rows, path, without), mean_loss(island, rows, path, with_it)
     return [floor_facts.judged(checkpoint, losses, island.name)]
   raise Later(f'the checkpoint of path {path} in phase {phase + 1} was withdrawn')
-
-
-def is_lost_for_good(island: Island, path: int, checkpoint: Fact, error: Gone) -> bool:
-  """Returns whether a path's contribution is missing and its owner has left, so that nobody makes it again."""
-  names = {name for name, _ in guard.objects_of(checkpoint).values()}
-  return path in island.members.until and error.name in names
 
 
 def parameters(island: Island, path: int, checkpoint: Fact) -> tuple[Arrays, Arrays]:

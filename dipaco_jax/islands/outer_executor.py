@@ -33,7 +33,7 @@ from dipaco_jax.algorithm.row_sum import RowSum
 from dipaco_jax.config import choices, settings
 from dipaco_jax.data import prefetching
 from dipaco_jax.islands import floor_facts, messages, owner_facts, pieces, screening_facts, suspensions, withdrawals
-from dipaco_jax.islands.guard import Gone, Later, Malformed
+from dipaco_jax.islands.guard import Later, Malformed
 from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.module_weights import BEFORE, MASTER, SINCE, WHOLE
@@ -140,7 +140,7 @@ class Executor:
     to_add = [fact for path, fact in facts.items() if path not in excluded]
     read = functools.partial(read_contribution, island, level)
     for fact, new in prefetching.prefetch(read, to_add, READERS, READERS):  # while others are added
-      if not isinstance(new, Gone):
+      if not isinstance(new, Malformed):
         partial.add(fact.key, weights[fact.key], new)
       elif not withdrawals.train_again(island, fact, new):
         excluded[fact.key] = partial.left_out[fact.key] = str(new)
@@ -203,18 +203,11 @@ def contributions(island: Island, task: Task, level: Level, paths: Collection[st
   return {fact.key: fact for fact in island.registry.facts(kind, sorted(paths), number)}
 
 
-def read_contribution(island: Island, level: Level, fact: Fact) -> tuple[Fact, Arrays | Gone]:
-  """Returns a fact and what its path has sent of a level, or the error that this is malformed.
-
-  Raises Gone if it is lost, so that it is made again, unless its owner has left and nobody can: then returns the error.
-  """
+def read_contribution(island: Island, level: Level, fact: Fact) -> tuple[Fact, Arrays | Malformed]:
+  """Returns a fact and what its path has sent of a level, or the error that this is malformed."""
   try:
     return fact, island.read_contribution(fact, level)
   except Malformed as e:
-    return fact, e
-  except Gone as e:
-    if int(fact.key) not in island.members.until:
-      raise
     return fact, e
 
 
