@@ -6,7 +6,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dipaco_jax.registry.registry import Registry, Task
-from dipaco_jax.registry.registry_schema import CLAIMED, TASKS
+from dipaco_jax.registry.registry_schema import CLAIMED, OF_NAME, TASKS
 
 Owns = Callable[[str], bool]
 
@@ -30,9 +30,8 @@ def find_of_key(registry: Registry, kinds: Sequence[str], key: str, owns: Owns) 
 
 def count(registry: Registry, name: str) -> int:
   """Returns how many running tasks workers with a token of this name hold."""
-  of_token = sa.or_(TASKS.c.owner == name, TASKS.c.owner.startswith(f'{name}/', autoescape=True))
-  query = sa.select(sa.func.count()).where(TASKS.c.state == 'running', of_token)
-  return registry.read_snapshot(lambda connection: connection.scalar(query)) or 0
+  query = sa.select(sa.func.count()).where(TASKS.c.state == 'running', OF_NAME)
+  return registry.read_snapshot(lambda connection: connection.scalar(query, {'name': name})) or 0
 
 
 def _first(registry: Registry, where: Sequence[Any], owns: Owns) -> Task | None:
