@@ -24,7 +24,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import sqlalchemy as sa
 from absl import app, flags
@@ -215,11 +215,11 @@ def measure(lines: Lines, folder: pathlib.Path, limits: list[float], tau: int) -
       command = ['-m', 'dipaco_jax.main'] if behind else [*whole, *given]
       command += [f'--role={role}', f'--name={namespace}']
       running.append(start(namespace, command, None, **env, **(behind or {})))
-    wait(db, running, PATHS)
+    wait_for_phases(db, running, PATHS)
     for i, mbit in enumerate(limits):
       lines.limit(mbit)
       began = time.time()
-      wait(db, running, PATHS * (1 + (i + 1) * PHASES.value))
+      wait_for_phases(db, running, PATHS * (1 + (i + 1) * PHASES.value))
       rows.append({'mbit': mbit, 'tau': tau} | tell(db, tau, began))
     db.close()
   return rows
@@ -236,12 +236,8 @@ def environment(folder: pathlib.Path, name: str, storage: str) -> dict[str, str]
 def open_gateway(
   lines: Lines, db: registry.Registry, url: str, place: list[str], running: list[subprocess.Popen], env: dict[str, str]
 ) -> dict[str, dict[str, str]]:
-  """Starts a gateway as soon as the run has begun; returns the environment of each worker, by its namespace."""
-  until = time.monotonic() + PATIENCE_S
-  while not db.facts('prepared'):
-    if time.monotonic() > until or running[-1].poll() is not None:
-      raise RuntimeError('the run is not prepared')
-    time.sleep(0.5)
+  """Starts a gateway as soon as the run is prepared; returns the environment of each worker, by its namespace."""
+  wait(running, lambda: bool(db.facts('prepared')))
   command = ['-m', 'dipaco_jax.gateway', *place, f'--port={GATEWAY_PORT}']
   running.append(start(lines.hub, command, subprocess.PIPE, **env))
   assert running[-1].stderr
@@ -269,10 +265,15 @@ def delayed(lines: Lines, folder: pathlib.Path, name: str, url: str, running: li
   return parsed.set(query={'host': str(far)}).render_as_string(hide_password=False)
 
 
-def wait(db: registry.Registry, running: list[subprocess.Popen], tasks: int):
+def wait_for_phases(db: registry.Registry, running: list[subprocess.Popen], tasks: int):
   """Until so many phases of paths are trained."""
+  wait(running, lambda: db.counts().get('train', {}).get('done', 0) >= tasks)
+
+
+def wait(running: list[subprocess.Popen], is_so: Callable[[], bool]):
+  """Until a condition holds."""
   until = time.monotonic() + PATIENCE_S
-  while db.counts().get('train', {}).get('done', 0) < tasks:
+  while not is_so():
     if time.monotonic() > until or any(process.poll() is not None for process in running):
       raise RuntimeError('a role has ended, or none gets on')
     time.sleep(0.5)

@@ -90,13 +90,20 @@ class Simulation:
     """Returns whether a worker is a backup."""
     return worker >= len(self.workers.speeds) - self.rule.spares
 
+  def patience_s(self, worker: int) -> float:
+    """Returns for how long a path is ready until a worker that does not hold its state may take it."""
+    return self.workers.look_s if self.is_spare(worker) else self.workers.lease_s
+
+  def multiple(self, worker: int) -> float:
+    """Returns the multiple of the usual time after which a worker may copy or continue a task."""
+    return STRAGGLES if self.is_spare(worker) else self.rule.hand_over
+
   def assign_one(self, worker: int) -> bool:
     """Gives a worker a task, if there is one for it."""
     if path := self.choose_path(worker):
       self.begin_task(worker, path)
       return True
-    multiple = STRAGGLES if self.is_spare(worker) else self.rule.hand_over
-    task = self.find_straggler(worker, multiple)
+    task = self.find_straggler(worker)
     if not task:
       return False
     if not self.is_spare(worker):
@@ -110,17 +117,17 @@ class Simulation:
     waiting = [(path.ready_at, path) for path in self.paths if path.ready_at is not None]
     if self.rule.moves:
       return min((path for _, path in waiting), key=lambda path: (path.steps, path.index), default=None)
-    is_spare = self.is_spare(worker)
-    patience_s = self.workers.look_s if is_spare else self.workers.lease_s
     allowed = [
       (path.holder != worker, ready_at, path.index)
       for ready_at, path in waiting
-      if self.time - ready_at >= patience_s - MARGIN or (not is_spare and path.holder in (worker, None))
+      if self.time - ready_at >= self.patience_s(worker) - MARGIN
+      or (not self.is_spare(worker) and path.holder in (worker, None))
     ]
     return self.paths[min(allowed)[2]] if allowed else None
 
-  def find_straggler(self, worker: int, multiple: float) -> Task | None:
+  def find_straggler(self, worker: int) -> Task | None:
     """Returns the task that has run for longest, of those that a free worker may copy or continue, or None."""
+    multiple = self.multiple(worker)
     if math.isinf(multiple) or not self.durations:
       return None
     usual_s = statistics.median(self.durations)
@@ -276,10 +283,8 @@ class Simulation:
     free = self.free_workers()
     usual_s = statistics.median(self.durations) if self.durations else math.inf
     times = []
-    for is_spare in {self.is_spare(worker) for worker in free}:
-      patience_s = self.workers.look_s if is_spare else self.workers.lease_s
+    for patience_s, multiple in {(self.patience_s(worker), self.multiple(worker)) for worker in free}:
       times += [path.ready_at + patience_s for path in self.paths if path.ready_at is not None]
-      multiple = STRAGGLES if is_spare else self.rule.hand_over
       times += [attempt.task.claimed + multiple * usual_s for attempt in self.attempts.values()]
     look_at = min((time for time in times if self.time + MARGIN < time < math.inf), default=math.inf)
     if look_at < math.inf and (look_at < self.look_at or self.look_at <= self.time):

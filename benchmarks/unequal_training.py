@@ -202,5 +202,5 @@ class Trainer:
     """Returns the losses [S] of a path on a shard."""
     numbers, flat = self.path(path)
     rows = self.text.held_out[shard]
-    compute = lambda: np.asarray(loss_of_seeds(self.levels.tree(flat), rows))  # noqa: E731
-    return self.memory.get(('loss', shard, numbers), compute)[1]
+    key = 'loss', shard, numbers
+    return self.memory.get(key, lambda: np.asarray(loss_of_seeds(self.levels.tree(flat), rows)))[1]

@@ -76,20 +76,15 @@ class Owners(Cluster):
     more = More(4.0, env={PORT: str(ports.free_port())})
     url = f'sqlite:///{run.place}/registry.db'
     super().__init__(run.settings, str(run.place), url, run.folder / 'machines', KEEPERS, more)
-    self.grid = run.settings.grid
 
   def admit(self, owner: str):
     """Gives an owner a token and starts its worker."""
-    island = self.keeper()
+    island = self.run.begin()
     with contextlib.closing(tokens_lib.Tokens(self.url)) as tokens:
       token = tokens.add(f'{owner}-token', owners.paths_of(island.layout.grid, owner), 1, owner)
     (self.run.folder / f'{owner}.token').write_text(token)
     one_process.close(island)
     self.processes[f'{owner}-0'] = self.start(f'{owner}-0')
-
-  def keeper(self):
-    """What a command of the keeper sees."""
-    return self.run.begin()
 
   def versions(self) -> int:
     """How many outer steps the shared module has made."""
@@ -102,7 +97,7 @@ class Owners(Cluster):
       if self.versions() >= version and not self.registry.facts(kind):
         if act is members.remove and not self.registry.facts(members.BEGAN):
           return
-        island = self.keeper()
+        island = self.run.begin()
         act(island, name)
         one_process.close(island)
         if act is members.add:
