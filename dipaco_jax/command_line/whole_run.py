@@ -57,8 +57,11 @@ def train(call: Call, settings: settings_lib.Settings, signals: stopping.Signals
 
 def check_settings(settings: settings_lib.Settings):
   """Raises InputError for what runs in one process cannot do."""
+  fix = 'add --role, or run `python -m dipaco_jax.local`, or leave it out'
+  if settings.train.phase_s:
+    problem = 'is for islands, whose workers end a phase at different steps'
+    raise InputError(f'config.train.phase_s={settings.train.phase_s} {problem}: {fix}')
   if settings.outer.floor:
-    fix = 'add --role, or run `python -m dipaco_jax.local`, or leave it out'
     raise InputError(f'config.outer.floor={settings.outer.floor} is for islands, whose evaluator judges paths: {fix}')
 
 

@@ -32,6 +32,7 @@ def check(s: Any) -> None:
   if s.outer.lost and (s.train.paths_per_phase or s.train.schedule):
     raise InputError(f'config.outer.lost={s.outer.lost} requires that all paths train in every phase')
   _check_streaming(s)
+  _check_phase_s(s)
   if s.data.own_text:
     _check_own_text(s)
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
@@ -225,6 +226,21 @@ def _check_streaming(s: Any) -> None:
     raise InputError(f"config.outer.floor={s.outer.floor} {problem}: set config.outer.stream='off'")
   if wire.overlap_steps >= tau:
     raise InputError(f'config.outer.overlap_steps={wire.overlap_steps} should be below train.steps_per_phase={tau}')
+
+
+def _check_phase_s(s: Any) -> None:
+  """Raises InputError for what needs to know the steps of a phase before it has ended."""
+  if not s.train.phase_s:
+    return
+  if wires.make_wire(s.outer, s.train).stream:
+    problem = 'ends phases after different numbers of steps, and streaming sends levels at fixed steps'
+    raise InputError(f"config.train.phase_s={s.train.phase_s} {problem}: set config.outer.stream='off'")
+  if s.train.paths_per_phase or s.train.schedule or s.rounds:
+    fix = 'leave out config.train.paths_per_phase, config.train.schedule and rounds of re-sharding'
+    raise InputError(f'config.train.phase_s={s.train.phase_s} needs all paths in every phase, on one shard each: {fix}')
+  if s.outer.max_weight < 1:
+    problem = 'weighs paths by the steps that they will have taken, so that the share of an owner is not known before'
+    raise InputError(f'config.train.phase_s={s.train.phase_s} {problem}: leave out config.outer.max_weight')
 
 
 def _check_schedule(s: Any, num_paths: int) -> None:

@@ -18,6 +18,13 @@ class Train:
     most=10**6,
   )
   steps_per_phase: int = field(150, 'Number of inner steps in a phase, between two outer steps (tau in the papers).')
+  phase_s: float = field(
+    0.0,
+    'Seconds after which a phase of a path ends if it has not taken train.steps_per_phase inner steps by then, so '
+    'that nobody waits for a slow worker; for islands. 0 means that all phases have train.steps_per_phase steps.',
+    zero=True,
+    added=True,
+  )
   batch_size: int = field(512, 'Number of rows per path and inner step.')
   learning_rate: float = field(0.0, 'Peak inner learning rate of the paths. 0 means inner.learning_rate.', zero=True)
   microbatch: int = field(
@@ -53,6 +60,12 @@ class Train:
   offload: bool = field(
     False, 'Whether to keep optimizer states of paths that wait for a device in host memory.', may_change=True
   )
+
+  @property
+  def phase_length(self) -> str:
+    """How long a phase is, in words."""
+    steps = f'{self.steps_per_phase:,} steps'
+    return f'{self.phase_s:g} s and at most {steps}' if self.phase_s else steps
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 from dipaco_jax.gateway import requests
 from dipaco_jax.gateway.refusals import malformed
 from dipaco_jax.gateway.requests import is_count, is_number_or_none, is_size, is_text
-from dipaco_jax.islands import module_weights, own_levels, pieces, schedule, screening_facts
+from dipaco_jax.islands import module_weights, own_levels, path_steps, pieces, schedule, screening_facts
 from dipaco_jax.islands.island import OBJECTS, Island
 from dipaco_jax.processes import time_use
 from dipaco_jax.registry.registry import Fact, Task
@@ -95,6 +95,7 @@ def of_task(island: Island, task: Task, given: Sequence[Fact], worker: str) -> l
   about = metadata(checkpoint.meta, worker)
   if any(row[0] > island.timetable.tau for row in about['rows']):
     raise malformed('the rows of a fact have steps after the end of the phase')
+  about |= _steps(island, path, part, checkpoint)
   objects = _objects(island, path, part, checkpoint)
   made = schedule.checkpoint_fact(path, task.number, objects, about, checkpoint.kind, own_modules)
   return [
@@ -103,6 +104,17 @@ def of_task(island: Island, task: Task, given: Sequence[Fact], worker: str) -> l
     *own_modules,
     *_evaluations(island, part, sent),
   ]
+
+
+def _steps(island: Island, path: int, part: pieces.Part, checkpoint: Fact) -> dict[str, Any]:
+  """Returns what a checkpoint says about its steps, where phases are timed. Raises Refused unless they are possible."""
+  if not path_steps.are_timed(island):
+    return {}
+  steps: Any = checkpoint.meta.get(path_steps.STEPS)
+  is_pair = isinstance(steps, list) and len(steps) == 2 and all(map(is_count, steps))
+  if not is_pair or not 1 <= steps[1] <= island.timetable.tau or steps[0] != path_steps.first(island, path, part.phase):
+    raise malformed('a fact says other steps than its path can have taken')
+  return {path_steps.STEPS: steps}
 
 
 def _by_kind(given: Iterable[Fact], task: Task, kind: str, phase: int) -> dict[str, list[Fact]]:

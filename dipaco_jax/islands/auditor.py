@@ -118,12 +118,12 @@ class Auditor:
   ) -> tuple[PathState, list[Fact], str]:  # fmt: skip
     """Returns the path's state after a piece, the facts of its own modules, and why its worker should exclude it."""
     state = trained.state
-    squares = {level: message.square for level, message in trained.sent.items()}
-    judged = screening_facts.judge(island, path, part.phase, squares, own_levels.facts(part.phase, state))
+    own = own_levels.facts(part.phase, state)
+    judged = screening_facts.judge(island, path, part.phase, trained.squares, trained.steps, own)
     why = judged.get('excluded') or (screening_facts.EARLIER if state.excluded else '')
     own_modules: list[Fact] = []
     if pieces.is_last(island, part) and not why:
-      state, own_modules = own_levels.take_step(island, path, part.phase, state, None)
+      state, own_modules = own_levels.take_step(island, path, part.phase, state, trained.steps, None)
     return state._replace(excluded=bool(why)), own_modules, why
 
   def go_on(

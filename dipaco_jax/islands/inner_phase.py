@@ -20,8 +20,9 @@ from dipaco_jax.training import evaluation, mesh
 from dipaco_jax.training.job import Dispatch, Job, load_batch
 from dipaco_jax.training.programs import Programs
 
-# After every dispatch: the steps of the phase so far, their metrics and, when a checkpoint is due, the state.
-Done = Callable[[int, dict[str, jax.Array], PathState | None], None]
+# After every dispatch: the steps of the phase so far, their metrics and, when a checkpoint is due, the state. Returns
+# whether the time of the phase is over.
+Done = Callable[[int, dict[str, jax.Array], PathState | None], bool]
 
 
 class Start(NamedTuple):
@@ -35,12 +36,19 @@ class Start(NamedTuple):
   has_inner: bool
   is_replay: bool = False  # then nothing is measured
   evaluates: bool = False  # whether `begins_with` is evaluated first
+  first: int | None = None  # the path's own steps before the phase, where phases are timed [path_steps.py]
+
+  @property
+  def ends_by_time(self) -> bool:
+    """Whether the training may end before `end`; a replay takes as many steps as were taken."""
+    return self.first is not None and not self.is_replay
 
 
 class Result(NamedTuple):
   """What the inner steps have made."""
 
   state: PathState
+  end: int  # steps of the phase so far
   loss: float | None  # on the hold-out at the end of the phase
   evaluation: tuple[float | None, float] | None  # of what the phase begins with: nats a target, and how many targets
 
@@ -57,9 +65,9 @@ def run(
   with hosts.ending_together():
     hosts.broadcast(start._asdict())
     evaluated = evaluate_first(job, start, hosts.share(begins_with)) if start.evaluates else None
-    trained, loss = inner_steps(island, job, start, broadcast_state(hosts, state), done)
+    trained, end, loss = inner_steps(island, job, start, broadcast_state(hosts, state), done, hosts)
     hosts.barrier()
-  return Result(trained, loss, evaluated)
+  return Result(trained, end, loss, evaluated)
 
 
 def follow(island: Island, hosts: Hosts):
@@ -74,7 +82,7 @@ def follow(island: Island, hosts: Hosts):
         zeros = path_state.zeros(job, start.has_inner)
         if start.evaluates:
           evaluate_first(job, start, hosts.share(zeros.params))
-        inner_steps(island, job, start, broadcast_state(hosts, zeros), lambda *_: None)
+        inner_steps(island, job, start, broadcast_state(hosts, zeros), lambda *_: False, hosts)
         hosts.barrier()
 
 
@@ -84,15 +92,19 @@ def broadcast_state(hosts: Hosts, state: PathState) -> PathState:
 
 
 def inner_steps(
-  island: Island, job: Job, start: Start, state: PathState, done: Done
-) -> tuple[PathState, float | None]:  # fmt: skip
-  """Takes the inner steps on this host; `done` gets the state after every `checkpoint.every_steps`."""
+  island: Island, job: Job, start: Start, state: PathState, done: Done, hosts: Hosts
+) -> tuple[PathState, int, float | None]:  # fmt: skip
+  """Takes the inner steps on this host; `done` gets the state after every `checkpoint.every_steps`.
+
+  Returns the state, the steps of the phase so far, and the loss on the hold-out at the end of the phase.
+  """
   every, profiler = island.run.settings.checkpoint.every_steps, island.run.profiler
   programs, (path, phase, step, end, fresh, *_) = job.programs, start
   params, inner = path_state.to_devices(job, phase, state, fresh)
   del state
+  before = job.schedule.global_step(phase, 0) if start.first is None else start.first
   weights, turn = job.weights(phase), np.array(programs.layout.grid.coordinates(path), np.int32)
-  batches = prefetching.prefetch(lambda d: load_batch(job, d), remaining(job, path, phase, step, end))
+  batches = prefetching.prefetch(lambda d: load_batch(job, d, start.first), remaining(job, path, phase, step, end))
   metrics: dict[str, jax.Array] = {}
 
   def is_busy() -> bool:
@@ -103,17 +115,21 @@ def inner_steps(
 
   with time_use.doing(time_use.INNER):
     for dispatch, batch in time_use.fed(batches, is_busy):
-      first, after = job.schedule.global_step(phase, dispatch.step), dispatch.step + job.schedule.dispatch_steps
+      first, after = before + dispatch.step, dispatch.step + job.schedule.dispatch_steps
       stop = first + job.schedule.dispatch_steps
       profiler.begin(first, stop, settle)
       params, inner, metrics = programs.steps(params, inner, *batch, np.int32(first), weights, turn)
       profiler.end(stop, after == end, settle)
       is_due = after < end and after // every > dispatch.step // every
-      done(after, metrics, path_state.to_host(programs, params, inner) if is_due else None)
+      is_over = done(after, metrics, path_state.to_host(programs, params, inner) if is_due else None)
+      if start.ends_by_time and after < end and hosts.decide(is_over):
+        end = after
+        break
     settle()  # so that what follows is not taken for inner steps
   with time_use.doing(time_use.EVALUATE):
-    loss = None if start.is_replay or end < job.schedule.steps_per_phase else holdout_loss(job, path, params)
-  return path_state.to_host(programs, params, inner), loss
+    is_last = end == job.schedule.steps_per_phase or start.first is not None
+    loss = holdout_loss(job, path, params) if is_last and not start.is_replay else None
+  return path_state.to_host(programs, params, inner), end, loss
 
 
 def holdout_loss(job: Job, path: int, params) -> float | None:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dipaco_jax.islands import path_state, pieces, state_facts
+from dipaco_jax.islands import path_state, path_steps, pieces, state_facts
 from dipaco_jax.islands.guard import objects_of
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.island import Island
@@ -48,14 +48,9 @@ class NewestState(NamedTuple):
     return tuple(sorted({part.phase for part in self.parts}))
 
 
-def trained_before(island: Island, path: int, phase: int) -> int | None:
-  """Returns the last phase before this one in which the path was trained, or None."""
-  return next((t for t in reversed(range(phase)) if island.active_paths(t)[path]), None)
-
-
 def publishes_state(island: Island, path: int, phase: int) -> bool:
   """Returns whether a path's state is published after a phase in which it is trained."""
-  before, times = trained_before(island, path, phase), island.timetable
+  before, times = pieces.trained_before(island, path, phase), island.timetable
   if not has_state(island) or not times.is_closed(phase) or phase + 1 == island.run.settings.train.phases:
     return False
   done = 0 if before is None else min(before + 1, times.last_whole(phase))  # phases at the last chance to publish
@@ -74,7 +69,8 @@ def find(island: Island, held: HeldStates, task: Task) -> NewestState:
   parts: tuple[Part, ...] = tuple(Part(target.phase, index) for index in range(target.nth + 1))
   while True:
     phase = parts[0].phase
-    until = pieces.piece(island, target).end if phase == target.phase else island.timetable.tau
+    is_target = phase == target.phase
+    until = pieces.piece(island, target).end if is_target else path_steps.published(island, path, phase).taken
     within = None
     if held.has_within(path, phase):
       within = held.get_within(path, phase, origin(island, path, phase), until - 1)
@@ -103,7 +99,7 @@ def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
   With streaming, a path that an executor has left out of an open phase gets a fresh state at the next phase that begins
   whole, because the path may already have trained further.
   """
-  before = trained_before(island, path, phase) if has_state(island) else None
+  before = pieces.trained_before(island, path, phase) if has_state(island) else None
   if before is None:
     return None, False
   return before, bool(exclusions(island, path, before, not island.timetable.begins_whole(phase)))
@@ -120,7 +116,7 @@ def before_exclusions(
     state = read_after(island, held, path, phase, not island.timetable.is_closed(phase))
     if state is not None or not exclusions(island, path, phase, is_open=True):
       return phase, state
-    phase = trained_before(island, path, phase)
+    phase = pieces.trained_before(island, path, phase)
   return None, None
 
 
@@ -184,7 +180,7 @@ def holders(island: Island, paths: Iterable[int], part: Part) -> dict[int, str]:
   for path in paths if has_state(island) or not pieces.begins_whole(island, part) else ():
     if part.nth:
       groups[pieces.fact_name(island, part._replace(nth=part.nth - 1))].append(str(path))
-    elif (before := trained_before(island, path, part.phase)) is not None:
+    elif (before := pieces.trained_before(island, path, part.phase)) is not None:
       groups['checkpoint', before].append(str(path))
   for (kind, before), keys in groups.items():
     is_anew = not part.nth and not island.own_levels  # an excluded path begins with fresh state

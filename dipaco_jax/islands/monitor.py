@@ -29,6 +29,7 @@ from dipaco_jax.islands import (
   members,
   module_weights,
   outer_executor,
+  path_steps,
   pieces,
   role_loop,
   run_history,
@@ -335,7 +336,7 @@ class LivePage:
     """Makes rows in the format of metrics.jsonl. Complete phases are read only once."""
     while run_history.is_complete(self.island, self.phases):
       phase_history = run_history.read_phase(self.island, self.pointers, self.phases)
-      after = screening_facts.first_step(self.island, self.phases + 1)
+      after = path_steps.after(self.island, self.phases, phase_history.checkpoints)
       row = run_history.phase_row(self.island, after, self.phases, phase_history)
       # all of a phase at once, and last: what failed before is tried again from the phase's first row
       self.rows += [*self.steps(phase_history.checkpoints), {'kind': 'phase', 'stage': 'train'} | row]
@@ -354,7 +355,7 @@ class LivePage:
     for fact in facts:
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T
       tokens, seconds = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len, fact.meta['timed_s']
-      step = screening_facts.first_step(self.island, fact.number + 1)
+      step = path_steps.of_fact(self.island, fact).end
       of_path = {'paths': [int(fact.key)], 'loss': [float(losses.mean())], 'grad_norm': [float(norms.mean())]}
       rate = {'learning_rate': float(rates[-1]), 'tokens_per_s': tokens / seconds if seconds else None}
       yield {'kind': 'step', 'stage': 'train', 'step': step} | of_path | rate

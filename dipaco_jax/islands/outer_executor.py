@@ -1,7 +1,9 @@
 """An outer executor: the outer step of one module at a time, from its paths' checkpoints as they come [3].
 
-    Delta = sum_i w_i (old - new_i) / sum_i w_i  [* sqrt(number of those paths)]
+    Delta = sum_i w_i n_i / tau (old - new_i) / sum_i w_i n_i / tau  [* sqrt(number of those paths)]
     module <- OuterOpt(module, Delta)                                            [2.5, 2.7]
+
+A path that has taken all tau steps has n_i / tau = 1; others exist with `train.phase_s` only (path_steps.py).
 
 The sum has the same bits in any order of the paths (exact_sum.py). An executor holds no task while it waits: it
 releases the task, and the next checkpoint wakes the task. Sums stay in memory, the least recently used ones in files on
@@ -32,7 +34,16 @@ from dipaco_jax.algorithm.grid import Level
 from dipaco_jax.algorithm.row_sum import RowSum
 from dipaco_jax.config import choices, settings
 from dipaco_jax.data import prefetching
-from dipaco_jax.islands import floor_facts, messages, owner_facts, pieces, screening_facts, suspensions, withdrawals
+from dipaco_jax.islands import (
+  floor_facts,
+  messages,
+  owner_facts,
+  path_steps,
+  pieces,
+  screening_facts,
+  suspensions,
+  withdrawals,
+)
 from dipaco_jax.islands.guard import Later, Malformed
 from dipaco_jax.islands.island import DIFFERENCES, OUTER, Island
 from dipaco_jax.islands.lease import Lease
@@ -85,8 +96,11 @@ class Partial:
       paths = json.dumps([self.squares, self.moved, self.left_out]).encode()
       tensors.write_with_digest(self.file, self.sum.state() | {'#paths': np.frombuffer(paths, np.uint8)})
 
-  def add(self, path: str, weight: float, sent: Arrays):
-    """Adds a path's contribution, or leaves it out, with the reason, where it is not finite or not plausible."""
+  def add(self, path: str, weight: float, rates: float, sent: Arrays):
+    """Adds a path's contribution, or leaves it out, with the reason, where it is not finite or not plausible.
+
+    `rates` is the sum of the learning rates of its steps.
+    """
     [level] = self.bounds.usual
     try:
       rows: list[Arrays] = []
@@ -98,7 +112,7 @@ class Partial:
     except (FloatingPointError, ValueError) as e:
       self.left_out[path] = str(e) if isinstance(e, ValueError) else self.bounds.why({level: math.nan})
       return
-    moved = length / self.bounds.rates[level]
+    moved = length / rates
     if why := self.bounds.why({level: moved}):
       self.sum.take_back(weight, old, new, *rows)
       self.left_out[path] = why
@@ -141,7 +155,9 @@ class Executor:
     read = functools.partial(read_contribution, island, level)
     for fact, new in prefetching.prefetch(read, to_add, READERS, READERS):  # while others are added
       if not isinstance(new, Malformed):
-        partial.add(fact.key, weights[fact.key], new)
+        steps = path_steps.of_fact(island, fact)
+        weight = weights[fact.key] * path_steps.share(island, steps)
+        partial.add(fact.key, weight, screening_facts.rates(island, level.name, phase, steps), new)
       elif not withdrawals.train_again(island, fact, new):
         excluded[fact.key] = partial.left_out[fact.key] = str(new)
       lease.about |= {'step': len(partial.squares), 'of': len(weights)}
@@ -171,7 +187,7 @@ class Executor:
       file.unlink(missing_ok=True)
     elif held and held.file == file:  # else it began from a version that was replaced
       return held
-    bounds = screening_facts.bounds(island, [before], task.number - 1)
+    bounds = screening_facts.bounds(island, [before])
     kind, by_row = island.kind(island.parse_module(task.key)[0]), island.run.settings.outer.row_weights
     return Partial(file, *island.read_module(before), bounds, kind, by_row)
 

@@ -20,6 +20,7 @@ from dipaco_jax.islands import outer_executor, pieces, screening_facts, withdraw
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.outer_executor import Partial
 from dipaco_jax.islands.path_state import Arrays, Own, PathState
+from dipaco_jax.islands.path_steps import PathSteps
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.processes import time_use
 from dipaco_jax.registry.registry import Fact
@@ -59,9 +60,11 @@ def _noted(fact: Fact) -> list[Any]:
 
 @time_use.doing(time_use.OUTER)
 def take_step(
-  island: Island, path: int, phase: int, state: PathState, why: str | None
+  island: Island, path: int, phase: int, state: PathState, steps: PathSteps, why: str | None
 ) -> tuple[PathState, list[Fact]]:  # fmt: skip
   """Takes the outer steps of a path's own modules after a phase, unless the path is excluded, with the reason `why`.
+
+  `steps` are the inner steps of the phase.
 
   Returns the state, and the facts of the modules' next version. Raises Diverged if the path has no other modules and is
   excluded too often.
@@ -73,25 +76,26 @@ def take_step(
     screening_facts.check(island, island.own_modules(path)[0], phase, everyone, [str(path)])
   own, own_modules = state.own, list[Fact]()
   for before in facts(phase, state):
-    own, fact = _step(island, path, before, own, state.params, why)
+    own, fact = _step(island, path, before, state._replace(own=own), steps, why)
     own_modules.append(fact)
   own = own._replace(facts={fact.key: _noted(fact) for fact in own_modules})
   return state._replace(own=own), own_modules
 
 
 def _step(
-  island: Island, path: int, before: Fact, own: Own, params: Arrays, why: str | None
+  island: Island, path: int, before: Fact, state: PathState, steps: PathSteps, why: str | None
 ) -> tuple[Own, Fact]:  # fmt: skip
-  module = before.key
+  assert state.own
+  module, own = before.key, state.own
   phase = before.number
   level = before.key.partition('/')[0]
   names = island.layout.names(island.parse_module(module)[0])
-  old, new = ({name: x[name] for name in names} for x in (own.weights, params))
-  bounds = screening_facts.bounds(island, [before], phase)
+  old, new = ({name: x[name] for name in names} for x in (own.weights, state.params))
+  bounds = screening_facts.bounds(island, [before])
   partial = Partial(None, old, own.outer.get(level, {}), bounds, 'none')
   if why is None:
     for name, weight in outer_executor.module_weights(island, module, phase).items():  # none if it has no text
-      partial.add(name, weight, new)
+      partial.add(name, weight, screening_facts.rates(island, level, phase, steps), new)
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
   about |= screening_facts.next_usual(island, module, bounds.usual[level], partial.moved.values())
   if not partial.squares:

@@ -73,6 +73,11 @@ def phase_of(island: Island, kind: str, number: int) -> int:
   return number // island.timetable.most_pieces if kind == PIECE else number
 
 
+def trained_before(island: Island, path: int, phase: int) -> int | None:
+  """Returns the last phase before this one in which the path was trained, or None."""
+  return next((t for t in reversed(range(phase)) if island.active_paths(t)[path]), None)
+
+
 def earlier_facts(island: Island, phase: int, paths: Sequence[str]) -> list[Fact]:
   """Returns the facts of all pieces of a phase but the last, of these paths."""
   parts = (Part(phase, nth) for nth in range(len(of_phase(island, phase)) - 1))

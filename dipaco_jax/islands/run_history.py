@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.algorithm import averaging_gap, outer
-from dipaco_jax.islands import audit_history, members, pieces, run_costs, screening_facts
+from dipaco_jax.islands import audit_history, members, path_steps, pieces, run_costs
 from dipaco_jax.islands.island import Island
-from dipaco_jax.pipeline import jobs, resharding_round, run as run_lib, stages
+from dipaco_jax.pipeline import epochs, jobs, resharding_round, run as run_lib, stages
 from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import publishing
 from dipaco_jax.training import evaluation, job as job_lib, train_state as state_lib
@@ -143,19 +143,19 @@ def rows_of_phase(island: Island, phase: int, phase_history: Phase) -> list[dict
     rate = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len / seconds or None
     for after, loss, norm, learning_rate, _, skipped in fact.meta['rows']:
       values = {
-        'phase': phase, 'step': screening_facts.first_step(island, phase) + after, 'paths': [int(fact.key)],
+        'phase': phase, 'step': path_steps.of_fact(island, fact).first + after, 'paths': [int(fact.key)],
         'paths_in_phase': len(phase_history.checkpoints), 'loss': [loss], 'grad_norm': [norm],
         'learning_rate': learning_rate, 'tokens_per_s': rate, **({'skipped': [skipped]} if skipped else {}),
       }  # fmt: skip
       rows.append({'kind': 'step', 'updates': updates(island, int(fact.key), phase, after), **values})
   rows.sort(key=lambda row: row['updates'])
-  first, after = updates(island, 0, phase + 1, 0), screening_facts.first_step(island, phase + 1)
+  first, after = updates(island, 0, phase + 1, 0), path_steps.after(island, phase, phase_history.checkpoints)
   rows.append({'kind': 'phase', 'updates': first, **phase_row(island, after, phase, phase_history)})
   return [{'stage': 'train'} | row for row in rows]
 
 
 def phase_row(island: Island, after: int, phase: int, phase_history: Phase) -> dict[str, Any]:
-  """Makes the row of a phase; `after` is the global step at its end."""
+  """Makes the row of a phase; `after` is the step at its end, see `path_steps.after`."""
   means: list[float | None] = [None] * island.layout.grid.num_paths
   before, skipped = [None] * len(means), [0] * len(means)
   for fact in phase_history.checkpoints:
@@ -242,20 +242,42 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
   trained_facts = trained(island, history)
   checkpoints = [fact for fact in trained_facts if fact.kind == pieces.CHECKPOINT]
-  tokens = len(checkpoints) * s.train.steps_per_phase * s.train.batch_size * s.model.seq_len
+  steps = [path_steps.of_fact(island, fact) for fact in checkpoints]
+  tokens = sum(each.taken for each in steps) * s.train.batch_size * s.model.seq_len
   outer_s = math.fsum(busy_seconds(phase.modules) for phase in history.phases)
   inner_s, workers = busy_seconds(checkpoints), {fact.meta['worker'] for fact in checkpoints}
   timed = sum(fact.meta['timed_steps'] for fact in checkpoints)
   record = state_lib.Record(
     tokens=tokens, inner_s=history.wall_s, timed_steps=timed, timed_tokens=tokens, outer_s=outer_s
   )
-  return stages.figures(run, job, record) | {
-    'phases': s.train.phases,
-    'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
-    'outer_fraction': outer_s / (outer_s + inner_s),
-    'workers': len(workers),
-    'replay_s': math.fsum(replays(trained_facts).values()),
-    **run_costs.figures(island),
-    **audit_history.figures(island),
-    'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
+  return (
+    stages.figures(run, job, record)
+    | _of_timed(island, checkpoints)
+    | {
+      'phases': s.train.phases,
+      'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
+      'outer_fraction': outer_s / (outer_s + inner_s),
+      'workers': len(workers),
+      'replay_s': math.fsum(replays(trained_facts).values()),
+      **run_costs.figures(island),
+      **audit_history.figures(island),
+      'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
+    }
+  )
+
+
+def _of_timed(island: Island, checkpoints: Sequence[Fact]) -> dict[str, Any]:
+  """Returns the figures that depend on the steps that paths have taken, where phases are timed."""
+  if not path_steps.are_timed(island):
+    return {}
+  s, programs = island.run.settings, island.run.programs
+  steps_P = np.zeros(island.layout.grid.num_paths)
+  for fact in checkpoints:
+    steps_P[int(fact.key)] += path_steps.of_fact(island, fact).taken
+  path_parameters = sum(x.size for x in programs.shapes.values())
+  return {
+    'steps': round(float(steps_P.mean())),
+    'steps_by_path': steps_P.astype(int).tolist(),
+    'epochs_by_path': epochs.of_steps(island.run, steps_P),
+    'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * float(steps_P.sum()) / s.train.phases),
   }

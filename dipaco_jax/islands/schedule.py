@@ -51,6 +51,7 @@ from dipaco_jax.islands import (
   lineage,
   members,
   owner_facts,
+  path_steps,
   pieces,
   withdrawals,
 )
@@ -66,9 +67,10 @@ def checkpoint_fact(
 ) -> Fact:  # fmt: skip
   """Makes the fact of a path's checkpoint or piece. Its digest covers all objects ({} for an excluded path).
 
-  The digest also covers the path's own modules, because a path may have no others.
+  The digest also covers the path's own modules, because a path may have no others, and the steps of a timed phase.
   """
   contents = [*sorted(objects.items()), *([fact.key, fact.sha256] for fact in own_modules)]
+  contents += [(path_steps.STEPS, about[path_steps.STEPS])] if path_steps.STEPS in about else []
   digest = hashlib.sha256(json.dumps(contents).encode()).hexdigest()
   return Fact(kind, str(path), number, '', digest, about | {'objects': objects})
 

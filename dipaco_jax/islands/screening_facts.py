@@ -29,9 +29,10 @@ import numpy as np
 from dipaco_jax.algorithm import screening
 from dipaco_jax.config import choices
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import pieces
+from dipaco_jax.islands import path_steps, pieces
 from dipaco_jax.islands.guard import objects_of
 from dipaco_jax.islands.island import Island
+from dipaco_jax.islands.path_steps import PathSteps
 from dipaco_jax.registry.registry import RESUMED, Conflict, Fact, NewTask, Registry
 
 EARLIER = 'it was left out earlier in the phase'
@@ -41,7 +42,6 @@ class Bounds(NamedTuple):
   """The limits of plausible outer gradients in a phase."""
 
   usual: Mapping[str, float]  # h of the path's modules, by level
-  rates: Mapping[str, float]  # the sum of the learning rates of the steps that the outer gradient is of, by level
   exclude_above: float  # f
 
   def why(self, moved: Mapping[str, float]) -> str:
@@ -51,12 +51,11 @@ class Bounds(NamedTuple):
     return '' if all(map(bool, plausible)) else screening.exclusion_reason(moved, self.usual, self.exclude_above)
 
 
-def bounds(island: Island, modules: Iterable[Fact], phase: int) -> Bounds:
+def bounds(island: Island, modules: Iterable[Fact]) -> Bounds:
   """Returns the limits for paths that start from these modules."""
   named = ((island.parse_module(fact.key)[0].name, fact) for fact in modules)
   usual = {level: fact.meta.get('usual', first_usual(island, fact.key)) for level, fact in named}
-  sums = {level: rates(island, level, phase) for level in usual}
-  return Bounds(usual, sums, island.run.settings.outer.exclude_above)
+  return Bounds(usual, island.run.settings.outer.exclude_above)
 
 
 def first_usual(island: Island, module: str) -> float:
@@ -84,46 +83,49 @@ def as_float32(x: float) -> np.float32:
     return np.float32(x)
 
 
-@functools.lru_cache(32)
-def rates(island: Island, level: str, phase: int) -> float:
-  """Returns the sum of the learning rates of the steps that a level's outer gradients of a phase are of."""
+@functools.lru_cache(1024)
+def rates(island: Island, level: str, phase: int, steps: PathSteps) -> float:
+  """Returns the sum of the learning rates of the steps that a level's outer gradient of a path's phase is of."""
   s = island.run.settings
   times = island.timetable
-  end = times.tau if times.is_closed(phase) else times.places[level]
-  count = times.steps_since(level, phase)
-  summed = _sum_of_rates(s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
-  return float(summed(np.int32(first_step(island, phase) + end - count), count))
+  end, count = steps.taken, steps.taken
+  if not path_steps.are_timed(island):
+    end = times.tau if times.is_closed(phase) else times.places[level]
+    count = times.steps_since(level, phase)
+  summed = _sum_of_rates(path_steps.are_timed(island), s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  return float(summed(np.int32(steps.first + end - count), count))
 
 
 @functools.lru_cache(8)  # a new function would be compiled again in every phase
-def _sum_of_rates(*schedule: Any) -> Callable[[np.int32, int], jax.Array]:
+def _sum_of_rates(are_timed: bool, *schedule: Any) -> Callable[[np.int32, int], jax.Array]:
+  """Returns the compiled sum; for timed phases one program for any number of steps."""
   rate = choices.make_inner(*schedule).learning_rate
-  return jax.jit(functools.partial(screening.sum_of_rates, rate), static_argnums=1)
+  return jax.jit(functools.partial(screening.sum_of_rates, rate), static_argnums=() if are_timed else 1)
 
 
 def first_step(island: Island, phase: int) -> int:
   """Returns the global step before a phase."""
-  s = island.run.settings
-  return s.pretrain.steps + phase * s.train.steps_per_phase
+  return path_steps.planned(island, phase).first
 
 
 # -- a path
 
 
 def judge(
-  island: Island, path: int, phase: int, squares: Mapping[str, float], own: Iterable[Fact] = ()
+  island: Island, path: int, phase: int, squares: Mapping[str, float], steps: PathSteps, own: Iterable[Fact] = ()
 ) -> dict[str, Any]:  # fmt: skip
   """Judges a path's outer gradient, for its checkpoint: `moved` is r by level, `excluded` the reason for an exclusion.
 
-  `squares` has |d|^2 of the messages, by level, possibly of some levels only. `own` has the facts of the modules that
-  stay with the path.
+  `squares` has |d|^2 of the messages, by level, possibly of some levels only; `steps` are those of the phase. `own` has
+  the facts of the modules that stay with the path.
   """
   if not squares:
     return {'moved': {}}
   named = [module for level, module in island.shared_modules(path).items() if level in squares]
   modules = [*island.registry.facts('module', named, phase), *own]
-  limits = bounds(island, modules, phase)
-  moved = {level: math.sqrt(x) / limits.rates[level] if math.isfinite(x) else math.nan for level, x in squares.items()}
+  limits = bounds(island, modules)
+  lengths = {level: math.sqrt(x) if math.isfinite(x) else math.nan for level, x in squares.items()}
+  moved = {level: length / rates(island, level, phase, steps) for level, length in lengths.items()}
   why = limits.why(moved)
   finite_moved = {level: r if math.isfinite(r) else None for level, r in moved.items()}
   return {'moved': finite_moved} | ({'excluded': why} if why else {})

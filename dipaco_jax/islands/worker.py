@@ -25,6 +25,7 @@ from dipaco_jax.islands import (
   own_text,
   path_exchange,
   path_state,
+  path_steps,
   pieces,
   schedule,
   screening_facts,
@@ -37,6 +38,7 @@ from dipaco_jax.islands.island import OWN_TEXT, Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.islands.path_state import Arrays, PathState
+from dipaco_jax.islands.path_steps import PathSteps
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.reading_ahead import ReadingAhead
@@ -67,8 +69,14 @@ class Trained(NamedTuple):
   metrics: PhaseMetrics
   sent: dict[str, Sent]  # by level, for the levels that are sent after the piece
   state: PathState
+  steps: PathSteps  # of the phase
   loss: float | None  # hold-out loss at the end of the phase
   evaluations: list[Fact]  # of the version at the beginning of the phase, if this piece evaluates it
+
+  @property
+  def squares(self) -> dict[str, float]:
+    """|d|^2 of the messages, by level."""
+    return {level: message.square for level, message in self.sent.items()}
 
 
 class Worker:
@@ -151,14 +159,15 @@ class Worker:
     ended = time.time()
     about = trained.metrics.close() | replay | {'holdout_loss': trained.loss, 'worker': island.name, 'from_step': step}
     about |= {'started': started, 'ended': ended, 'busy_s': ended - started, 'holder': self.held.holder}
-    squares = {level: message.square for level, message in trained.sent.items()}
-    judged = screening_facts.judge(island, path, part.phase, squares, own_levels.facts(part.phase, trained.state))
+    about |= path_steps.noted(island, trained.steps)
+    squares, own = trained.squares, own_levels.facts(part.phase, trained.state)
+    judged = screening_facts.judge(island, path, part.phase, squares, trained.steps, own)
     if trained.state.excluded and 'excluded' not in judged:
       judged['excluded'] = screening_facts.EARLIER
     why, own_modules = judged.get('excluded'), list[Fact]()
     state = trained.state._replace(excluded=bool(why))
     if pieces.is_last(island, part):
-      state, own_modules = own_levels.take_step(island, path, part.phase, state, why)
+      state, own_modules = own_levels.take_step(island, path, part.phase, state, trained.steps, why)
     self.hold_piece(island, path, part, state)
     self.at_work = None
     if not state.excluded or not pieces.is_last(island, part):
@@ -201,7 +210,7 @@ class Worker:
         trained = self.train_first(island, lease, beginning)
         state, own_modules = trained.state, list[Fact]()
         if pieces.is_last(island, part):
-          state, own_modules = own_levels.take_step(island, path, part.phase, state, None)
+          state, own_modules = own_levels.take_step(island, path, part.phase, state, trained.steps, None)
         is_other, state = self.hold_replayed(island, path, part, trained.sent, own_modules, state)
         differing |= {part.phase} if is_other else set()
         try:
@@ -220,18 +229,21 @@ class Worker:
     phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
     metrics, origin = PhaseMetrics(lease, job, phase, self.is_warm), functools.cache(lineage.origin)
+    clock = path_steps.Clock(island.run.settings.train.phase_s, self.is_warm)
     self.is_warm, ahead = True, ReadingAhead(island, path, part)
 
-    def done(after: int, step_metrics: dict[str, jax.Array], kept: PathState | None):
+    def done(after: int, step_metrics: dict[str, jax.Array], kept: PathState | None) -> bool:
       metrics.dispatched(after, step_metrics)
+      clock.dispatched()
       if not is_replay:
-        left = (piece.end - after) / (piece.end - piece.begin)
+        left = min((piece.end - after) / (piece.end - piece.begin), clock.left())
         lease.ahead(left)
         ahead.look(left)
       if self.hosts.is_alone:
         lease.check()  # an error here would leave the other hosts waiting
       if kept and not lease.is_copy:
         writer.submit(keep, after, state._replace(params=kept.params, inner=kept.inner).to_arrays())
+      return clock.is_over()
 
     def keep(step: int, arrays: Arrays):
       if lineage.is_finite(arrays):
@@ -242,7 +254,10 @@ class Worker:
     is_first = lease.task.is_first and not is_replay
     evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due and not is_first else []
     is_due &= not evaluated
-    start = Start(path, phase, beginning.step, piece.end, beginning.fresh, bool(state.inner), is_replay, is_due)
+    first, end = path_steps.first(island, path, phase), piece.end
+    if path_steps.are_timed(island) and is_replay:
+      end = path_steps.published(island, path, phase).taken
+    start = Start(path, phase, beginning.step, end, beginning.fresh, bool(state.inner), is_replay, is_due, first)
     begins_with = path_exchange.parameters_before(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # a last piece may be excluded, which is not known yet
@@ -253,7 +268,8 @@ class Worker:
     for fact in evaluated:
       state = own_levels.note_evaluation(island, fact, state)
     sent, state = send(island, path, part, state, result.state)
-    return Trained(metrics, sent, state, result.loss, evaluated)
+    steps = path_steps.planned(island, phase) if first is None else PathSteps(first, result.end)
+    return Trained(metrics, sent, state, steps, result.loss, evaluated)
 
   def hold_replayed(
     self, island: Island, path: int, part: Part, sent: dict[str, Sent], own_modules: list[Fact], state: PathState

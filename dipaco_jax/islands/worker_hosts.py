@@ -29,6 +29,7 @@ class Hosts:
   def __init__(self):
     self.is_alone, self.is_first = jax.process_count() == 1, jax.process_index() == 0
     self.count = 0  # of messages
+    self.decisions = 0
     if self.is_first and not self.is_alone:
       threading.Thread(target=self._wait_for_leaving, daemon=True).start()
 
@@ -58,6 +59,17 @@ class Hosts:
     from jax.experimental import multihost_utils
 
     return {name: np.asarray(x) for name, x in multihost_utils.broadcast_one_to_all(dict(arrays)).items()}
+
+  def decide(self, what: bool) -> bool:
+    """Returns the first host's `what`, on all hosts."""
+    if self.is_alone:
+      return what
+    key = f'{MESSAGES}/{self.count - 1}/{self.decisions}'  # deleted with the message, see `barrier`
+    self.decisions += 1
+    if self.is_first:
+      _client().key_value_set(key, json.dumps(what))
+      return what
+    return json.loads(_awaited(key))
 
   @contextlib.contextmanager
   def ending_together(self) -> Iterator[None]:

@@ -23,6 +23,12 @@ def of_paths(run: run_lib.Run) -> list[float]:
   return _of_paths(run.settings, rows)
 
 
+def of_steps(run: run_lib.Run, steps_P: np.ndarray) -> list[float]:
+  """Returns the epochs of each path after so many of its steps on the shards of the first round, [P]."""
+  rows_P = np.maximum(1, np.array(run.shards_meta(0)['shard_rows']))
+  return (steps_P * run.settings.train.batch_size / rows_P).tolist()
+
+
 def read(
   workdir: pathlib.Path, s: settings_lib.Settings, results: Mapping[str, Mapping[str, Any]], control_steps: int | None
 ) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def bytes_beside(run: Run) -> Picture | None:
   caption = (
     'Of all workers in a phase, on average: read and, striped, written. Plain DiLoCo would exchange parameters in '
     f'float32 once a phase, {plain / sum(ours):,.1f} times as many bytes; data-parallel training gradients in float32 '
-    f'at each of the {run.settings.train.steps_per_phase:,} steps, {every_step / sum(ours):,.0f} times as many.'
+    f'at each step of a phase of {run.settings.train.phase_length}, {every_step / sum(ours):,.0f} times as many.'
   )
   if speed := (r['island_mbits'] or {}).get(WORKER):
     ways = (('in', 'reading'), ('out', 'writing'))

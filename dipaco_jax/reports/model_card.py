@@ -74,6 +74,7 @@ def _training(f: Facts) -> dict[str, str]:
   base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text' if s.pretrain.steps else 'no steps'
   base += f', from `{f.base_name}`' if f.base_name else ''
   tokens = (s.pretrain.steps * s.pretrain.batch_size + steps * t.batch_size) * s.model.seq_len
+  most = 'at most ' if t.phase_s else ''
   grid = ' x '.join(f'{name} {size}' for name, size in s.grid)
   place = ', '.join(f'{name}={i}' for (name, _), i in zip(s.grid, f.coordinates, strict=True))
   return {
@@ -81,10 +82,10 @@ def _training(f: Facts) -> dict[str, str]:
     'base model': base,
     **({'grid of paths': grid, 'this path': f'{f.number}, at {place}'} if s.grid else {}),
     'modules': ', '.join(f'`{name}`' for name in f.modules.values()),
-    'version': f'{f.version}: as many outer steps, {t.steps_per_phase:,} inner steps apart',
-    'steps of this path': f'{steps:,} of {t.batch_size:,} rows, after those of the base',
-    **({'tokens read in this run': f'{tokens:,}, after those of `{f.base_name}`'} if f.base_name else {}),
-    **({} if f.base_name else {'tokens read, with the base': f'{tokens:,}'}),
+    'version': f'{f.version}: as many outer steps, after phases of {t.phase_length}',
+    'steps of this path': f'{most}{steps:,} of {t.batch_size:,} rows, after those of the base',
+    **({'tokens read in this run': f'{most}{tokens:,}, after those of `{f.base_name}`'} if f.base_name else {}),
+    **({} if f.base_name else {'tokens read, with the base': f'{most}{tokens:,}'}),
     'routing': _routing(s.routing),
     'optimizers': f'{s.inner.optimizer} inside the path, {s.outer.optimizer} between paths',
   }

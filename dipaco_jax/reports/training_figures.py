@@ -175,7 +175,7 @@ def bytes_sent(run: Run) -> Picture | None:
   phases = train['phases']
   both = (('paths', sent, BLUE), ('data-parallel', synchronous, ORANGE))
   rows = [(name, [(each * phases, colour)], size(each * phases)) for name, each, colour in both]
-  how_often = f'once in {run.settings.train.steps_per_phase} steps'
+  how_often = f'once in {run.settings.train.phase_length}'
   if run.report['num_devices'] == 1 and not run.report['island_bytes']:
     caption = (
       'This run had one device, so nothing was sent. The bars show what would be sent with a worker for each path: '

@@ -201,14 +201,18 @@ def dispatches(job: Job, phase: int, turn: int, step: int, piece: int = 0) -> It
         yield Dispatch(t, i, s, last, last_of_piece, last_of_piece and number + 1 == len(pieces), number)
 
 
-def load_batch(job: Job, dispatch: Dispatch) -> tuple[Dispatch, list[jax.Array]]:
-  """Returns the dispatch and its rows on the devices; every process reads its own paths' shards."""
+def load_batch(job: Job, dispatch: Dispatch, own_first: int | None = None) -> tuple[Dispatch, list[jax.Array]]:
+  """Returns the dispatch and its rows on the devices; every process reads its own paths' shards.
+
+  `own_first`: the own step before the phase of the one path in flight, where that is not the job's.
+  """
   placement = job.programs.placement
   turn, k = placement.turns()[dispatch.turn], job.schedule.dispatch_steps
 
   def rows(position: Coordinates) -> np.ndarray:
     path = placement.path(turn, position)
-    first = job.own_step(path, dispatch.phase, dispatch.step)
+    before = job.own_step(path, dispatch.phase, 0) if own_first is None else own_first
+    first = before + dispatch.step
     return np.stack([np.stack(job.data.batch(path, first + i)) for i in range(k)], axis=1)  # [2, k, B, L]
 
   shape = k, job.data.batch_size, job.programs.model.config.seq_len

@@ -99,6 +99,19 @@ def test_no_field_that_names_text_is_ignored(data, message):
 
 
 @pytest.mark.parametrize(
+  'values, fix',
+  [
+    ({'outer': {'stream': 'on'}}, "set config.outer.stream='off'"),
+    ({'outer': {'max_weight': 0.5}}, 'leave out config.outer.max_weight'),
+    ({'train': {'paths_per_phase': 2}}, 'leave out config.train.paths_per_phase'),
+  ],
+)
+def test_phases_that_end_by_time_need_all_paths_and_no_fixed_steps(values, fix):
+  timed = {'phase_s': 9.0} | values.get('train', {})
+  assert fix in error({'grid': {'a': 2, 'b': 2}} | values | {'train': timed})
+
+
+@pytest.mark.parametrize(
   'values, message',
   [
     ({'model': {'num_layers': 10**6}}, 'config.model.num_layers=1000000 should be 1000 or below'),

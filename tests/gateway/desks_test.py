@@ -12,7 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import role_loop, state_facts, suspensions, withdrawals
+from dipaco_jax.islands import path_steps, role_loop, state_facts, suspensions, withdrawals
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.guard import Gone
 from dipaco_jax.registry import writer_turns
@@ -238,3 +238,19 @@ def test_a_suspended_worker_reads_so_and_claims_nothing(gateway, made):
     suspensions.heed(worker)
   with pytest.raises(InputError, match='this worker is suspended'):
     worker.registry.claim('', ['train'])
+
+
+def test_steps_of_a_timed_phase_are_those_that_its_path_can_have_taken(made, tmp_path):
+  timed = one_process.with_settings(made, train=dict(phase_s=9.0))
+  gateways.begin_training(timed)
+  before, tau = timed.run.settings.pretrain.steps, timed.run.settings.train.steps_per_phase
+  with gateways.running(timed, tmp_path) as running:
+    worker = running.worker()
+    task = worker.registry.claim('', ['train'])
+    for steps in ([before, 0], [before, tau + 1], [before + 1, 2], [before, 2.0], [before], None):
+      with pytest.raises(gateway_link.Rejected, match='other steps than its path can have taken'):
+        worker.registry.complete(task, gateways.train(worker, task, steps=steps))
+    worker.registry.complete(task, gateways.train(worker, task, steps=[before, 2]))
+    [fact] = timed.registry.facts('checkpoint', [task.key], 0)
+    assert path_steps.of_fact(timed, fact) == (before, 2)
+    assert path_steps.first(timed, int(task.key), 1) == before + 2

@@ -60,11 +60,11 @@ class Cheater:
       return earlier[max(others, key=lambda key: key[1])] if others else moves
     return moves
 
-  def load_batch(self, real, job, dispatch):
+  def load_batch(self, real, job, dispatch, own_first=None):
     read = dispatch
     if self.kind == 'other_text':  # on one device, the turn is the path
       read = dispatch._replace(turn=(dispatch.turn + 1) % job.programs.layout.grid.num_paths)
-    return dispatch, real(job, read)[1]
+    return dispatch, real(job, read, own_first)[1]
 
   def remaining(self, real, job, path, phase, step, end):
     dispatches = [*real(job, path, phase, step, end)]

@@ -3,6 +3,7 @@ weights, paths that are lost or excluded, streaming, overlap and compression. As
 """
 
 import bisect
+import dataclasses
 import fractions
 import functools
 import math
@@ -112,7 +113,7 @@ def row_weights(state, inner):
 
 def train(
   params, opt_state, batches, active, weights, grid, levels, owner, loss_fn, config, total_steps, lost=lambda phase: (),
-  excluded=lambda phase: (),
+  excluded=lambda phase: (), taken=None,
 ):  # fmt: skip
   """Algorithm 1, from the base model on.
 
@@ -128,6 +129,7 @@ def train(
     total_steps: length of the cosine.
     lost: phase -> the paths whose outer gradient is lost, which go on from their own parameters.
     excluded: phase -> the paths that take no part, and go on from the new modules with a fresh AdamW state.
+    taken: (path, phase) -> its inner steps, where phases end after some time; learning rates are of a path's own steps.
 
   Returns:
     modules, momenta, {path: AdamW state}, and for each phase {path: [loss before each step]}.
@@ -139,19 +141,20 @@ def train(
   for t, paths in enumerate(active):
     first_step = config.pretrain.steps + t * tau
     new_params, losses, rows = {}, {}, {}
+    steps = {path: taken(path, t) if taken else tau for path in paths}
     for path in paths:
       new_params[path], states[path], losses[path] = inner_phase(
         own[path] if path in own else reference.path_params(modules, grid, owner, path),
         states[path],
-        [batches(path, own_step[path] + i) for i in range(tau)],
-        first_step,
+        [batches(path, own_step[path] + i) for i in range(steps[path])],
+        own_step[path] if taken else first_step,
         loss_fn,
         config.inner,
         total_steps,
         config.pretrain.steps,
       )
       rows[path] = row_weights(states[path], config.inner) if config.inner.optimizer == 'adamw' else None
-      own_step[path] += tau
+      own_step[path] += steps[path]
       if not config.inner.keep_state:
         states[path] = None  # the base model's, if any, was for its first phase
     own = {path: new_params.pop(path) for path in lost(t)}
@@ -160,7 +163,11 @@ def train(
       states[path] = None
     by_row = rows if config.outer.row_weights else None
     layout = Layout(grid, levels)
-    modules, momenta = reference.outer_step(modules, momenta, new_params, weights, layout, config.outer, by_row)
+    outer, counted = config.outer, weights
+    if taken:  # w_i n_i / tau
+      outer = dataclasses.replace(outer, reweigh=True)
+      counted = [(w if config.outer.reweigh else 1) * steps.get(path, 0) / tau for path, w in enumerate(weights)]
+    modules, momenta = reference.outer_step(modules, momenta, new_params, counted, layout, outer, by_row)
     history.append(losses)
   return modules, momenta, states, history
 

@@ -12,7 +12,15 @@ import pytest
 import slow
 from one_process import OWN_LEVELS, Faults, Machine, changed
 
-from dipaco_jax.islands import audit_facts, auditor, schedule, screening_facts, state_facts, suspensions
+from dipaco_jax.islands import (
+  audit_facts,
+  auditor,
+  path_steps,
+  schedule,
+  screening_facts,
+  state_facts,
+  suspensions,
+)
 from dipaco_jax.islands.auditor import Auditor
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
@@ -91,6 +99,17 @@ def test_a_contribution_of_the_other_sign_is_found(machine, prepared, tmp_path):
     results = audit_all(second)
     assert {at: fact.meta['equal'] for at, fact in results.items()} == {(path, 0): path != 2 for path in range(4)}
     assert results[2, 0].meta['difference'] == pytest.approx(dict.fromkeys(('ends', 'low', 'high'), 2.0), rel=1e-3)
+
+
+@pytest.mark.slow
+def test_phases_of_unequal_steps_are_found_if_they_have_fewer_than_is_claimed(machine, prepared, tmp_path, monkeypatch):
+  monkeypatch.setattr(path_steps.Clock, 'is_over', lambda clock: clock.dispatches == 2)
+  with cheater.installed({(2, 0): 'fewer_steps'}):
+    alone = train(machine, prepared, tmp_path / 'run', train=dict(phases=2, phase_s=1e6))
+  monkeypatch.setattr(path_steps.Clock, 'is_over', lambda clock: clock.dispatches == 1)  # which an audit does not ask
+  with worker_of(alone, tmp_path / 'run', 'second') as second:
+    differing = {at for at, fact in audit_all(second).items() if fact.meta['equal'] is False}
+    assert differing == {(2, 0), (2, 1)}  # which began with the state of the first
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ from dipaco_jax.islands import (
   monitor,
   path_exchange,
   path_state,
+  pieces,
   schedule,
   screening_facts,
   state_facts,
@@ -51,8 +52,8 @@ def any_state_will_do(request, monkeypatch):
 
 def test_the_phase_before_is_the_last_in_which_the_path_was_trained(made):
   of = with_settings(made, train=dict(phases=6, schedule=((0, (0, 1)), (2, (1,)), (5, (0,)))))
-  assert [lineage.trained_before(of, 0, phase) for phase in range(6)] == [None, 0, 1, 1, 1, 1]
-  assert lineage.trained_before(of, 2, 5) is None
+  assert [pieces.trained_before(of, 0, phase) for phase in range(6)] == [None, 0, 1, 1, 1, 1]
+  assert pieces.trained_before(of, 2, 5) is None
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.registry.registry import Fact, NewTask, Task
 
 made = one_process.made
-BOUNDS = screening_facts.Bounds({'low': 100.0}, {'low': 0.5}, 10.0)  # |old - new| up to 500
+BOUNDS = screening_facts.Bounds({'low': 100.0}, 10.0)
+RATES = 0.5  # so |old - new| is up to 500
 OLD = {'w': np.zeros(10_000, np.float32)}
 
 
@@ -61,16 +62,16 @@ BAD = {
 def test_what_is_bad_is_left_out_of_a_sum_which_is_then_as_before(kind, tmp_path):
   file, expected = tmp_path / 'x.sum', exact_sum.ExactSum()
   partial = outer_executor.Partial(file, OLD, {}, BOUNDS, 'none')
-  partial.add('0', 0.5, moved(10.0))
+  partial.add('0', 0.5, RATES, moved(10.0))
   expected.add(0.5, OLD, moved(10.0))
   bad, words = BAD[kind]
-  partial.add('1', 0.7, bad)
+  partial.add('1', 0.7, RATES, bad)
   assert partial.squares.keys() == {'0'} and words in partial.left_out['1']
   partial.save()
   kept = outer_executor.Partial(file, OLD, {}, BOUNDS, 'none')
   assert kept.left_out == partial.left_out and kept.moved == partial.moved == {'0': pytest.approx(20.0)}
   for one in (partial, kept):
-    one.add('2', 1.0, moved(-499.0))
+    one.add('2', 1.0, RATES, moved(-499.0))
   expected.add(1.0, OLD, moved(-499.0))
   for one in (partial, kept):
     assert one.sum.weight == expected.weight and np.array_equal(one.sum.mean()['w'], expected.mean()['w'])
@@ -78,7 +79,7 @@ def test_what_is_bad_is_left_out_of_a_sum_which_is_then_as_before(kind, tmp_path
 
 def test_a_sum_that_leaves_out_all_paths_is_empty(tmp_path):
   partial = outer_executor.Partial(tmp_path / 'x.sum', OLD, {}, BOUNDS, 'none')
-  partial.add('0', 1.0, moved(501.0))
+  partial.add('0', 1.0, RATES, moved(501.0))
   assert not partial.squares and not partial.sum.contributions and not partial.sum.weight_quanta
 
 
@@ -104,16 +105,13 @@ def test_the_largest_weight_does_not_put_a_move_out_of_range(made, monkeypatch):
 @pytest.mark.parametrize('damage', [tiny_run.flip_a_bit, lambda f: os.truncate(f, 40), lambda f: os.truncate(f, 0)])
 def test_a_damaged_sum_is_summed_again(damage, tmp_path):
   file, old = tmp_path / 'x.sum', {'w': np.ones(100, np.float32)}
-  kept = outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, {'low': 1.0}, 10.0), 'none')
-  kept.add('3', 0.5, {'w': np.zeros(100, np.float32)})
+  kept = outer_executor.Partial(file, old, {}, BOUNDS, 'none')
+  kept.add('3', 0.5, RATES, {'w': np.zeros(100, np.float32)})
   kept.save()
-  found = outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, {'low': 1.0}, 10.0), 'none')
+  found = outer_executor.Partial(file, old, {}, BOUNDS, 'none')
   assert found.squares == {'3': 25.0} and (found.sum.mean()['w'] == 1).all()
   damage(file)
-  assert (
-    outer_executor.Partial(file, old, {}, screening_facts.Bounds({'low': 100.0}, {'low': 1.0}, 10.0), 'none').squares
-    == {}
-  )
+  assert outer_executor.Partial(file, old, {}, BOUNDS, 'none').squares == {}
 
 
 @pytest.mark.parametrize('most, expected', [(1.0, [0.5, 0.25, 0.25]), (0.4, [0.4, 0.3, 0.3])])
@@ -226,7 +224,7 @@ def test_a_suspended_workers_contribution_is_taken_out_of_the_sum_and_leaves_a_f
   scene.checkpoint(2, 0.02)
   [task] = scene.claimed()
   partial = scene.executor.take(scene.made, task)
-  partial.add('2', 1.0, {n: x + np.float32(0.02) for n, x in scene.old.items()})
+  partial.add('2', 1.0, RATES, {n: x + np.float32(0.02) for n, x in scene.old.items()})
   scene.executor.put_back(task, partial)
   suspensions.suspend(scene.made.registry, 'worker-2', 'it lies', 'test')
   scene.claimed()  # whose answer tells of the suspension
@@ -422,7 +420,7 @@ def test_row_weights_give_the_outer_step_of_one_job(kind, made):
     moments = {name: rng.exponential(1e-6, x.shape).astype('f') for name, x in old.items()}
     rows = {n: np.asarray(x) for n, x in outer.row_weights(moments, np.int32(9), INNER.b2, INNER.epsilon).items()}
     message = messages.send(kind, old, new, {}, rows)
-    partial.add(path, weight, message.arrays)
+    partial.add(path, weight, RATES, message.arrays)
     assert partial.moved[path] == pytest.approx(math.sqrt(message.square) / 0.5, rel=1e-5), 'r is without row weights'
     one, other = messages.read_delta(kind, messages.split_rows(message.arrays)[0], old)
     for name, x in old.items():
@@ -445,5 +443,5 @@ def test_row_weights_give_the_outer_step_of_one_job(kind, made):
 
 def test_a_message_without_row_weights_is_left_out_where_they_are_expected():
   partial = outer_executor.Partial(None, OLD, {}, BOUNDS, 'none', by_row=True)
-  partial.add('0', 1.0, moved(10.0))
+  partial.add('0', 1.0, RATES, moved(10.0))
   assert 'cannot be added' in partial.left_out['0'] and not partial.sum.contributions

@@ -6,7 +6,15 @@ import pytest
 from one_process import with_settings
 
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import lineage, own_levels, path_exchange, path_state, schedule, screening_facts
+from dipaco_jax.islands import (
+  lineage,
+  own_levels,
+  path_exchange,
+  path_state,
+  path_steps,
+  schedule,
+  screening_facts,
+)
 from dipaco_jax.islands.path_state import Own, PathState
 from dipaco_jax.registry.registry import Fact
 
@@ -49,10 +57,10 @@ def test_a_path_without_shared_levels_is_not_excluded_for_ever(made, monkeypatch
   state = PathState({}, {}, own=Own(weights(of, 1.0), {}, {}, {}))
   state = state._replace(params=own_levels.weights(state))
   for phase in (4, 5):
-    own_levels.take_step(of, 3, phase, state, 'bad')
+    own_levels.take_step(of, 3, phase, state, path_steps.planned(of, phase), 'bad')
     of.registry.put([screening_facts.exclusion(of, 3, phase, 'bad', 'w')])
   with pytest.raises(Diverged, match='3 phases in a row'):
-    own_levels.take_step(of, 3, 6, state, 'bad')
+    own_levels.take_step(of, 3, 6, state, path_steps.planned(of, 6), 'bad')
 
 
 def test_the_checkpoint_of_a_path_without_shared_levels_tells_what_its_modules_became():

@@ -8,7 +8,7 @@ import pytest
 
 from dipaco_jax.algorithm import screening
 from dipaco_jax.core.errors import Diverged
-from dipaco_jax.islands import island, messages, screening_facts
+from dipaco_jax.islands import island, messages, path_steps, screening_facts
 from dipaco_jax.registry import registry
 from dipaco_jax.registry.registry import Fact, NewTask
 from dipaco_jax.telemetry import performance
@@ -24,7 +24,7 @@ def modules(made: island.Island, version: int, usual: float | None = None):
 
 def test_a_path_is_judged_as_in_one_job(made):
   """By h of the modules that it began from, which is h_0 where none is noted."""
-  rng, rates = np.random.default_rng(0), screening_facts.rates(made, 'low', 1)
+  rng, rates = np.random.default_rng(0), screening_facts.rates(made, 'low', 1, path_steps.planned(made, 1))
   assert rates == pytest.approx(6 * 0.01, rel=0.6)
   old = {name: rng.normal(size=x.shape).astype('f') for name, x in made.shapes.items()}
   size = sum(made.shapes[name].size for name in made.layout.names(made.layout.levels[1]))
@@ -35,7 +35,7 @@ def test_a_path_is_judged_as_in_one_job(made):
     for level in made.layout.levels:
       of_level = {name: new[name] for name in made.layout.names(level)}
       sent[level.name] = messages.send('none', old, of_level, {}).square
-    return screening_facts.judge(made, 2, version, sent)
+    return screening_facts.judge(made, 2, version, sent, path_steps.planned(made, version))
 
   move = lambda length: {n: x + np.float32(length) for n, x in old.items()}  # noqa: E731
   found = judge(move(9.9 * rates))  # r is that of each parameter times the root of how many
@@ -130,7 +130,7 @@ def test_a_resumed_run_trains_again_what_blocked_it(made):
 def test_sums_of_learning_rates_are_compiled_once(made):
   screening_facts._sum_of_rates.cache_clear()
   level, counts = made.layout.levels[0].name, performance.count_compilations()
-  found = [screening_facts.rates(made, level, phase) for phase in range(2)]
+  found = [screening_facts.rates(made, level, phase, path_steps.planned(made, phase)) for phase in range(2)]
   first = counts.copy()
-  found += [screening_facts.rates(made, level, phase) for phase in range(2, 5)]
+  found += [screening_facts.rates(made, level, phase, path_steps.planned(made, phase)) for phase in range(2, 5)]
   assert len({*found}) == 5 and counts == first and first

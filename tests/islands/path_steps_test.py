@@ -1,0 +1,140 @@
+"""Phases that end after some time: how many steps a path takes is a fact, and all that follows is of the fact [2.5]."""
+
+import itertools
+
+import island_fixtures
+import numpy as np
+import one_process
+import pytest
+import small
+import twin
+from one_process import Faults, changed
+from stopped_clock import Clock
+
+from dipaco_jax.islands import path_steps
+from dipaco_jax.islands.path_steps import PathSteps
+from dipaco_jax.pipeline import jobs
+from dipaco_jax.storage import module_store
+
+pytestmark = pytest.mark.usefixtures('one_device')
+one_device, machine, prepared = island_fixtures.one_device, island_fixtures.machine, island_fixtures.prepared
+PHASES = 2
+ENOUGH_S = 1e6
+DISPATCHES = 1, 3, 2, 1, 2, 3, 1  # of one phase after another, whoever trains it
+
+
+def to_the_end(machine, prepared, place, kills=(), **sections):
+  s = changed(machine.settings, **{'train': dict(phases=PHASES)} | sections)
+  alone = machine.begin(prepared, place, s)
+  alone.to_the_end(place, Faults(kills), far=place / 'machines' if kills else None, end=one_process.TRAINED)
+  return alone.island(place)
+
+
+def modules_of(made) -> dict:
+  return {fact.key: made.read_weights(fact) for fact in made.registry.facts('module', number=PHASES)}
+
+
+@pytest.mark.slow
+def test_with_enough_time_it_is_the_run_of_tau_steps(machine, prepared, tmp_path):
+  made = to_the_end(machine, prepared, tmp_path / 'timed', train=dict(phases=PHASES, phase_s=ENOUGH_S))
+  plain = to_the_end(machine, prepared, tmp_path / 'plain')
+  found, expected = ({f.key: f.sha256 for f in each.registry.facts('module', number=PHASES)} for each in (made, plain))
+  assert found == expected
+  tau = made.run.settings.train.steps_per_phase
+  notes = [fact.meta[path_steps.STEPS] for fact in made.registry.facts('checkpoint', ['3'])]
+  assert notes == [[made.run.settings.pretrain.steps + phase * tau, tau] for phase in range(PHASES)]
+  assert all(path_steps.STEPS not in fact.meta for fact in plain.registry.facts('checkpoint'))
+  for each in (made, plain):
+    one_process.close(each)
+
+
+def test_a_killed_run_of_unequal_steps_is_the_reference_given_its_facts(machine, prepared, tmp_path, monkeypatch):
+  script = itertools.cycle(DISPATCHES)  # replays ask it too, and would be told other numbers
+
+  class Scripted(path_steps.Clock):
+    def __init__(self, seconds, is_warm):
+      super().__init__(seconds, is_warm)
+      self.most = next(script)
+
+    def is_over(self):
+      return self.dispatches >= self.most
+
+  monkeypatch.setattr(path_steps, 'Clock', Scripted)
+  kills = ['after complete train 2 0', 'before complete train 3 1']
+  sections = {'checkpoint': dict(state_every_phases=PHASES, every_steps=2), 'inner': dict(epsilon=1e-3)}
+  train = dict(phases=PHASES, phase_s=ENOUGH_S)
+  made = to_the_end(machine, prepared, tmp_path / 'run', kills, train=train, **sections)
+  checkpoints = made.registry.facts('checkpoint')
+  taken = {(int(fact.key), fact.number): path_steps.of_fact(made, fact).taken for fact in checkpoints}
+  assert len({*taken.values()}) > 1
+  replayed = [fact.meta['replay'] for fact in checkpoints if 'replay' in fact.meta]
+  assert replayed and not any(replay['differing'] for replay in replayed)
+  check_with_reference(made, taken)
+  one_process.close(made)
+
+
+def check_with_reference(made, taken):
+  s, job, layout = made.run.settings, jobs.paths_job(made.run, 0), made.layout
+  paths = layout.grid.num_paths
+  modules, *_ = twin.train(
+    job.base, base_state(job), job.data.batch, [range(paths)] * PHASES, job.weights(0).reshape(-1).tolist(),
+    layout.grid, layout.levels, layout.owner, small.mean_loss(made.run.model, s.routing.prefix_tokens), s,
+    s.decay_steps, taken=lambda path, phase: taken[path, phase],
+  )  # fmt: skip
+  steps, targets = PHASES * s.train.steps_per_phase, s.train.batch_size * s.model.seq_len
+  tolerance = 1.33 * paths**0.5 * steps * small.EPS * (2 + s.inner.learning_rate * targets)
+  found = modules_of(made)
+  assert len(found) == len(modules)
+  levels = {level.name: level for level in layout.levels}
+  for (level, at), params in modules.items():
+    key = module_store.module_key(levels[level], at)
+    for name, expected in params.items():
+      np.testing.assert_allclose(found[key][name], expected, rtol=0, atol=tolerance, err_msg=f'{key} {name}')
+
+
+def base_state(job) -> dict:
+  """AdamW's state after pretraining, as the reference has it."""
+  adam, *_ = job.base_state.optimizer
+  return {'m': dict(adam.mu), 'v': dict(adam.nu), 't': int(adam.count)}
+
+
+def test_steps_are_those_of_the_facts_or_tau(machine, prepared, tmp_path):
+  made = machine.begin(prepared, tmp_path / 'run', machine.settings).island(tmp_path / 'run')
+  s = made.run.settings
+  before, tau = s.pretrain.steps, s.train.steps_per_phase
+  assert path_steps.planned(made, 1) == PathSteps(before + tau, tau)
+  assert path_steps.share(made, PathSteps(7, tau)) == 1.0
+  assert path_steps.share(made, PathSteps(7, 1)) == 1 / tau
+  one_process.close(made)
+
+
+@pytest.fixture
+def clock(monkeypatch) -> Clock:
+  found = Clock()
+  monkeypatch.setattr(path_steps, 'time', found)
+  return found
+
+
+def count_dispatches(clock, of: path_steps.Clock, seconds: float) -> int:
+  """Of dispatches that take so long each, of which the first has just been queued."""
+  for number in itertools.count(1):
+    of.dispatched()
+    if of.is_over() or number == 100:
+      return number
+    clock.now += seconds
+
+
+@pytest.mark.parametrize('each_s, expected', [(1.0, 10), (3.0, 3), (4.9, 2), (20.0, 2)])
+def test_a_phase_ends_with_the_last_dispatch_that_ends_in_time(each_s, expected, clock):
+  assert count_dispatches(clock, path_steps.Clock(10.0, is_warm=True), each_s) == expected
+
+
+def test_what_compiles_costs_no_time(clock):
+  of = path_steps.Clock(10.0, is_warm=False)
+  clock.now += 1000.0
+  assert count_dispatches(clock, of, 1.0) == 10
+
+
+def test_without_a_limit_the_time_is_never_over(clock):
+  of = path_steps.Clock(0.0, is_warm=True)
+  assert count_dispatches(clock, of, 1.0) == 100 and of.left() == 1.0
