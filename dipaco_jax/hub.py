@@ -251,7 +251,7 @@ def run(hub: Hub, devices: list[worker_devices.Environment]) -> int:
 
   `devices`: the variables that select the device of each worker, or of the one that only prepares.
   """
-  from dipaco_jax.islands import held_states, kept_arrays, members, roles
+  from dipaco_jax.islands import held_states, kept_arrays, members, registration, roles
   from dipaco_jax.registry import registry
 
   os.environ[registry_url.VARIABLE] = hub.url
@@ -263,7 +263,7 @@ def run(hub: Hub, devices: list[worker_devices.Environment]) -> int:
       roles.check_place(storage, hub.local, hub.url)
       resumed = roles.resume(hub.options.workdir, hub.url)
       facts = registry.Registry(hub.url, hub.options.lease_s)
-      roles.settle(facts, storage, hub.settings, hub.local)
+      registration.settle(facts, storage, hub.settings, hub.local)
       address = f'{own_url(hub.options)}#sha256={fingerprint(hub)}'
       newcomers = Newcomers(hub, facts, address)
       tokens = make_tokens(hub, members.read(facts), hub.options.new_tokens)

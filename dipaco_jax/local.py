@@ -53,6 +53,11 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
   )
   parser.add_argument('--outers', type=int, default=1, help='Number of processes that make outer steps. Default: 1.')
   parser.add_argument('--evaluators', type=int, default=1, help='Number of processes that evaluate. Default: 1.')
+  parser.add_argument(
+    '--replay',
+    default='',
+    help='facts.json of a finished run, which is computed again by its decisions and compared.',
+  )
   options, rest = parser.parse_known_args()
   check_numbers(parser, options)
   if unknown := config_file.split(rest)[0]:
@@ -74,11 +79,13 @@ def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace):
 def check(options: argparse.Namespace, rest: list[str]) -> str:
   """Returns the registry's URL; raises InputError if that, the config or the text cannot be used, and OSError."""
   from dipaco_jax.data import corpus
-  from dipaco_jax.islands import roles
+  from dipaco_jax.islands import decisions, roles
   from dipaco_jax.pipeline import tokenize_stage
 
   values = config_file.read(options.config, config_file.split(rest)[1], options.workdir)
   s = user_modules.admit_own(settings.from_dict(values), options.workdir)
+  if options.replay:
+    decisions.read(options.replay, s)
   has_begun = object_store.open_storage(options.workdir).exists(remedies.ISLANDS_MARK)
   if not has_begun:  # else its text may be gone
     corpus.check_readable(s.data)
@@ -117,7 +124,7 @@ def run(options: argparse.Namespace, rest: list[str], url: str, devices: list[wo
   logs.mkdir(parents=True, exist_ok=True)
   os.environ[registry_url.VARIABLE] = url  # of the roles, too: others may read their command lines
   argv = [sys.executable, '-m', 'dipaco_jax.main', f'--config={options.config}', f'--workdir={options.workdir}']
-  argv += [f'--lease_s={options.lease_s}', *rest]
+  argv += [f'--lease_s={options.lease_s}', *([f'--replay={options.replay}'] if options.replay else []), *rest]
   counts = {'monitor': 1, 'outer': options.outers, 'evaluator': options.evaluators, 'worker': options.workers}
   counts['backup'] = options.backups
   remaining, running = iter(devices), list[supervision.Role]()

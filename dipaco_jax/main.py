@@ -82,6 +82,9 @@ flags.DEFINE_list('data', [], "With --owner: files of the owner's text, globs se
 flags.DEFINE_string(
   'store', '', 'With --owner: folder or bucket of the owner for all that does not leave it. It becomes a workdir.'
 )
+flags.DEFINE_string(
+  'replay', '', 'With --role: facts.json of a finished run, which is computed again by its decisions and compared.'
+)
 flags.DEFINE_bool(
   'only_prepare', False, 'With --role=worker: whether to train nothing, and only take tasks that read all text.'
 )
@@ -91,11 +94,11 @@ flags.DEFINE_float(
 OPTIONS = (
   'config', 'workdir', 'scratch', 'reuse', 'profile', 'metrics_port', 'compile_only', 'topology', 'distributed',
   'coordinator', 'num_processes', 'process_id', 'role', 'registry', 'name', 'share', 'parent', 'backup',
-  'owner', 'data', 'store', 'only_prepare', 'lease_s',
+  'owner', 'data', 'store', 'only_prepare', 'replay', 'lease_s',
 )  # fmt: skip
 HERE = 'here'  # a topology: the machine at hand, for which nothing is compiled
 ONLY_WITH = {
-  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'only_prepare', 'lease_s'),
+  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'only_prepare', 'replay', 'lease_s'),
   'owner': ('data', 'store'),
   'compile_only': ('topology',),
   'distributed': ('coordinator', 'num_processes', 'process_id'),

@@ -117,4 +117,5 @@ def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
     owner=FLAGS.owner,
     globs=tuple(FLAGS.data),
     store=FLAGS.store,
+    replay=FLAGS.replay,
   )

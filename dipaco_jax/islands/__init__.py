@@ -2,11 +2,12 @@
 
 Read `schedule` first: it describes the work of a run as facts and tasks in a `registry`. An `island` is one process of
 the run. `role_loop` is the loop of every role: it performs tasks that `claims` finds, each held by a `lease`. The roles
-are `worker`, `outer_executor`, `evaluator` and `monitor`; `roles` starts them, with their `local_config`, and
-`behind_gateway` a worker that has only the address of a gateway.
+are `worker`, `outer_executor`, `evaluator` and `monitor`; `roles` starts them, after the `registration` of the run and
+with their `local_config`, and `behind_gateway` a worker that has only the address of a gateway.
 
 A worker trains `pieces` of a phase by `inner_phase`, on all of its `worker_hosts`, with `reading_ahead` and
-`phase_metrics`, or does one of the `shared_stages`. `path_exchange` takes modules over and sends `messages`;
+`phase_metrics`, or does one of the `shared_stages`. `path_steps` are the inner steps of a phase, which may end by time.
+`path_exchange` takes modules over and sends `messages`, which `path_messages` write; `outer_weights` weigh them, and
 `own_levels` has the levels of a single path. A path's `path_state` stays in the worker's `held_states`; `lineage` says
 where it comes from, `state_facts` publish it, and `hand_over` asks its holder for it.
 
@@ -17,6 +18,7 @@ that the end of any run leaves. `members` decide which owners have joined or lef
 
 All roles read modules through `module_weights` and `kept_arrays`, and parse what others wrote inside `guard`.
 `screening_facts` excludes paths, and ends a run that diverges; `withdrawals` withdraw what cannot be read.
+`decisions` are what the facts of a run decide, which a replay follows.
 `floor_facts` say which contributions a `judge` found to make a path worse.
 `audit_facts` says which phases another worker trains again as an `auditor`, under `audit_oversight`, and
 `suspensions` exclude workers that were found wrong; `audit_history` is for reports.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 
 from dipaco_jax.config import extension, owners, settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import local_config, members, roles, screening_facts
+from dipaco_jax.islands import local_config, members, registration, roles, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import run as run_lib
@@ -95,7 +95,7 @@ def check(settings: settings_lib.Settings, config: Fact):
       'a config names; train this run with --config, --workdir and --registry'
     )
   here = run_report.versions() | {'dipaco_jax source': run_report.source_digest()}
-  roles.check_versions(config.meta['versions'], here, settings.other_code)
+  registration.check_versions(config.meta['versions'], here, settings.other_code)
 
 
 def reader(paths: list[int]) -> Callable[[str], bool]:

@@ -5,6 +5,7 @@ from typing import Any
 
 from dipaco_jax.islands import (
   audit_facts,
+  decisions,
   final_files,
   floor_facts,
   inner_phase,
@@ -67,9 +68,14 @@ def finish(island: Island, task: Task) -> list[Fact]:
     publishing.write_json(own.workdir / 'paths' / 'best.json', pointers)
     run_history.write_rows(island, own, history)
     figures = run_history.figures(island, own, history)
+    if island.decisions:
+      figures[decisions.REPLAY] = decisions.compare(island.decisions, island.registry)
     stage_records.write_record(own.workdir, own.settings, 'train', history.wall_s, figures)
     stages.run_all(own)
     own.metrics.close()
+    publishing.write_json(
+      own.workdir / decisions.FILE, decisions.to_json(own.settings, decisions.of_facts(island.registry))
+    )
     report: dict[str, Any] = run_report.write(own.workdir)
     for name in (
       'excerpts.json',
@@ -82,7 +88,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
       final_files.upload(island, f'evaluation/{name}')  # before the record that announces them
     for tree in ('modules', 'paths', 'stages', 'plots'):
       island.storage.upload_tree(own.workdir / tree, tree)
-    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json'):
+    for name in ('report.json', 'report.html', 'config.json', 'metrics.jsonl', 'timeline.json', decisions.FILE):
       final_files.upload(island, name)
     files.tidy(own.workdir)
   about = {name: report[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.results(report)}

@@ -37,11 +37,7 @@ class Start(NamedTuple):
   is_replay: bool = False  # then nothing is measured
   evaluates: bool = False  # whether `begins_with` is evaluated first
   first: int | None = None  # the path's own steps before the phase, where phases are timed [path_steps.py]
-
-  @property
-  def ends_by_time(self) -> bool:
-    """Whether the training may end before `end`; a replay takes as many steps as were taken."""
-    return self.first is not None and not self.is_replay
+  ends_by_time: bool = False  # whether the training may end before `end`; a replay takes as many steps as were taken
 
 
 class Result(NamedTuple):

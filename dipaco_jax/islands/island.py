@@ -54,6 +54,7 @@ class Island:
   exclusions: dict[tuple[int, int, int], bool] = dataclasses.field(default_factory=dict)  # see pieces.excluded_before
   owner: str = ''  # whose worker this is, if text stays with its owners
   own_globs: tuple[str, ...] = ()  # the files of that owner's text
+  decisions: Any = None  # Decisions that it follows, in a replay of another run (decisions.py)
   members: owners.Members = owners.Members()  # who has joined and left; the settings have the owners that joined
 
   def __post_init__(self):

@@ -22,13 +22,13 @@ import logging
 import math
 import pathlib
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from dipaco_jax.algorithm import outer, screening, weight_cap
+from dipaco_jax.algorithm import outer, screening
 from dipaco_jax.algorithm.exact_sum import ExactSum
 from dipaco_jax.algorithm.grid import Level
 from dipaco_jax.algorithm.row_sum import RowSum
@@ -37,7 +37,7 @@ from dipaco_jax.data import prefetching
 from dipaco_jax.islands import (
   floor_facts,
   messages,
-  owner_facts,
+  outer_weights,
   path_steps,
   pieces,
   screening_facts,
@@ -135,7 +135,7 @@ class Executor:
     """Adds the available contributions. After the last one, returns a function that publishes the next version."""
     module, phase = task.key, task.number - 1
     level, _ = island.parse_module(module)
-    weights = module_weights(island, module, phase)
+    weights = outer_weights.module_weights(island, module, phase)
     published = island.registry.facts('module', [module], task.number)  # by an earlier attempt, here or elsewhere
     excluded: dict[str, str] = dict(published[0].meta.get('left_out', {})) if published else {}
     partial = self.take(island, task)
@@ -143,7 +143,7 @@ class Executor:
       partial = self.take(island, task, anew=True)
     sent = contributions(island, task, level, weights)
     sent = sent if published else floor_facts.only_judged(island, task, sent)
-    barred = {} if published else floor_facts.why_left_out(island, sent) | suspensions.why_left_out(island, sent)
+    barred = {} if published else why_barred(island, task, sent)
     if not partial.squares.keys().isdisjoint(barred):
       partial = self.take(island, task, anew=True)
     partial.barred = barred
@@ -169,7 +169,7 @@ class Executor:
     if left_out and not published:
       lease.check()
       implausible = left_out.keys() - barred.keys()  # which are no sign of divergence
-      screening_facts.check(island, module, phase, path_weights(island, phase), implausible)
+      screening_facts.check(island, module, phase, outer_weights.path_weights(island, phase), implausible)
     if partial.squares.keys() | left_out.keys() != weights.keys():
       island.registry.release(task, waiting=True)
       return None
@@ -206,6 +206,14 @@ class Executor:
     self.partials[task.key, task.number] = partial
     if len(self.partials) > MAX_IN_MEMORY:
       self.partials.popitem(last=False)[1].save()
+
+
+def why_barred(island: Island, task: Task, sent: Mapping[str, Fact]) -> dict[str, str]:
+  """Returns why contributions are left out whatever they contain, by path: as facts say or, in a replay, as decided."""
+  if island.decisions:
+    left_out = island.decisions.left_out.get((task.key, task.number), {})
+    return {path: why for path, why in left_out.items() if path in sent and 'excluded' not in sent[path].meta}
+  return floor_facts.why_left_out(island, sent) | suspensions.why_left_out(island, sent)
 
 
 def stem(task: Task) -> str:
@@ -338,26 +346,3 @@ def _compiled(config: settings.Outer):
     return *new, norm, screening.is_sound(new)
 
   return jax.jit(update, donate_argnums=(0, 1))  # which are copies on the device
-
-
-def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
-  """Returns w_i of a module's paths, by name, divided by the power of two that brings the largest into (1/2, 1].
-
-  The mean stays the same, and whether a contribution is in the exact sum's range depends on the path's move alone.
-  """
-  grid, everyone = island.layout.grid, path_weights(island, phase)
-  most, level = island.run.settings.outer.max_weight, island.parse_module(module)[0]
-  weights = weight_cap.cap_weights(grid, level, everyone.reshape(grid.shape), most).reshape(-1)
-  weight_by_path = {str(path): float(weights[path]) for path in island.paths_through(module) if weights[path] > 0}
-  fraction, exponent = math.frexp(max(weight_by_path.values(), default=1.0))
-  return {path: math.ldexp(w, int(fraction == 0.5) - exponent) for path, w in weight_by_path.items()}
-
-
-@functools.lru_cache(4)
-def path_weights(island: Island, phase: int) -> np.ndarray:
-  """Returns w_i of every path [2.7], [P]; 0 for one that takes no part."""
-  if island.run.settings.data.own_text:
-    return owner_facts.weights(island)(phase).reshape(-1)
-  number = island.round_of(phase)
-  island.fetch_trees(f'shards/{number}')
-  return jobs.weights(island.run, number)(phase).reshape(-1)

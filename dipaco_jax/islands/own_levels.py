@@ -16,7 +16,7 @@ import math
 import time
 from typing import Any
 
-from dipaco_jax.islands import outer_executor, pieces, screening_facts, withdrawals
+from dipaco_jax.islands import outer_executor, outer_weights, pieces, screening_facts, withdrawals
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.outer_executor import Partial
 from dipaco_jax.islands.path_state import Arrays, Own, PathState
@@ -72,7 +72,7 @@ def take_step(
   if state.own is None:
     return state, []
   if why and len(island.own_levels) == len(island.layout.levels):  # else executors see to it
-    everyone = outer_executor.path_weights(island, phase)
+    everyone = outer_weights.path_weights(island, phase)
     screening_facts.check(island, island.own_modules(path)[0], phase, everyone, [str(path)])
   own, own_modules = state.own, list[Fact]()
   for before in facts(phase, state):
@@ -94,7 +94,7 @@ def _step(
   bounds = screening_facts.bounds(island, [before])
   partial = Partial(None, old, own.outer.get(level, {}), bounds, 'none')
   if why is None:
-    for name, weight in outer_executor.module_weights(island, module, phase).items():  # none if it has no text
+    for name, weight in outer_weights.module_weights(island, module, phase).items():  # none if it has no text
       partial.add(name, weight, screening_facts.rates(island, level, phase, steps), new)
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
   about |= screening_facts.next_usual(island, module, bounds.usual[level], partial.moved.values())

@@ -73,6 +73,15 @@ def published(island: Island, path: int, phase: int) -> PathSteps:
   raise Later(f'phase {phase + 1} of path {path} was withdrawn')
 
 
+def decided(island: Island, path: int, phase: int, is_replay: bool) -> PathSteps | None:
+  """Returns the steps that a path has to take in a timed phase, because it has taken them before. Raises Later."""
+  if not are_timed(island):
+    return None
+  if island.decisions:
+    return island.decisions.steps[path, phase]
+  return published(island, path, phase) if is_replay else None
+
+
 def after(island: Island, phase: int, checkpoints: Sequence[Fact]) -> int:
   """Returns the step after a phase, for people: the mean of its paths' own steps if phases are timed."""
   if not are_timed(island) or not checkpoints:

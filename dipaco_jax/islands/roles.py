@@ -15,14 +15,12 @@ diverged.
 import contextlib
 import dataclasses
 import hashlib
-import logging
 import os
 import pathlib
 import secrets
 import shutil
 import socket
 import tempfile
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -34,18 +32,19 @@ from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
   audit_facts,
   auditor,
+  decisions,
   evaluator,
   hand_over,
   held_states,
   inner_phase,
   kept_arrays,
-  local_config,
   members,
   monitor,
   outer_executor,
   owner_facts,
   owner_store,
   owner_workdir,
+  registration,
   screening_facts,
   shared_stages,
   state_facts,
@@ -58,8 +57,7 @@ from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.pipeline import inputs, own_text_stage, run as run_lib
 from dipaco_jax.registry import database, registry_url
-from dipaco_jax.registry.registry import Conflict, Fact, NewTask, Registry
-from dipaco_jax.reports import run_report
+from dipaco_jax.registry.registry import Registry
 from dipaco_jax.storage import files, lock
 from dipaco_jax.storage.object_store import Storage, open_storage
 from dipaco_jax.storage.remedies import ISLANDS_MARK
@@ -94,6 +92,7 @@ class Process:
   owner: str = ''  # whose worker this is, if text stays with its owners
   globs: tuple[str, ...] = ()  # files of the owner's text
   store: str = ''  # the owner's own place, a folder or the URL of a bucket
+  replay: str = ''  # facts.json of another run, whose decisions this one follows
 
 
 def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any]:
@@ -114,10 +113,12 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
   run = run_lib.unattended(local, own, own.mesh.data, process.profiler)
   check_place(storage, local_place(process.workdir), url)
   registry = Registry(url, process.lease_s)
-  run_id = settle(registry, storage, settings, local)
+  run_id = registration.settle(registry, storage, settings, local)
   if role == 'worker' and hosts.is_first and not process.owner:
     inputs.check_inputs(local, settings, keeps=False)
+  decided = decisions.follow(registry, process.replay, settings)
   island = members.make_island(run, registry, storage, process.name or default_name(process))
+  island = dataclasses.replace(island, decisions=decided)
   if process.owner:
     island = join_owner(island, process.owner, process.globs, open_storage(process.store), run_id)
   if not hosts.is_first:
@@ -311,50 +312,6 @@ def check_place(storage: Storage, local: pathlib.Path, url: str):
     raise InputError(f'{message}: stop that first, and islands continue from there, or leave out --role')
   if has_run and file and not file.exists():
     raise InputError(f'there is no registry {file}, but {registry_url.explain_unknown(storage.url)}')
-
-
-def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings, local: pathlib.Path) -> str:
-  """Registers the run and its first task; returns the run's id.
-
-  The place has the id too: the monitors of two registries would each delete the other's objects. Raises InputError
-  where the registry, this machine or the place has another run.
-  """
-  about: dict[str, Any] = {'config': settings_lib.recorded(settings), 'id': secrets.token_hex(8)}
-  about['versions'] = run_report.versions() | {'dipaco_jax source': run_report.source_digest()}
-  if not registry.facts('config') and storage.exists(ISLANDS_MARK):
-    raise InputError(registry_url.explain_unknown(storage.url))
-  try:
-    registry.put([Fact('config', '', 0, '', settings_lib.digest(settings), about)])
-  except Conflict as e:
-    differences = local_config.changes(settings_lib.of_run(registry.facts('config')[0].meta['config']), settings)
-    raise InputError(f'--registry is that of a run with another config ({differences}): use another database') from e
-  [fact] = registry.facts('config')
-  check_versions(fact.meta['versions'], about['versions'], settings.other_code)
-  if registry.facts('prepared') and not storage.exists(ISLANDS_MARK):  # all would be made again there
-    advice = 'check --workdir, or whether it is mounted'
-    raise InputError(f'{storage.url} has no data of the run in this --registry: {advice}')
-  local_config.keep(local, settings, joined=members.read(registry).joined)
-  if storage.agree(ISLANDS_MARK, run_id := fact.meta['id'].encode()) != run_id:
-    raise InputError(registry_url.explain_unknown(storage.url))
-  registry.add_tasks([NewTask('prepare', '', 0)])
-  return fact.meta['id']
-
-
-def check_versions(begun: Mapping[str, str], here: Mapping[str, str], other_code: str):
-  """Logs a warning where a run was begun with other code than there is here, or raises InputError.
-
-  Args:
-    begun: versions and the digest of the source, as the run's first process had them.
-    here: the same of this process.
-    other_code: 'warn' or 'reject', as the run's config says.
-  """
-  unlike = [f'{name} {was[:16]}' for name, was in begun.items() if here.get(name) != was]
-  if not unlike:
-    return
-  message = f'this run was begun with {", ".join(unlike)}, which differs here'
-  if other_code == 'reject':
-    raise InputError(f"{message}, and its config.other_code is 'reject': install those versions")
-  logging.warning('%s: the last bits of results may depend on which process does which task', message)
 
 
 def on_own_devices(s: settings_lib.Settings) -> settings_lib.Settings:

@@ -22,8 +22,8 @@ complete when its facts are inserted:
                                                   a third worker's task confirm gives confirmed (path, phase)
     finish                      evaluator         finished: published, evaluated, reported
 
-A checkpoint is several objects, which `worker.write_objects` writes and the fact's metadata name. Two more kinds of
-facts, excluded (path, phase) and diverged, are those of `screening_facts`.
+A checkpoint is several objects, which `path_messages.write_objects` writes and the fact's metadata name. Two more kinds
+of facts, excluded (path, phase) and diverged, are those of `screening_facts`.
 
 `schedule` runs after a fact is committed, and again in any process that finds a fact without its tasks, so that no task
 is lost with the process that inserted the fact. Versions and rounds count from 0, as in the registry's rows.

@@ -7,7 +7,6 @@ train, and the first does everything else.
 
 import contextlib
 import functools
-import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from dipaco_jax.islands import (
   own_levels,
   own_text,
   path_exchange,
+  path_messages,
   path_state,
   path_steps,
   pieces,
@@ -31,7 +31,7 @@ from dipaco_jax.islands import (
   screening_facts,
   shared_stages,
 )
-from dipaco_jax.islands.guard import Gone, Later, objects_of
+from dipaco_jax.islands.guard import Gone, Later
 from dipaco_jax.islands.held_states import HeldStates, Key
 from dipaco_jax.islands.inner_phase import Start
 from dipaco_jax.islands.island import OWN_TEXT, Island
@@ -47,7 +47,6 @@ from dipaco_jax.islands.state_facts import Line
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.processes import time_use
 from dipaco_jax.registry.registry import Fact, Task
-from dipaco_jax.storage import tensors
 
 TRAIN = ('train', 'piece')
 KINDS = ('prepare', *TRAIN, 'reroute')  # kinds of tasks of a worker with one host
@@ -175,10 +174,11 @@ class Worker:
 
     def publish() -> list[Fact]:
       with self.line.message():
-        objects = {} if why else write_objects(island, path, part, trained.sent)
+        objects = {} if why else path_messages.write_objects(island, path, part, trained.sent)
         own_levels.publish(island, own_modules, state)
       kind, number = pieces.fact_name(island, part)
-      noted = about | judged | (phase_sums(island, path, part, about) if pieces.is_last(island, part) else {})
+      noted = about | judged
+      noted |= path_messages.phase_sums(island, path, part, about) if pieces.is_last(island, part) else {}
       checkpoint = schedule.checkpoint_fact(path, number, objects, noted, kind, own_modules)
       excluded = [screening_facts.exclusion(island, path, part.phase, why, island.name)] if why else []
       self.hold(island, checkpoint, state)  # before the fact, which announces it
@@ -216,7 +216,7 @@ class Worker:
         try:
           beginning = begin_after(island, path, parts[i + 1 :], path_exchange.after(island, part, state))
         except Gone:
-          send_again(island, path, part, trained.sent)
+          path_messages.send_again(island, path, part, trained.sent)
           raise
     del lease.about['replay']
     seconds, phases = time.monotonic() - began, sorted({part.phase for part in parts[:-1]})
@@ -255,9 +255,12 @@ class Worker:
     evaluated = island.registry.facts('evaluation', [str(path)], phase) if is_due and not is_first else []
     is_due &= not evaluated
     first, end = path_steps.first(island, path, phase), piece.end
-    if path_steps.are_timed(island) and is_replay:
-      end = path_steps.published(island, path, phase).taken
-    start = Start(path, phase, beginning.step, end, beginning.fresh, bool(state.inner), is_replay, is_due, first)
+    if decided := path_steps.decided(island, path, phase, is_replay):
+      end = decided.taken
+    by_time = path_steps.are_timed(island) and not decided
+    start = Start(
+      path, phase, beginning.step, end, beginning.fresh, bool(state.inner), is_replay, is_due, first, by_time
+    )
     begins_with = path_exchange.parameters_before(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # a last piece may be excluded, which is not known yet
@@ -267,7 +270,7 @@ class Worker:
       evaluated = [own_levels.evaluation_fact(path, phase, *result.evaluation)]
     for fact in evaluated:
       state = own_levels.note_evaluation(island, fact, state)
-    sent, state = send(island, path, part, state, result.state)
+    sent, state = path_messages.send(island, path, part, state, result.state)
     steps = path_steps.planned(island, phase) if first is None else PathSteps(first, result.end)
     return Trained(metrics, sent, state, steps, result.loss, evaluated)
 
@@ -329,41 +332,3 @@ def first_state(island: Island, path: int, beginning: Beginning) -> PathState:
   if beginning.step == pieces.piece(island, part).begin and not pieces.begins_whole(island, part):
     return path_exchange.mixed(island, path, part, beginning.state)
   return beginning.state
-
-
-def send(
-  island: Island, path: int, part: Part, before: PathState, trained: PathState
-) -> tuple[dict[str, Sent], PathState]:
-  """Returns the messages of a path after a piece, by level, and its new state; `before` is its state before it."""
-  sent, residuals = path_exchange.send(island, path, part, trained, before)
-  leaving = island.timetable.left(pieces.piece(island, part).sent, part.phase)
-  left = before.left | path_exchange.of_levels(island, trained.params, leaving)
-  return sent, before._replace(params=trained.params, inner=trained.inner, residuals=residuals, left=left)
-
-
-def send_again(island: Island, path: int, part: Part, sent: dict[str, Sent]):
-  """Writes lost messages of a replayed piece again, from which the next version has to be computed again.
-
-  Otherwise the piece would become a task again, and begin with a state that the replay has already passed.
-  """
-  kind, number = pieces.fact_name(island, part)
-  for fact in island.registry.facts(kind, [str(path)], number):
-    for level, (name, sha256) in objects_of(fact).items():
-      data = tensors.to_bytes(sent[level].arrays) if level in sent else b''
-      if hashlib.sha256(data).hexdigest() == sha256 and not island.storage.exists(name):
-        island.storage.write(name, data, sha256)
-
-
-def write_objects(island: Island, path: int, part: Part, sent: dict[str, Sent]) -> dict[str, list[str]]:
-  """Writes an object for each level, so that an executor reads only the part of its own module."""
-  kind, number = pieces.fact_name(island, part)
-  prefix = f'paths/{part.phase}/{path}' + (f'.{number}' if kind == pieces.PIECE else '')
-  shared = {level: message for level, message in sent.items() if level not in island.own_levels}
-  return {level: island.write_object(f'{prefix}-{level}', message.arrays) for level, message in shared.items()}
-
-
-def phase_sums(island: Island, path: int, part: Part, about: dict[str, Any]) -> dict[str, Any]:
-  """Returns measurements summed over the pieces of a phase, which its checkpoint notes instead of the last piece's."""
-  metas = [*(fact.meta for fact in pieces.earlier_facts(island, part.phase, [str(path)])), about]
-  sums: dict[str, Any] = {name: sum(meta[name] for meta in metas) for name in ('timed_steps', 'timed_s', 'busy_s')}
-  return sums | {'rows': [row for meta in metas for row in meta['rows']], 'started': metas[0]['started']}

@@ -1,12 +1,14 @@
-"""Lines about audits of islands and suspended workers, from the entries of the report that `audit_history` makes."""
+"""Lines about audits, suspended workers and replays of islands, from entries of the report."""
 
 import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+SHOWN = 3  # modules that differ
+
 
 def in_words(report: Mapping[str, Any]) -> list[str]:
-  """Returns lines about the entries `audits` and `suspended` of a report, if it has them."""
+  """Returns lines about the entries `audits`, `suspended` and `replay` of a report, if it has them."""
   lines = []
   if audits := report.get('audits'):
     at = f' ({", ".join(audits["different_at"])})' if audits['different_at'] else ''
@@ -17,7 +19,19 @@ def in_words(report: Mapping[str, Any]) -> list[str]:
   for entry in report.get('suspended', []):
     lines.append(f'suspended: {entry["worker"]}, by {entry["by"]}: {entry["why"]}')
     lines += [f'  since its last good audit: {_describe(each)}' for each in entry['contributions']]
-  return lines
+  return lines + ([describe_replay(report['replay'])] if 'replay' in report else [])
+
+
+def describe_replay(replay: Mapping[str, Any]) -> str:
+  """Returns a line about how a replay compares with its run."""
+  count, differing = replay['modules'], replay['differing']
+  if not differing:
+    return f'replay: all {count} versions of modules are those of the run, to the bit'
+  first = ', '.join(f'{key} in version {version}' for key, version in differing[:SHOWN])
+  return (
+    f'replay: {len(differing)} of {count} versions of modules differ from those of the run, first {first}; this '
+    'machine or its libraries compute differently, or the text is another'
+  )
 
 
 def _describe(entry: dict[str, Any]) -> str:

@@ -33,7 +33,7 @@ TRAIN = (
   'peak_memory_bytes compilations seconds seconds_by_path modules_sha256 island_bytes island_bytes_by_phase '
   'island_mbits diloco_bytes_per_phase goodput_over_time replay_s epochs_by_path device num_devices dtype'
 ).split()
-AUDIT = ('audits', 'suspended')  # only of islands with audits, or suspended workers
+OF_SOME = ('audits', 'suspended', 'replay', 'steps_by_path')  # of islands with these, or with timed phases
 TOKENIZE = {  # names in report.json, and in the record of tokenizing
   'text_documents': 'documents',
   'text_tokens': 'tokens',
@@ -68,7 +68,7 @@ def make_report(workdir: str | pathlib.Path) -> dict[str, Any]:
     report
     | _costs(report, pretrain)
     | _failures(workdir)
-    | {name: train[name] for name in AUDIT if name in train}
+    | {name: train[name] for name in OF_SOME if name in train}
     | {'paths': grids.Grid(s.grid).num_paths}
     | _text(results.get('tokenize', {}))
     | {'pretrain_steps': pretrain.get('steps'), 'pretrain_tokens': pretrain.get('tokens')}

@@ -89,6 +89,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--role=outer', '--share=5/4'], '--share=5/4: write i/n, i from 0 to n - 1'),
     ([TINY, '--role=trainer'], '--role=trainer: there are worker, outer, evaluator, monitor'),
     ([TINY, '--role=worker', '--config.outer.lost=0.5'], 'config.outer.lost=0.5 is for runs in one process'),
+    ([TINY, '--replay=facts.json'], '--replay is for runs with --role: add that, or leave it out'),
     ([TINY, '--config.train.phase_s=60'], 'config.train.phase_s=60.0 is for islands, whose workers end a phase at'),
     ([TINY, '--config.outer.floor=0.5'], 'config.outer.floor=0.5 is for islands, whose evaluator judges paths'),
     (

@@ -17,7 +17,7 @@ import uvicorn
 from dipaco_jax.gateway import certificates, http_app, limits
 from dipaco_jax.gateway.desks import Desks, make_aside
 from dipaco_jax.gateway.tokens import Tokens
-from dipaco_jax.islands import island as island_lib, pieces, schedule, worker
+from dipaco_jax.islands import island as island_lib, path_messages, pieces, schedule
 from dipaco_jax.islands.messages import Sent
 from dipaco_jax.registry.gateway_registry import GatewayRegistry
 from dipaco_jax.registry.registry import Fact, Registry, Task
@@ -148,7 +148,7 @@ def sent(island: island_lib.Island, x: float = 1.0) -> dict[str, Sent]:
 def train(island: island_lib.Island, task: Task, x: float = 1.0, **about) -> list[Fact]:
   """Does a task of training: writes its objects, and returns its facts."""
   part = pieces.part_of(island, task)
-  objects = worker.write_objects(island, int(task.key), part, sent(island, x))
+  objects = path_messages.write_objects(island, int(task.key), part, sent(island, x))
   return [schedule.checkpoint_fact(int(task.key), task.number, objects, TRAINED | about)]
 
 

@@ -26,6 +26,7 @@ from dipaco_jax.islands import (
   island,
   monitor,
   outer_executor,
+  registration,
   role_loop,
   roles,
   screening_facts,
@@ -194,6 +195,7 @@ class Machine:
 
   def __init__(self, settings: settings_lib.Settings, programs: dict, backend: Backend | None = None):
     self.settings, self.programs, self.backend = settings, programs, backend or Backend()
+    self.decisions = None  # that a replay follows
 
   def other(self, settings: settings_lib.Settings | None = None, backend: Backend | None = None) -> 'Machine':
     """Of another config or with another backend; programs are shared where they are the same."""
@@ -215,11 +217,11 @@ class Machine:
     workdir.mkdir(parents=True, exist_ok=True)
     facts = registry.Registry(url or self.backend.registry(place), LEASE_S)
     place_of = object_store.open_storage(storage or self.backend.storage(place))
-    roles.settle(facts, place_of, self.settings, workdir)
+    registration.settle(facts, place_of, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     run.__dict__.update(self.programs)
     made = island.Island(run, facts, place_of, 'all')
-    return dataclasses.replace(made, resumed=screening_facts.resume(made))
+    return dataclasses.replace(made, resumed=screening_facts.resume(made), decisions=self.decisions)
 
   def live(self, place: pathlib.Path, workdir: pathlib.Path | None = None):
     """Serves until the run is finished, or the process is killed."""

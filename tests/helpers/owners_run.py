@@ -20,6 +20,7 @@ from dipaco_jax.islands import (
   outer_executor,
   owner_facts,
   owner_workdir as owner_workdir,
+  registration,
   role_loop,
   roles,
   schedule,
@@ -170,7 +171,7 @@ class OwnersRun:
     self.place.mkdir(exist_ok=True)
     facts = registry.Registry(f'sqlite:///{self.place}/registry.db', LEASE_S)
     storage = object_store.open_storage(str(self.place))
-    run_id = roles.settle(facts, storage, self.settings, workdir)
+    run_id = registration.settle(facts, storage, self.settings, workdir)
     run = run_lib.unattended(workdir, roles.on_own_devices(self.settings))
     made = members.make_island(run, facts, storage, f'worker-{owner}' if owner else 'keeper')
     self.use_programs(made)

@@ -7,7 +7,7 @@ import numpy as np
 import one_process
 import pytest
 
-from dipaco_jax.islands import floor_facts, outer_executor, schedule, withdrawals
+from dipaco_jax.islands import floor_facts, outer_executor, outer_weights, schedule, withdrawals
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry.registry import Fact, NewTask, Task
 
@@ -26,7 +26,7 @@ class Scene:
   """Checkpoints of paths 0 and 2, which share module high/0, in a run with a floor, and its outer task."""
 
   def __init__(self, made: Island, folder, monkeypatch):
-    monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([1, 1, 1, 1], np.float32))
+    monkeypatch.setattr(outer_weights, 'path_weights', lambda island, phase: np.array([1, 1, 1, 1], np.float32))
     self.of, self.folder = one_process.with_settings(made, outer=dict(floor=0.1)), folder
     level = made.layout.levels[2]
     self.old = {name: np.ones(made.shapes[name].shape, 'f') for name in made.layout.names(level)}

@@ -9,7 +9,7 @@ from owners_run import OwnersRun
 
 from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.islands import local_config, members, outer_executor, owner_facts, role_loop, roles, schedule
+from dipaco_jax.islands import local_config, members, outer_weights, owner_facts, role_loop, roles, schedule
 from dipaco_jax.islands.claims import Claims
 from dipaco_jax.islands.island import OWN_TEXT
 from dipaco_jax.registry import fact_rows
@@ -101,8 +101,8 @@ def test_an_owner_trains_from_the_newest_version_on_which_executors_make_anew(ke
   assert [(task['key'], task['number']) for task in registry.tasks('ready', 'train') if task['key'] == '2'] == [
     ('2', 2)
   ]
-  assert outer_executor.module_weights(grown, SHARED, 1).keys() == {'0', '1'}
-  assert outer_executor.module_weights(grown, SHARED, 2).keys() == {'0', '1', '2'}
+  assert outer_weights.module_weights(grown, SHARED, 1).keys() == {'0', '1'}
+  assert outer_weights.module_weights(grown, SHARED, 2).keys() == {'0', '1', '2'}
   before, after = (owner_facts.weights(island)(1).reshape(-1)[:2] for island in (keeper, grown))
   assert before.tolist() == after.tolist(), 'of phases before it, to the bit'
 
@@ -148,8 +148,8 @@ def test_one_who_leaves_takes_part_in_nothing_and_nobody_waits_for_it(keeper):
   schedule.advance(grown)  # what follows from the fact
   assert [task['key'] for task in registry.tasks('ready', 'train')] == ['1']
   assert [task['number'] for task in registry.tasks('ready', 'outer')] == [3], 'it is woken'
-  assert outer_executor.module_weights(grown, SHARED, 2).keys() == {'1'}
-  assert outer_executor.module_weights(grown, SHARED, 1).keys() == {'0', '1'}
+  assert outer_weights.module_weights(grown, SHARED, 2).keys() == {'1'}
+  assert outer_weights.module_weights(grown, SHARED, 1).keys() == {'0', '1'}
   registry.add_tasks([NewTask('train', '0', 3)])  # by a process that did not know
   schedule.advance(grown)
   assert [task['key'] for task in registry.tasks('ready', 'train')] == ['1']

@@ -12,7 +12,7 @@ import slow
 from one_process import Machine
 
 from dipaco_jax.config import settings
-from dipaco_jax.islands import island, kept_arrays, messages, outer_executor, pieces, schedule
+from dipaco_jax.islands import island, kept_arrays, messages, outer_executor, outer_weights, pieces, schedule
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.registry.registry import Fact, NewTask
 
@@ -85,7 +85,7 @@ def perform(executor: outer_executor.Executor, of: island.Island, modules, versi
 
 @pytest.fixture
 def scene(request, tmp_path, monkeypatch):
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.ones(PATHS, np.float32))
+  monkeypatch.setattr(outer_weights, 'path_weights', lambda island, phase: np.ones(PATHS, np.float32))
   with one_process.one_device():
     found = Scene(tmp_path, request.param)
     yield found

@@ -26,6 +26,7 @@ from dipaco_jax.islands import (
   island,
   messages,
   outer_executor,
+  outer_weights,
   schedule,
   screening_facts,
   suspensions,
@@ -85,8 +86,8 @@ def test_a_sum_that_leaves_out_all_paths_is_empty(tmp_path):
 
 @pytest.mark.parametrize('weights', [[256, 1, 3, 0], [1, 1, 1, 1], [0.3, 0.2, 0.01, 0.1], [1e-3, 2e-3, 0, 0]])
 def test_weights_are_scaled_by_a_power_of_two(weights, made, monkeypatch):
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array(weights, np.float32))
-  found = outer_executor.module_weights(made, 'ends/shared', 0)
+  monkeypatch.setattr(outer_weights, 'path_weights', lambda island, phase: np.array(weights, np.float32))
+  found = outer_weights.module_weights(made, 'ends/shared', 0)
   assert 0.5 < max(found.values()) <= 1
   ratios = {math.log2(np.float32(weights[int(path)]) / w) for path, w in found.items()}
   assert len(ratios) == 1 and ratios.pop().is_integer() and len(found) == sum(w > 0 for w in weights)
@@ -94,9 +95,9 @@ def test_weights_are_scaled_by_a_power_of_two(weights, made, monkeypatch):
 
 def test_the_largest_weight_does_not_put_a_move_out_of_range(made, monkeypatch):
   """256 times 0.6 is above 2^7."""
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([256, 1, 3, 0], np.float32))
+  monkeypatch.setattr(outer_weights, 'path_weights', lambda island, phase: np.array([256, 1, 3, 0], np.float32))
   made_sum = exact_sum.ExactSum()
-  for path, weight in outer_executor.module_weights(made, 'ends/shared', 0).items():
+  for path, weight in outer_weights.module_weights(made, 'ends/shared', 0).items():
     made_sum.add(weight, {'w': np.zeros(2, 'f')}, {'w': np.full(2, -0.6 if path == '0' else 0.1, 'f')})
   expected = (256 * 0.6 - 4 * 0.1) / 260
   np.testing.assert_allclose(made_sum.mean()['w'], expected, rtol=1e-6)
@@ -117,10 +118,10 @@ def test_a_damaged_sum_is_summed_again(damage, tmp_path):
 @pytest.mark.parametrize('most, expected', [(1.0, [0.5, 0.25, 0.25]), (0.4, [0.4, 0.3, 0.3])])
 def test_weights_are_capped_within_each_module(most, expected, made, monkeypatch):
   of = one_process.with_settings(made, outer=dict(max_weight=most))
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([2, 1, 1, 0], np.float32))
-  weights = outer_executor.module_weights(of, 'ends/shared', 0)
+  monkeypatch.setattr(outer_weights, 'path_weights', lambda island, phase: np.array([2, 1, 1, 0], np.float32))
+  weights = outer_weights.module_weights(of, 'ends/shared', 0)
   assert [w / sum(weights.values()) for w in weights.values()] == pytest.approx(expected)
-  assert outer_executor.module_weights(of, 'high/1', 0) == {'1': 1.0}
+  assert outer_weights.module_weights(of, 'high/1', 0) == {'1': 1.0}
 
 
 # -- an executor, of real modules
@@ -159,7 +160,7 @@ class Scene:
 
 @pytest.fixture
 def scene(made, tmp_path, monkeypatch):
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([256, 1, 3, 0], np.float32))
+  monkeypatch.setattr(outer_weights, 'path_weights', lambda island, phase: np.array([256, 1, 3, 0], np.float32))
   return Scene(made, tmp_path / 'sums')
 
 
@@ -340,7 +341,7 @@ def test_the_mean_is_freed_before_the_version_is_written(scene, monkeypatch):
 
 
 def test_a_module_whose_only_path_is_left_out_stays_as_it_is(made, tmp_path, monkeypatch):
-  monkeypatch.setattr(outer_executor, 'path_weights', lambda island, phase: np.array([1, 1, 0, 1], np.float32))
+  monkeypatch.setattr(outer_weights, 'path_weights', lambda island, phase: np.array([1, 1, 0, 1], np.float32))
   scene = Scene(made, tmp_path / 'sums')
   about = {'excluded': 'bad', 'worker': 'w'}
   told = screening_facts.exclusion(made, 0, 0, 'bad', 'worker-0')

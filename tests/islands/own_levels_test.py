@@ -8,6 +8,7 @@ from one_process import with_settings
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import (
   lineage,
+  outer_weights,
   own_levels,
   path_exchange,
   path_state,
@@ -52,7 +53,7 @@ def test_a_replay_knows_the_losses_of_phases_that_it_leaves_out(made, monkeypatc
 
 def test_a_path_without_shared_levels_is_not_excluded_for_ever(made, monkeypatch):
   of = with_settings(made, levels=APART, train=dict(phases=9), outer=dict(max_excluded=2))
-  monkeypatch.setattr(own_levels.outer_executor, 'path_weights', lambda *_: np.ones(4))
+  monkeypatch.setattr(outer_weights, 'path_weights', lambda *_: np.ones(4))
   of.registry.put([Fact('module', key, v, 'm', 'c' * 64, {}) for key in of.all_modules() for v in range(9)])
   state = PathState({}, {}, own=Own(weights(of, 1.0), {}, {}, {}))
   state = state._replace(params=own_levels.weights(state))

@@ -1,6 +1,7 @@
 """Phases that end after some time: how many steps a path takes is a fact, and all that follows is of the fact [2.5]."""
 
 import itertools
+import json
 
 import island_fixtures
 import numpy as np
@@ -11,7 +12,7 @@ import twin
 from one_process import Faults, changed
 from stopped_clock import Clock
 
-from dipaco_jax.islands import path_steps
+from dipaco_jax.islands import decisions, path_steps
 from dipaco_jax.islands.path_steps import PathSteps
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.storage import module_store
@@ -23,9 +24,10 @@ ENOUGH_S = 1e6
 DISPATCHES = 1, 3, 2, 1, 2, 3, 1  # of one phase after another, whoever trains it
 
 
-def to_the_end(machine, prepared, place, kills=(), **sections):
+def to_the_end(machine, prepared, place, kills=(), decided=None, **sections):
   s = changed(machine.settings, **{'train': dict(phases=PHASES)} | sections)
   alone = machine.begin(prepared, place, s)
+  alone.decisions = decided
   alone.to_the_end(place, Faults(kills), far=place / 'machines' if kills else None, end=one_process.TRAINED)
   return alone.island(place)
 
@@ -48,29 +50,52 @@ def test_with_enough_time_it_is_the_run_of_tau_steps(machine, prepared, tmp_path
     one_process.close(each)
 
 
-def test_a_killed_run_of_unequal_steps_is_the_reference_given_its_facts(machine, prepared, tmp_path, monkeypatch):
-  script = itertools.cycle(DISPATCHES)  # replays ask it too, and would be told other numbers
+class Scripted(path_steps.Clock):
+  """Ends phases after numbers of dispatches that nobody can foresee: replays, too, would be told others."""
 
-  class Scripted(path_steps.Clock):
-    def __init__(self, seconds, is_warm):
-      super().__init__(seconds, is_warm)
-      self.most = next(script)
+  script = itertools.cycle(DISPATCHES)
 
-    def is_over(self):
-      return self.dispatches >= self.most
+  def __init__(self, seconds, is_warm):
+    super().__init__(seconds, is_warm)
+    self.most = next(self.script)
 
-  monkeypatch.setattr(path_steps, 'Clock', Scripted)
+  def is_over(self):
+    return self.dispatches >= self.most
+
+
+@pytest.fixture(scope='module')
+def killed(machine, prepared, tmp_path_factory):
+  """A run of unequal steps that was killed, and lost what it held; its sections of the config."""
+  sections = {'checkpoint': dict(state_every_phases=PHASES, every_steps=2)}
+  sections |= {'train': dict(phases=PHASES, phase_s=ENOUGH_S)}
   kills = ['after complete train 2 0', 'before complete train 3 1']
-  sections = {'checkpoint': dict(state_every_phases=PHASES, every_steps=2), 'inner': dict(epsilon=1e-3)}
-  train = dict(phases=PHASES, phase_s=ENOUGH_S)
-  made = to_the_end(machine, prepared, tmp_path / 'run', kills, train=train, **sections)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(path_steps, 'Clock', Scripted)
+    made = to_the_end(machine, prepared, tmp_path_factory.mktemp('killed') / 'run', kills, **sections)
+  yield made, sections
+  one_process.close(made)
+
+
+def test_a_killed_run_of_unequal_steps_is_the_reference_given_its_facts(killed):
+  made, _ = killed
   checkpoints = made.registry.facts('checkpoint')
   taken = {(int(fact.key), fact.number): path_steps.of_fact(made, fact).taken for fact in checkpoints}
   assert len({*taken.values()}) > 1
   replayed = [fact.meta['replay'] for fact in checkpoints if 'replay' in fact.meta]
   assert replayed and not any(replay['differing'] for replay in replayed)
   check_with_reference(made, taken)
-  one_process.close(made)
+
+
+def test_a_run_that_follows_its_decisions_has_the_same_bits(killed, machine, prepared, tmp_path, caplog):
+  made, sections = killed
+  file = tmp_path / decisions.FILE
+  file.write_text(json.dumps(decisions.to_json(made.run.settings, decisions.of_facts(made.registry))))
+  decided = decisions.read(str(file), made.run.settings)
+  again = to_the_end(machine, prepared, tmp_path / 'again', decided=decided, **sections)
+  assert decisions.compare(decided, again.registry)['differing'] == []
+  assert 'versions of modules are those of the run, to the bit' in caplog.text
+  assert decisions.of_facts(again.registry).steps == decided.steps
+  one_process.close(again)
 
 
 def check_with_reference(made, taken):

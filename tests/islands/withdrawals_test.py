@@ -13,13 +13,14 @@ from dipaco_jax.islands import (
   lineage,
   messages,
   outer_executor,
+  outer_weights,
   own_levels,
+  path_messages,
   pieces,
   schedule,
   state_facts,
   status_table,
   withdrawals,
-  worker,
 )
 from dipaco_jax.islands.guard import Gone, Malformed
 from dipaco_jax.islands.held_states import HeldStates, Key
@@ -113,7 +114,7 @@ def test_a_replay_sends_again_what_the_next_version_needs_and_storage_lacks(made
   made.registry.put([fact])
   sent = {level: messages.Sent(made.read_object(*named), 0.0, {}) for level, named in fact.meta['objects'].items()}
   lose(made, fact)
-  worker.send_again(made, 0, pieces.Part(0, 0), sent)
+  path_messages.send_again(made, 0, pieces.Part(0, 0), sent)
   for level in made.layout.levels:
     made.read_contribution(fact, level)
 
@@ -216,7 +217,7 @@ class Executor:
   """One of module high/0, whose path 0 has sent."""
 
   def __init__(self, of: island.Island, monkeypatch, folder):
-    monkeypatch.setattr(outer_executor, 'path_weights', lambda *_: np.array([1, 1, 1, 0], np.float32))
+    monkeypatch.setattr(outer_weights, 'path_weights', lambda *_: np.array([1, 1, 1, 0], np.float32))
     self.of, self.executor = of, outer_executor.Executor(folder)
     of.registry.put([module(of, 0, 0.99), contribution(of, 1.0)])
     of.registry.add_tasks([NewTask('train', '2', 0)])

@@ -9,7 +9,7 @@ import pytest
 from one_process import with_settings
 from stopped_clock import Clock
 
-from dipaco_jax.islands import island, messages, path_state, phase_metrics, schedule, state_facts, worker
+from dipaco_jax.islands import island, messages, path_messages, path_state, phase_metrics, schedule, state_facts, worker
 from dipaco_jax.islands.held_states import HeldStates
 from dipaco_jax.islands.path_state import INNER, PathState
 from dipaco_jax.islands.phase_metrics import PhaseMetrics
@@ -40,7 +40,7 @@ def sent(made, of: PathState, phase: int) -> dict:
 
 
 def write(made, of: PathState, phase: int) -> dict:
-  return worker.write_objects(made, 3, Part(phase, 0), sent(made, of, phase))
+  return path_messages.write_objects(made, 3, Part(phase, 0), sent(made, of, phase))
 
 
 def test_a_checkpoint_has_an_object_for_each_level(made):

@@ -1,0 +1,114 @@
+"""What was decided while a run was computed, from its facts, and a run that is computed again by these decisions [3].
+
+Chance and speed choose how many steps a path takes in a timed phase, and which contributions an outer step leaves out
+because they were late, lost, or made by a machine that computed wrongly. Everything else follows from the config and
+the text. The end of a run writes its decisions to facts.json:
+
+    config      of the run
+    modules     [key, version, sha256, {path: why it was left out}] for each version of each module
+    excluded    [path, phase, why] for each path that its own worker has excluded
+    steps       [path, phase, first, taken] for each timed phase of a path (path_steps.py)
+
+A run with `--replay=facts.json` follows them, with any number of workers on machines that compute alike, and compares
+the digests of all versions of all modules at its end.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import pathlib
+from typing import Any, NamedTuple
+
+from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.islands import local_config, path_steps, pieces
+from dipaco_jax.islands.path_steps import PathSteps
+from dipaco_jax.registry.registry import Conflict, Fact, Registry
+from dipaco_jax.reports import audit_lines
+
+FILE = 'facts.json'
+REPLAY = 'replay'  # kind of the fact that names the decisions that a run follows
+
+
+class Decisions(NamedTuple):
+  """The decisions of a run."""
+
+  modules: dict[tuple[str, int], str]  # sha256 of each version
+  left_out: dict[tuple[str, int], dict[str, str]]  # by version of a module: why, by path
+  excluded: dict[tuple[int, int], str]  # by path and phase: why its worker has excluded it
+  steps: dict[tuple[int, int], PathSteps]  # by path and phase
+
+
+def of_facts(registry: Registry) -> Decisions:
+  """Returns the decisions that a run's facts tell."""
+  modules = registry.facts('module')
+  exclusions = [fact for fact in registry.facts('excluded') if 'executor' not in fact.meta]
+  timed = [fact for fact in registry.facts(pieces.CHECKPOINT) if path_steps.STEPS in fact.meta]
+  return Decisions(
+    modules={(fact.key, fact.number): fact.sha256 for fact in modules},
+    left_out={(fact.key, fact.number): fact.meta['left_out'] for fact in modules if fact.meta.get('left_out')},
+    excluded={(int(fact.key), fact.number): fact.meta['why'] for fact in exclusions},
+    steps={(int(fact.key), fact.number): PathSteps(*fact.meta[path_steps.STEPS]) for fact in timed},
+  )
+
+
+def to_json(settings: settings_lib.Settings, decisions: Decisions) -> dict[str, Any]:
+  """Returns the content of facts.json."""
+  modules = sorted(decisions.modules.items())
+  return {
+    'config': settings_lib.recorded(settings),
+    'modules': [[*at, sha256, decisions.left_out.get(at, {})] for at, sha256 in modules],
+    'excluded': [[*at, why] for at, why in sorted(decisions.excluded.items())],
+    'steps': [[*at, *steps] for at, steps in sorted(decisions.steps.items())],
+  }
+
+
+def read(file: str, settings: settings_lib.Settings) -> Decisions:
+  """Reads facts.json. Raises InputError unless it is that of a finished run with this config, but for where text is."""
+  try:
+    about = json.loads(pathlib.Path(file).read_bytes())
+    modules = [(str(key), int(version), str(sha256), dict(why)) for key, version, sha256, why in about['modules']]
+    decisions = Decisions(
+      {(key, version): sha256 for key, version, sha256, _ in modules},
+      {(key, version): why for key, version, _, why in modules if why},
+      {(int(path), int(phase)): str(why) for path, phase, why in about['excluded']},
+      {(int(path), int(phase)): PathSteps(int(first), int(n)) for path, phase, first, n in about['steps']},
+    )
+    recorded = settings_lib.of_run(about['config'])
+  except OSError as e:
+    raise InputError(f'--replay={file} cannot be read: {e.strerror}') from e
+  except (ValueError, TypeError, KeyError, AttributeError, InputError) as e:
+    raise InputError(f'--replay={file} is not the {FILE} of a finished run, or damaged: {e}') from e
+  if differences := local_config.changes(dataclasses.replace(recorded, data=settings.data), settings):
+    raise InputError(f'--replay={file} is of a run with another config ({differences}): give the same --config')
+  if settings.data.own_text:
+    raise InputError(f'--replay={file}: config.data.own_text=True keeps text apart, so nobody can compute all of it')
+  return decisions
+
+
+def follow(registry: Registry, file: str, settings: settings_lib.Settings) -> Decisions | None:
+  """Returns the decisions that a run follows; None for --replay=''. Raises InputError if it was begun with others."""
+  decisions = read(file, settings) if file else None
+  sha256 = hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() if file else ''
+  if file and not registry.facts('module'):
+    with contextlib.suppress(Conflict):  # see below
+      registry.put([Fact(REPLAY, '', 0, '', sha256, {'file': file})])
+  facts = registry.facts(REPLAY)
+  registry.mark_scheduled(facts)
+  if [fact.sha256 for fact in facts] != [sha256] * bool(file):
+    begun = f'with --replay={facts[0].meta["file"]}' if facts else 'without it'
+    raise InputError(f'--replay={file}: this run was begun {begun}: give that, or another --workdir')
+  return decisions
+
+
+def compare(decisions: Decisions, registry: Registry) -> dict[str, Any]:
+  """Compares all versions of all modules with those of the decisions; logs and returns the result for the report."""
+  found = {(fact.key, fact.number): fact.sha256 for fact in registry.facts('module')}
+  differing = sorted(
+    (at for at, sha256 in decisions.modules.items() if found.get(at) != sha256), key=lambda at: (at[1], at[0])
+  )
+  result = {'modules': len(decisions.modules), 'differing': [list(at) for at in differing]}
+  logging.warning('%s', audit_lines.describe_replay(result))
+  return result

@@ -1,0 +1,97 @@
+"""The decisions of a run: what facts.json holds, what it may be given to, and what an outer step leaves out by it."""
+
+import dataclasses
+import json
+
+import one_process
+import pytest
+from one_process import with_settings
+
+from dipaco_jax.core.errors import InputError
+from dipaco_jax.islands import decisions, outer_executor
+from dipaco_jax.islands.path_steps import PathSteps
+from dipaco_jax.registry.registry import Fact, Task
+
+made = one_process.made
+LATE = {'2': 'it was late'}
+
+
+@pytest.fixture
+def decided(made) -> decisions.Decisions:
+  """Of a run with one version of a module, from which an executor has left out path 2, and the worker path 1."""
+  made.registry.put(
+    [
+      Fact('module', 'low/0', 1, 'm', 'a' * 64, {'left_out': LATE | {'1': 'not finite'}}),
+      Fact('excluded', '1', 0, '', '', {'why': 'not finite', 'worker': 'w'}),
+      Fact('excluded', '2', 0, '', '', {'why': 'it was late', 'worker': 'w', 'executor': 'e'}),
+      Fact('checkpoint', '2', 0, '', 'b', {'steps': [12, 4]}),
+      Fact('checkpoint', '1', 0, '', 'c', {'steps': [12, 6], 'excluded': 'not finite'}),
+    ]
+  )
+  return decisions.of_facts(made.registry)
+
+
+def write(made, decided, file, **changes):
+  file.write_text(json.dumps(decisions.to_json(made.run.settings, decided) | changes))
+  return str(file)
+
+
+def test_they_are_read_as_they_were_written(made, decided, tmp_path):
+  assert decisions.read(write(made, decided, tmp_path / 'facts.json'), made.run.settings) == decided
+  assert decided.excluded == {(1, 0): 'not finite'}, 'what an executor leaves out is of one module'
+  assert decided.steps == {(1, 0): PathSteps(12, 6), (2, 0): PathSteps(12, 4)}
+
+
+def test_text_may_be_elsewhere_but_the_config_is_the_same(made, decided, tmp_path):
+  file = write(made, decided, tmp_path / 'facts.json')
+  s = made.run.settings
+  decisions.read(file, dataclasses.replace(s, data=dataclasses.replace(s.data, train=('/elsewhere/*.txt',))))
+  other = with_settings(made, train=dict(batch_size=7)).run.settings
+  with pytest.raises(InputError, match=r'of a run with another config .*train.batch_size.*give the same --config'):
+    decisions.read(file, other)
+
+
+@pytest.mark.parametrize(
+  'changes', [{'config': 3}, {'modules': [['low/0', 1]]}, {'steps': [[0, 0, 'x', 1]]}, {'excluded': None}]
+)
+def test_a_damaged_file_is_one_line(changes, made, decided, tmp_path):
+  with pytest.raises(InputError, match=r'is not the facts.json of a finished run, or damaged'):
+    decisions.read(write(made, decided, tmp_path / 'facts.json', **changes), made.run.settings)
+
+
+def test_a_file_that_is_not_there_is_one_line(made, tmp_path):
+  with pytest.raises(InputError, match=r'--replay=.*cannot be read: No such file'):
+    decisions.read(str(tmp_path / 'facts.json'), made.run.settings)
+
+
+def test_a_run_follows_one_file_from_its_beginning(made, decided, tmp_path):
+  file = write(made, decided, tmp_path / 'facts.json')
+  with pytest.raises(InputError, match='this run was begun without it'):
+    decisions.follow(made.registry, file, made.run.settings)
+  assert decisions.follow(made.registry, '', made.run.settings) is None
+
+
+def test_a_replay_is_not_continued_without_its_file(made, decided, tmp_path):
+  first, other = (write(made, decided, tmp_path / name, note=name) for name in ('a.json', 'b.json'))
+  made.registry.withdraw(Fact('diverged', 'resumed', 0, '', '', {}), made.registry.facts('module'), [])
+  assert decisions.follow(made.registry, first, made.run.settings) == decided
+  assert decisions.follow(made.registry, first, made.run.settings) == decided
+  for file in (other, ''):
+    with pytest.raises(InputError, match=r'this run was begun with --replay=.*a.json: give that, or another'):
+      decisions.follow(made.registry, file, made.run.settings)
+
+
+def test_an_outer_step_leaves_out_whom_the_run_has_left_out(made, decided):
+  replay, task = dataclasses.replace(made, decisions=decided), Task(0, 'outer', 'low/0', 1, 1, 'w', 0)
+  sent = {fact.key: fact for fact in made.registry.facts('checkpoint')}
+  assert outer_executor.why_barred(replay, task, sent) == LATE, 'path 1 has sent nothing'
+  assert outer_executor.why_barred(replay, task._replace(number=2), sent) == {}
+  assert outer_executor.why_barred(made, task, sent) == {}
+
+
+def test_versions_that_differ_are_named_the_first_first(made, decided, caplog):
+  assert decisions.compare(decided, made.registry) == {'modules': 1, 'differing': []}
+  other = decided._replace(modules=decided.modules | {('low/0', 1): 'z', ('ends/0', 3): 'y', ('high/0', 2): 'x'})
+  found = decisions.compare(other, made.registry)['differing']
+  assert found == [['low/0', 1], ['high/0', 2], ['ends/0', 3]]
+  assert 'replay: 3 of 3 versions of modules differ from those of the run, first low/0 in version 1' in caplog.text
