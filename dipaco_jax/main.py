@@ -226,13 +226,14 @@ def compile_only(settings: settings_lib.Settings):
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.huggingface import model_folder
-    from dipaco_jax.planning import cost_check, cost_text, dry_run, topology
+    from dipaco_jax.planning import barriers, cost_check, cost_text, dry_run, topology
     from dipaco_jax.telemetry import metrics_log, performance
 
     sized = dataclasses.replace(settings.tokenizer, vocab_size=model_folder.vocab_size(settings))
     settings = dataclasses.replace(settings, tokenizer=sized)
     topologies = [] if is_here else [topology.find_topology(name) for name in FLAGS.topology.split(',')]
     parameters = cost_text.parameters_to_text(dry_run.count_parameters(settings))
+    parameters = '\n'.join([parameters, *(f'barrier        {line}' for line in barriers.lines(settings))])
     if is_here:
       print(parameters)
       cost_check.check(settings, print)

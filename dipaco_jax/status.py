@@ -130,6 +130,7 @@ def _now(facts: Any) -> list[str]:
 
   from dipaco_jax.islands import audit_history, lineage, members, run_costs, schedule, status_table, wire_status
   from dipaco_jax.pipeline import run
+  from dipaco_jax.planning import barriers
   from dipaco_jax.reports import audit_lines
   from dipaco_jax.storage import object_store
 
@@ -142,6 +143,7 @@ def _now(facts: Any) -> list[str]:
       grid = here.layout.grid
       lines += members.lines(here)
       lines += status_table.time_left(facts, own_run.settings)
+      lines += barriers.lines(here.run.settings)
       lines += [f'waiting for {why}: {_paths(grid, paths)}' for why, paths in schedule.waits(here).items()]
       for (n, s), paths in lineage.costs(here).items():
         again = f'{n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again'
