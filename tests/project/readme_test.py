@@ -238,8 +238,9 @@ def test_every_figure_of_the_report_is_explained():
   explained = re.findall(r'`(\w+)`', ''.join(re.findall(r'^\| (.*?) \|', rows, re.MULTILINE)))
   others = (
     'held_back excluded skipped_steps steps_by_path replay pretrain_steps pretrain_tokens domain_nmi '
-    'router_accuracy wall_s goodput config_sha256 versions averaging_gap_by_phase text_by_domain bytes_per_token pretrain_epochs '
-    'pretrain_text_tokens shard_tokens paths_tokens paths_flops pretrain_flops serve_flops_per_token control_epochs'
+    'router_accuracy wall_s goodput config_sha256 versions averaging_gap_by_phase text_by_domain '
+    'bytes_per_token pretrain_epochs pretrain_text_tokens shard_tokens paths_tokens paths_flops pretrain_flops '
+    'serve_flops_per_token control_epochs'
   ).split()
   assert sorted(explained) == sorted({*run_report.TOKENIZE, *run_report.EVALUATE, *run_report.TRAIN, *others})
 
