@@ -4,7 +4,7 @@ The grid is the smallest of the paper's Table 1: 2x4 paths, with the embedding i
 k-means, one discriminative re-sharding, Nesterov steps rescaled by sqrt(P) and weighed by shard sizes, and early
 stopping. Each further row changes one of these, or two where the comment says why. The rows of `OUTER_STEPS` take as
 many outer steps with any tau: at a fixed number of inner steps, as in table (4), longer phases leave momentum fewer
-steps to build up.
+steps to build up. Where that is a run that the table has already, it is not listed again.
 """
 
 from collections.abc import Mapping
@@ -61,7 +61,7 @@ def rows(size: str) -> list[Row]:
   table.append(grid(size, 'flat', title, f'flat,{num_paths}', steps, tau, OUTER['nesterov']))
   for each in taus:
     table += of_outer_steps(size, count, each, a, b)
-  return table
+  return [row for i, row in enumerate(table) if row[2:] not in [other[2:] for other in table[:i]]]
 
 
 def recipe(size: str, tau: int) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def lines(s: Settings) -> list[str]:
   """Returns a line for each level that `needless` finds."""
   path = sum(x.size for x in transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size)).values())
   return [
-    f'level {name!r} ({size:,} parameters, {size / path:.2g} of a path) has one module for all paths, so in islands '
+    f'level {name!r} ({size:,} parameters, {size / path:.2%} of a path) has one module for all paths, so in islands '
     'all wait for the slowest in every phase: let it vary over an axis'
     for name, size in needless(s).items()
   ]
