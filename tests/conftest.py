@@ -10,6 +10,7 @@ import quick_xla
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {quick_xla.on(8)}'
 os.environ['LOKY_MAX_CPU_COUNT'] = '1'  # scikit-learn asks lscpu, which a bare machine may lack, and warns
+os.fsync = lambda handle: None  # processes die here, the machine does not; 8 ms each, thousands of times
 
 import jax  # after the environment, which it reads once
 import pytest
@@ -68,6 +69,14 @@ def pytest_xdist_make_scheduler(config, log):
       return groups.get(file, file)
 
   return Scheduling(config, log)
+
+
+def pytest_ignore_collect(collection_path, config):
+  """Of all files, those of which every test is slow are not even imported: each worker imports what is collected."""
+  if config.getoption('--slow') or config.args_source is pytest.Config.ArgsSource.ARGS:
+    return None
+  is_slow = collection_path.name.endswith('_test.py') and b'\npytestmark = pytest.mark.slow' in collection_path.read_bytes()
+  return True if is_slow else None
 
 
 def pytest_collection_modifyitems(config, items):
