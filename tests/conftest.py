@@ -121,6 +121,7 @@ def pytest_configure(config):
   gc.set_threshold(20_000, 20, 20)  # tracing makes many objects that stay: a tenth of the tests' time went into looking
   config.addinivalue_line('markers', 'slow: runs with --slow')
   config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
+  quick_xla.share_contexts()
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(config.cache.mkdir('xla'))  # for processes that tests start
   jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR'])
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
