@@ -25,7 +25,14 @@ LONGEST_SLOW = (  # with --slow, these too: one of them alone at the end would b
 ).split()
 
 TOGETHER = (  # groups of files, each of which runs in one worker: the files of a group share what takes seconds to make
-  ('islands/stopped_islands', 'invariants/invariant_8_islands'),  # a prepared run
+  (  # a prepared run
+    'islands/stopped_islands',
+    'invariants/invariant_8_islands',
+    'islands/auditor',
+    'islands/judge',
+    'islands/run_costs',
+    'islands/live_metrics',
+  ),
   ('data/source_seqio', 'data/source_tfds'),  # TensorFlow
 )
 
@@ -75,7 +82,9 @@ def pytest_ignore_collect(collection_path, config):
   """Of all files, those of which every test is slow are not even imported: each worker imports what is collected."""
   if config.getoption('--slow') or config.args_source is pytest.Config.ArgsSource.ARGS:
     return None
-  is_slow = collection_path.name.endswith('_test.py') and b'\npytestmark = pytest.mark.slow' in collection_path.read_bytes()
+  is_slow = (
+    collection_path.name.endswith('_test.py') and b'\npytestmark = pytest.mark.slow' in collection_path.read_bytes()
+  )
   return True if is_slow else None
 
 
