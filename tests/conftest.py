@@ -10,7 +10,6 @@ import quick_xla
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['XLA_FLAGS'] = f'{os.environ.get("XLA_FLAGS", "")} {quick_xla.on(8)}'
 os.environ['LOKY_MAX_CPU_COUNT'] = '1'  # scikit-learn asks lscpu, which a bare machine may lack, and warns
-os.fsync = lambda handle: None  # processes die here, the machine does not; 8 ms each, thousands of times
 
 import jax  # after the environment, which it reads once
 import pytest
@@ -127,6 +126,7 @@ def backend(request):
 
 def pytest_configure(config):
   """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
+  os.fsync = lambda handle: None  # processes die here, the machine does not; it takes milliseconds, thousands of times
   gc.set_threshold(20_000, 20, 20)  # tracing makes many objects that stay: a tenth of the tests' time went into looking
   config.addinivalue_line('markers', 'slow: runs with --slow')
   config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
@@ -134,6 +134,7 @@ def pytest_configure(config):
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(config.cache.mkdir('xla'))  # for processes that tests start
   jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR'])
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # as commands do: else programs have other names
 
 
 @pytest.fixture(scope='session')

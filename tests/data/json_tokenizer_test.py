@@ -204,7 +204,7 @@ EOS = b'{"eos_token": "</s>"}'
       'tokenizer.json cannot be used .*surrogates not allowed',
     ),
     (
-      {'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "no"}'},
+      {'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'{"eos_token": "<no>"}'},
       'no end-of-text token',
     ),
     ({'tokenizer.json': MADE['llama3'].to_str().encode(), 'tokenizer_config.json': b'['}, r'no tokenizer\.json \('),
