@@ -78,13 +78,11 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_ignore_collect(collection_path, config):
-  """Of all files, those of which every test is slow are not even imported: each worker imports what is collected."""
-  if config.getoption('--slow') or config.args_source is pytest.Config.ArgsSource.ARGS:
+  """Without --slow, a file of which every test is slow is not even imported, unless it is asked for by name."""
+  named = {pathlib.Path(argument.partition('::')[0]).resolve() for argument in config.args}
+  if config.getoption('--slow') or not collection_path.name.endswith('_test.py') or collection_path in named:
     return None
-  is_slow = (
-    collection_path.name.endswith('_test.py') and b'\npytestmark = pytest.mark.slow' in collection_path.read_bytes()
-  )
-  return True if is_slow else None
+  return True if b'\npytestmark = pytest.mark.slow' in collection_path.read_bytes() else None
 
 
 def pytest_collection_modifyitems(config, items):
