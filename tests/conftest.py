@@ -24,7 +24,14 @@ LONGEST_SLOW = (  # with --slow, these too: one of them alone at the end would b
 ).split()
 
 TOGETHER = (  # groups of files, each of which runs in one worker: the files of a group share what takes seconds to make
-  ('islands/stopped_islands', 'invariants/invariant_8_islands'),  # a prepared run
+  (  # a prepared run
+    'islands/stopped_islands',
+    'invariants/invariant_8_islands',
+    'islands/auditor',
+    'islands/judge',
+    'islands/run_costs',
+    'islands/live_metrics',
+  ),
   ('data/source_seqio', 'data/source_tfds'),  # TensorFlow
 )
 
@@ -70,6 +77,14 @@ def pytest_xdist_make_scheduler(config, log):
   return Scheduling(config, log)
 
 
+def pytest_ignore_collect(collection_path, config):
+  """Without --slow, a file of which every test is slow is not even imported, unless it is asked for by name."""
+  named = {pathlib.Path(argument.partition('::')[0]).resolve() for argument in config.args}
+  if config.getoption('--slow') or not collection_path.name.endswith('_test.py') or collection_path in named:
+    return None
+  return True if b'\npytestmark = pytest.mark.slow' in collection_path.read_bytes() else None
+
+
 def pytest_collection_modifyitems(config, items):
   if not config.getoption('--slow'):
     slow = pytest.mark.skip(reason='slow: --slow runs it')
@@ -109,12 +124,15 @@ def backend(request):
 
 def pytest_configure(config):
   """Tests, workers of pytest-xdist and later runs share what XLA compiled."""
+  os.fsync = lambda handle: None  # processes die here, the machine does not; it takes milliseconds, thousands of times
   gc.set_threshold(20_000, 20, 20)  # tracing makes many objects that stay: a tenth of the tests' time went into looking
   config.addinivalue_line('markers', 'slow: runs with --slow')
   config.addinivalue_line('markers', 'on(*names): of backends.py, with which the test runs')
+  quick_xla.share_contexts()
   os.environ['JAX_COMPILATION_CACHE_DIR'] = str(config.cache.mkdir('xla'))  # for processes that tests start
   jax.config.update('jax_compilation_cache_dir', os.environ['JAX_COMPILATION_CACHE_DIR'])
   jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
+  jax.config.update('jax_persistent_cache_enable_xla_caches', 'none')  # as commands do: else programs have other names
 
 
 @pytest.fixture(scope='session')

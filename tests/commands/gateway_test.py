@@ -49,7 +49,7 @@ def test_tokens_are_added_shown_once_listed_and_revoked(made, tmp_path):
       (['list', 'add'], 'say one of'),
       (['--max_claims=0'], '--max_claims=0 should be above 0'),
     ],
-    (['add'], '--name is missing'),
+    (['--cert=x'], '--cert and --key'),
   ),
 )
 def test_wrong_options_end_with_one_line(options, message, made, tmp_path):

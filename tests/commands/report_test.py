@@ -10,6 +10,7 @@ import slow
 import synthetic
 
 from dipaco_jax import report
+from dipaco_jax.core.errors import InputError
 from dipaco_jax.storage import seals
 
 
@@ -36,11 +37,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(('args', 'words'), slow.all_but(WRONG, WRONG[1]))
+@pytest.mark.parametrize(('args', 'words'), slow.all_but(WRONG, WRONG[0]))
 def test_wrong_input_is_one_line(args, words):
   done = command(*args)
   assert done.returncode == 2 and words in done.stderr and not done.stdout
   assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_a_folder_without_a_run_is_named():
+  with pytest.raises(InputError, match='there is no run here'):
+    report.write('/nowhere')
 
 
 def test_it_writes_the_page_of_a_run(tmp_path):
@@ -58,8 +64,3 @@ def test_forged_records_are_named(tmp_path):
   )
   with pytest.raises(seals.Damaged, match=r'metrics\.jsonl or .* holds what no run writes there'):
     report.write(str(tmp_path))
-
-
-def test_help_names_its_options():
-  done = command('--help')
-  assert done.returncode == 0 and '--workdir' in done.stdout

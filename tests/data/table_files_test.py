@@ -5,7 +5,6 @@ import json
 import sys
 
 import corpora
-import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
@@ -108,6 +107,8 @@ def test_no_more_than_a_row_group_of_the_columns_is_read_ahead(tmp_path, monkeyp
 
 
 def test_a_saved_dataset_is_its_own_files_and_no_caches(tmp_path):
+  import datasets  # a second, for few tests
+
   made = datasets.Dataset.from_dict({'text': TEXTS})
   made.save_to_disk(tmp_path / 'mine', num_shards=3)
   saved = datasets.load_from_disk(tmp_path / 'mine')
@@ -122,6 +123,8 @@ def test_a_saved_dataset_is_its_own_files_and_no_caches(tmp_path):
 
 
 def test_of_several_splits_one_has_to_be_named(tmp_path):
+  import datasets
+
   made = datasets.Dataset.from_dict({'text': TEXTS})
   datasets.DatasetDict({'train': made, 'test': made}).save_to_disk(tmp_path / 'mine')
   with pytest.raises(

@@ -8,7 +8,6 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-import datasets
 import pyarrow.feather
 import pyarrow.parquet
 import webdataset
@@ -44,6 +43,8 @@ def write_records(folder: pathlib.Path, kind: str, records: Sequence[dict[str, A
   if name == 'parquet':
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(list(records)), file, row_group_size=50)
   elif name == 'arrow':
+    import datasets  # a second, for one kind
+
     file = folder / stem
     datasets.Dataset.from_list(list(records)).save_to_disk(file, num_shards=1)
   elif name == 'feather':  # Arrow's file format, as that of Feather

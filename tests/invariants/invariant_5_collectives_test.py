@@ -9,6 +9,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import slow
 import small
 
 from dipaco_jax.algorithm import outer
@@ -56,7 +57,7 @@ def test_a_path_on_one_device_is_alone_until_the_outer_step(name):
   assert 'HloModule' in text and not collectives(text)
 
 
-@pytest.mark.parametrize('shard_states', [False, True])
+@pytest.mark.parametrize('shard_states', slow.but([False, True], False))
 def test_devices_inside_a_path_talk_among_themselves_only(shard_states):
   text, made = compiled('steps', data=2, shard_states=shard_states)
   inside = {frozenset(d.id for d in slice_) for slice_ in made.placement.mesh.devices.reshape(-1, 2)}

@@ -7,7 +7,6 @@ import sys
 import numpy as np
 import pytest
 import repository
-from scipy import stats
 
 from dipaco_jax.core import bootstrap
 
@@ -169,6 +168,8 @@ def test_examples_of_intervals_run():
 
 
 def test_quantiles_are_those_of_student():
+  from scipy import stats  # a second
+
   for df, quantiles in intervals.STUDENT.items():
     assert quantiles == pytest.approx(stats.t.ppf([0.95, 0.8], df), abs=6e-4)
 

@@ -1,6 +1,7 @@
 """The list of mutants fits the source, and each invariant has a quick test with a mutant that kills it."""
 
 import ast
+import functools
 import pathlib
 import re
 import runpy
@@ -33,9 +34,14 @@ def test_a_mutant_changes_text_that_occurs_once_and_has_tests(name):
     assert is_quick(TESTS / file, function.partition('[')[0]), test
 
 
+@functools.cache
+def tree_of(file: pathlib.Path) -> ast.Module:
+  return ast.parse(file.read_text())
+
+
 def is_quick(file: pathlib.Path, function: str) -> bool:
   """Returns whether a test is there and CI runs it, as far as its own decorators and its file's marks tell."""
-  tree = ast.parse(file.read_text())
+  tree = tree_of(file)
   marks = [n for n in tree.body if isinstance(n, ast.Assign) and ast.unparse(n.targets[0]) == 'pytestmark']
   found = [n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == function]
   decorators = [ast.unparse(decorator) for node in found for decorator in node.decorator_list]

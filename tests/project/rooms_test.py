@@ -105,45 +105,47 @@ def test_a_room_says_which_rooms_it_imports_from(name):
   assert named == [other for other in ROOMS if other in imported - {name}]
 
 
-@pytest.mark.parametrize('name', FILES)
-def test_imports_go_one_way_between_rooms(name):
-  ahead = ROOMS[ROOMS.index(room(name)) + 1 :]
-  assert not {other for other in inside(name) if room(other) in ahead or other in TOP - {'__init__'}}
+@pytest.mark.parametrize('at', range(len(ROOMS)), ids=ROOMS)
+def test_imports_go_one_way_between_rooms(at):
+  ahead = ROOMS[at + 1 :]
+  for name in (name for name in FILES if room(name) == ROOMS[at]):
+    assert not {other for other in inside(name) if room(other) in ahead or other in TOP - {'__init__'}}, name
 
 
 def test_no_file_imports_itself_by_way_of_others():
   graphlib.TopologicalSorter({name: inside(name) for name in SOURCES}).prepare()
 
 
-@pytest.mark.parametrize('name', [name for name in FILES if room(name) in PURE])
-def test_mathematics_is_pure(name):
-  assert not [imported for imported in imports(SOURCES[name]) if is_in(imported, IMPURE)]
+def test_mathematics_is_pure():
+  for name in (name for name in FILES if room(name) in PURE):
+    assert not [imported for imported in imports(SOURCES[name]) if is_in(imported, IMPURE)], name
 
 
-@pytest.mark.parametrize('name', [name for name in FILES if room(name) == 'algorithm'])
-def test_the_algorithm_imports_nothing_else(name):
-  others = {imported.split('.')[0] for imported in imports(SOURCES[name])} - sys.stdlib_module_names
-  assert others <= {'jax', 'numpy', 'optax', PACKAGE}
-  assert {room(other) for other in inside(name)} <= {'algorithm'}
+def test_the_algorithm_imports_nothing_else():
+  for name in (name for name in FILES if room(name) == 'algorithm'):
+    others = {imported.split('.')[0] for imported in imports(SOURCES[name])} - sys.stdlib_module_names
+    assert others <= {'jax', 'numpy', 'optax', PACKAGE}, name
+    assert {room(other) for other in inside(name)} <= {'algorithm'}, name
 
 
 # It loads the room's own files when they are first asked for; and it asks whether JAX has its kernels for GPUs.
 MAY_LOOK_UP = 'algorithm.__init__', 'models.flash'
 
 
-@pytest.mark.parametrize('name', [name for name in FILES if room(name) in PURE and name not in MAY_LOOK_UP])
-def test_mathematics_imports_nothing_by_name(name):
-  assert not [imported for imported in imports(SOURCES[name]) if is_in(imported, ['importlib', 'runpy', 'pkgutil'])]
+def test_mathematics_imports_nothing_by_name():
+  for name in (name for name in FILES if room(name) in PURE and name not in MAY_LOOK_UP):
+    by_name = [imported for imported in imports(SOURCES[name]) if is_in(imported, ['importlib', 'runpy', 'pkgutil'])]
+    assert not by_name, name
 
 
-@pytest.mark.parametrize('name', FILES)
-def test_flags_and_config_dicts_are_for_commands(name):
-  assert room(name) == 'command_line' or not [i for i in imports(SOURCES[name]) if is_in(i, FLAGS)]
+def test_flags_and_config_dicts_are_for_commands():
+  for name in (name for name in FILES if room(name) != 'command_line'):
+    assert not [imported for imported in imports(SOURCES[name]) if is_in(imported, FLAGS)], name
 
 
-@pytest.mark.parametrize('path', [*SOURCES.values(), *sorted((ROOT / 'configs').glob('*.py'))], ids=str)
-def test_nothing_heavy_is_imported_as_a_file_loads(path):
-  assert not [name for name, loads in imports(path).items() if loads and is_in(name, NEVER_BEFORE_USE)]
+def test_nothing_heavy_is_imported_as_a_file_loads():
+  for path in (*SOURCES.values(), *sorted((ROOT / 'configs').glob('*.py'))):
+    assert not [name for name, loads in imports(path).items() if loads and is_in(name, NEVER_BEFORE_USE)], path
 
 
 def test_the_reader_of_imports_reads(tmp_path):

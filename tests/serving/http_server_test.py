@@ -15,7 +15,6 @@ import time
 
 import made_run
 import numpy as np
-import openai
 import pytest
 import serving
 
@@ -213,6 +212,8 @@ def test_many_at_one_time_get_right_answers_and_clear_errors(server, engine, req
 
 
 def test_openais_client_gets_what_the_engine_writes(server, engine):
+  import openai  # a second, for few tests
+
   with openai.OpenAI(base_url=f'http://127.0.0.1:{server.port}/v1', api_key=serving.KEY, max_retries=0) as client:
     assert client.models.list().data[0].id == 'run' and client.models.retrieve('run/path-2').id == 'run/path-2'
     ask = {'model': 'run/path-2', 'prompt': 'The quick', 'max_tokens': 30, 'temperature': 0.7, 'seed': 5}
@@ -239,6 +240,8 @@ def test_openais_client_gets_what_the_engine_writes(server, engine):
 
 
 def test_openais_client_chats_with_a_path_that_stays_as_the_conversation_grows(server, engine):
+  import openai
+
   tokenizer = engine.run.tokenizer
   begin, end = tokenizer.special['<s>'], tokenizer.special['</s>']
 

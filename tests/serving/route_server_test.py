@@ -10,7 +10,6 @@ import signal
 import time
 
 import made_run
-import openai
 import ports
 import pytest
 import serving
@@ -104,6 +103,8 @@ def test_each_text_is_written_by_its_path(running):
 
 
 def test_openais_client_asks_for_paths_and_sees_errors(running):
+  import openai  # a second, for few tests
+
   with openai.OpenAI(
     base_url=f'http://127.0.0.1:{running.router.port}/v1', api_key=serving.KEY, max_retries=0
   ) as client:
@@ -121,6 +122,8 @@ def test_openais_client_asks_for_paths_and_sees_errors(running):
 
 
 def test_conversations_go_to_the_paths_of_what_their_users_say_and_stay_there(running):
+  import openai
+
   router, system = dipaco_jax.load_router(str(running.workdir)), {'role': 'system', 'content': 'Be terse. '}
   prompts = {router.path(prompt): prompt for prompt in PROMPTS}
   assert len(prompts) > 1
