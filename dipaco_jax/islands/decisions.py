@@ -54,11 +54,12 @@ def of_facts(registry: Registry) -> Decisions:
   )
 
 
-def to_json(settings: settings_lib.Settings, decisions: Decisions) -> dict[str, Any]:
-  """Returns the content of facts.json."""
+def to_json(registry: Registry) -> dict[str, Any]:
+  """Returns the content of the facts.json of a run."""
+  decisions, [config] = of_facts(registry), registry.facts('config')
   modules = sorted(decisions.modules.items())
   return {
-    'config': settings_lib.recorded(settings),
+    'config': config.meta['config'],
     'modules': [[*at, sha256, decisions.left_out.get(at, {})] for at, sha256 in modules],
     'excluded': [[*at, why] for at, why in sorted(decisions.excluded.items())],
     'steps': [[*at, *steps] for at, steps in sorted(decisions.steps.items())],

@@ -73,9 +73,7 @@ def finish(island: Island, task: Task) -> list[Fact]:
     stage_records.write_record(own.workdir, own.settings, 'train', history.wall_s, figures)
     stages.run_all(own)
     own.metrics.close()
-    publishing.write_json(
-      own.workdir / decisions.FILE, decisions.to_json(own.settings, decisions.of_facts(island.registry))
-    )
+    publishing.write_json(own.workdir / decisions.FILE, decisions.to_json(island.registry))
     report: dict[str, Any] = run_report.write(own.workdir)
     for name in (
       'excerpts.json',

@@ -5,8 +5,9 @@ import json
 
 import one_process
 import pytest
-from one_process import with_settings
+from one_process import changed
 
+from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import decisions, outer_executor
 from dipaco_jax.islands.path_steps import PathSteps
@@ -31,22 +32,27 @@ def decided(made) -> decisions.Decisions:
   return decisions.of_facts(made.registry)
 
 
-def write(made, decided, file, **changes):
-  file.write_text(json.dumps(decisions.to_json(made.run.settings, decided) | changes))
+def settings(made) -> settings_lib.Settings:
+  """Of the run, as the first process was given them; a process has those of its devices."""
+  return settings_lib.of_run(made.registry.facts('config')[0].meta['config'])
+
+
+def write(made, file, **changes):
+  file.write_text(json.dumps(decisions.to_json(made.registry) | changes))
   return str(file)
 
 
 def test_they_are_read_as_they_were_written(made, decided, tmp_path):
-  assert decisions.read(write(made, decided, tmp_path / 'facts.json'), made.run.settings) == decided
+  assert decisions.read(write(made, tmp_path / 'facts.json'), settings(made)) == decided
   assert decided.excluded == {(1, 0): 'not finite'}, 'what an executor leaves out is of one module'
   assert decided.steps == {(1, 0): PathSteps(12, 6), (2, 0): PathSteps(12, 4)}
 
 
 def test_text_may_be_elsewhere_but_the_config_is_the_same(made, decided, tmp_path):
-  file = write(made, decided, tmp_path / 'facts.json')
-  s = made.run.settings
+  file = write(made, tmp_path / 'facts.json')
+  s = settings(made)
   decisions.read(file, dataclasses.replace(s, data=dataclasses.replace(s.data, train=('/elsewhere/*.txt',))))
-  other = with_settings(made, train=dict(batch_size=7)).run.settings
+  other = changed(s, train=dict(batch_size=7))
   with pytest.raises(InputError, match=r'of a run with another config .*train.batch_size.*give the same --config'):
     decisions.read(file, other)
 
@@ -56,29 +62,29 @@ def test_text_may_be_elsewhere_but_the_config_is_the_same(made, decided, tmp_pat
 )
 def test_a_damaged_file_is_one_line(changes, made, decided, tmp_path):
   with pytest.raises(InputError, match=r'is not the facts.json of a finished run, or damaged'):
-    decisions.read(write(made, decided, tmp_path / 'facts.json', **changes), made.run.settings)
+    decisions.read(write(made, tmp_path / 'facts.json', **changes), settings(made))
 
 
 def test_a_file_that_is_not_there_is_one_line(made, tmp_path):
   with pytest.raises(InputError, match=r'--replay=.*cannot be read: No such file'):
-    decisions.read(str(tmp_path / 'facts.json'), made.run.settings)
+    decisions.read(str(tmp_path / 'facts.json'), settings(made))
 
 
 def test_a_run_follows_one_file_from_its_beginning(made, decided, tmp_path):
-  file = write(made, decided, tmp_path / 'facts.json')
+  file = write(made, tmp_path / 'facts.json')
   with pytest.raises(InputError, match='this run was begun without it'):
-    decisions.follow(made.registry, file, made.run.settings)
-  assert decisions.follow(made.registry, '', made.run.settings) is None
+    decisions.follow(made.registry, file, settings(made))
+  assert decisions.follow(made.registry, '', settings(made)) is None
 
 
 def test_a_replay_is_not_continued_without_its_file(made, decided, tmp_path):
-  first, other = (write(made, decided, tmp_path / name, note=name) for name in ('a.json', 'b.json'))
+  first, other = (write(made, tmp_path / name, note=name) for name in ('a.json', 'b.json'))
   made.registry.withdraw(Fact('diverged', 'resumed', 0, '', '', {}), made.registry.facts('module'), [])
-  assert decisions.follow(made.registry, first, made.run.settings) == decided
-  assert decisions.follow(made.registry, first, made.run.settings) == decided
+  assert decisions.follow(made.registry, first, settings(made)) == decided
+  assert decisions.follow(made.registry, first, settings(made)) == decided
   for file in (other, ''):
     with pytest.raises(InputError, match=r'this run was begun with --replay=.*a.json: give that, or another'):
-      decisions.follow(made.registry, file, made.run.settings)
+      decisions.follow(made.registry, file, settings(made))
 
 
 def test_an_outer_step_leaves_out_whom_the_run_has_left_out(made, decided):
