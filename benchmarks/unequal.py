@@ -101,22 +101,15 @@ class Curve:
 
   def time_to(self, target: np.ndarray) -> np.ndarray:
     """Returns the times at which each seed first has its target loss; infinity where it never does."""
-    return np.array([first_time(self.times, column, x) for column, x in zip(self.mean_losses().T, target, strict=True)])
+    return np.array(
+      [unequal_rules.first_time(self.times, column, x) for column, x in zip(self.mean_losses().T, target, strict=True)]
+    )
 
   def losses_at(self, counted: float) -> np.ndarray:
     """Returns the losses after so many steps that count, [shards, S]."""
     stacked = np.stack(self.losses)
     flat = stacked.reshape(len(stacked), -1).T
     return np.array([np.interp(counted, self.counted, column) for column in flat]).reshape(stacked.shape[1:])
-
-
-def first_time(times: Sequence[float], losses: Sequence[float], target: float) -> float:
-  """Returns the time at which a loss first reaches a target, interpolated."""
-  for i, value in enumerate(losses):
-    if value <= target:
-      share = (losses[i - 1] - target) / (losses[i - 1] - value) if i else 1.0
-      return times[i - 1] + share * (times[i] - times[i - 1]) if i else times[0]
-  return np.inf
 
 
 class Run:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 from dipaco_jax.algorithm import grid as grid_lib
@@ -151,3 +151,12 @@ class Attempt:
   is_copy: bool
   moved_s: float = 0.0  # that it takes to fetch the path's state, before `begin`
   is_over: bool = False
+
+
+def first_time(times: Sequence[float], losses: Sequence[float], target: float) -> float:
+  """Returns the time at which a loss first reaches a target, interpolated."""
+  for i, value in enumerate(losses):
+    if value <= target:
+      share = (losses[i - 1] - target) / (losses[i - 1] - value) if i else 1.0
+      return times[i - 1] + share * (times[i] - times[i - 1]) if i else times[0]
+  return math.inf

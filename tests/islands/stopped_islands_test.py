@@ -15,7 +15,7 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import OWN_LEVELS, Faults, Machine, changed, close
 
-from dipaco_jax.islands import island, module_weights, monitor, shared_stages
+from dipaco_jax.islands import island, module_weights, monitor, path_steps, shared_stages, worker
 from dipaco_jax.processes import stopping
 from dipaco_jax.registry import database, registry, registry_backup
 from dipaco_jax.storage import files, module_store, object_store
@@ -76,6 +76,36 @@ def test_a_run_over_a_thin_line_killed_at_any_point_ends_with_the_same_bits(
   outcome = finish(thin, tmp_path / 'prepared', tmp_path / 'alone', faults)
   assert any('objects/states/' in point for point in faults.passed)
   kill_at_points(thin, backend, tmp_path / 'prepared', (outcome, faults.passed), tmp_path, request)
+
+
+@pytest.mark.slow
+@pytest.mark.on('postgresql,s3')
+def test_a_run_of_timed_phases_killed_at_any_point_ends_with_the_same_bits(
+  machine, backend, prepared, tmp_path, request, monkeypatch
+):  # fmt: skip
+  """Each path takes other numbers of steps in each phase, whoever trains it."""
+  training = threading.local()  # path and phase
+  train_first = worker.Worker.train_first
+
+  def noting(does, i, lease, beginning):
+    training.at = int(lease.task.key), beginning.parts[0].phase
+    return train_first(does, i, lease, beginning)
+
+  def is_over(clock) -> bool:
+    path, phase = training.at
+    return clock.dispatches > (path + phase) % 3
+
+  monkeypatch.setattr(worker.Worker, 'train_first', noting)
+  monkeypatch.setattr(path_steps.Clock, 'is_over', is_over)
+  s = changed(machine.settings, train=dict(phase_s=1e6), checkpoint=dict(every_steps=100))  # none within a phase
+  timed = machine.begin(prepared, tmp_path / 'prepared', s)
+  timed.to_the_end(tmp_path / 'prepared', Faults(), end=one_process.PREPARED)
+  faults = Faults()
+  outcome = finish(timed, tmp_path / 'prepared', tmp_path / 'alone', faults)
+  made = timed.island(tmp_path / 'alone')
+  assert {path_steps.of_fact(made, fact).taken for fact in made.registry.facts('checkpoint')} == {2, 4, 6}
+  close(made)
+  kill_at_points(timed, backend, tmp_path / 'prepared', (outcome, faults.passed), tmp_path, request)
 
 
 def kill_at_points(machine, backend, prepared, undisturbed, tmp_path, request):

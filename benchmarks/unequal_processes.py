@@ -1,0 +1,230 @@
+"""What workers of unequal speed cost in real runs: processes with CPU quotas, with phases of tau steps and by time.
+
+    sudo python benchmarks/unequal_processes.py [--speeds=1,0.5,0.25,0.1 --cores=0.8]
+
+Each worker trains a replica of DiLoCo. There are three runs of a small model, in which all workers together have so
+many cores: `equal` speeds, the reference; `unequal`, with the given relative speeds; and `unequal, by time`, where
+phases end after the seconds that an equal worker takes for tau steps (config.train.phase_s). Quotas begin with the
+second phase, since the first one compiles, and so does the clock. The outer executor and the evaluator have no quota.
+"time" is the time until the mean loss on the hold-outs is that of the reference after three quarters of its phases,
+divided by the reference's; "steps" is the number of inner steps a second, divided by the reference's.
+
+Prints a table in Markdown and, as the last line, a JSON object. Needs Linux, root and control groups with quotas; where
+they are missing it says so, and ends with status 3.
+"""
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Self
+
+from absl import app, flags
+from unequal_rules import first_time
+
+from dipaco_jax.registry import registry
+
+SPEEDS = flags.DEFINE_list('speeds', ['1', '0.5', '0.25', '0.1'], 'relative speeds, one for each worker')
+CORES = flags.DEFINE_float('cores', 0.8, 'that all workers have together')
+TAU = flags.DEFINE_integer('tau', 20, 'inner steps in a phase')
+PHASES = flags.DEFINE_integer('phases', 12, 'that are measured, after one that is not')
+
+ROOT = pathlib.Path(__file__).parent.parent
+PERIOD_US = 100_000  # within which a worker has its quota
+MOST = 10  # times tau, that a worker may take in a phase that ends by time
+PATIENCE_S = 3600  # for one run
+TARGET = 0.75  # share of the reference's phases
+CONFIG = """
+import runpy
+
+def get_config():
+  c = runpy.run_path({tiny!r})['get_config']()
+  c.data.update(max_documents=300, max_validation_documents=10)
+  c.tokenizer.update(vocab_size=1024, sample_bytes=200_000)
+  c.model.update(seq_len=64, width=64, num_heads=2, mlp_dim=160)
+  c.pretrain.update(steps=10, batch_size=8)
+  c.train.update(phases={phases}, steps_per_phase={most}, phase_s={phase_s}, batch_size=8, steps_per_dispatch=1)
+  c.train.max_holdout_rows = 32
+  c.checkpoint.every_steps = 1_000_000
+  c.inner.update(learning_rate=3e-3, final_fraction=1.0, warmup_steps=10)
+  c.evaluate.control = False
+  c.grid = {{'replica': {workers}}}
+  c.levels = (('all', '.*', ()),)
+  c.outer.row_weights = False
+  return c
+"""
+
+
+class Quotas:
+  """A control group for each worker, of version 1 or 2."""
+
+  def __init__(self, workers: int):
+    root = pathlib.Path('/sys/fs/cgroup')
+    self.is_second = (root / 'cgroup.controllers').exists()
+    self.groups = [(root if self.is_second else root / 'cpu') / f'dj{os.getpid()}w{i}' for i in range(workers)]
+
+  def __enter__(self) -> Self:
+    for group in self.groups:
+      group.mkdir()
+    return self
+
+  def put(self, worker: int, process: int):
+    """Moves a process into a worker's group."""
+    (self.groups[worker] / 'cgroup.procs').write_text(str(process))
+
+  def limit(self, cores: Sequence[float]):
+    """Sets the cores of each worker; 0 means no limit."""
+    for group, share in zip(self.groups, cores, strict=True):
+      quota = round(share * PERIOD_US) if share else 'max' if self.is_second else -1
+      name, text = ('cpu.max', f'{quota} {PERIOD_US}') if self.is_second else ('cpu.cfs_quota_us', str(quota))
+      (group / name).write_text(text)
+
+  def __exit__(self, *_: object):
+    for group in self.groups:
+      with contextlib.suppress(OSError):
+        group.rmdir()
+
+
+def missing() -> str:
+  """Returns what this machine lacks, or '' if it has everything."""
+  try:
+    with Quotas(1) as quotas:
+      quotas.limit([0.5])
+  except OSError as e:
+    return f'no quotas here, which root can set on Linux: {e}'
+  return ''
+
+
+@contextlib.contextmanager
+def processes() -> Iterator[list[subprocess.Popen]]:
+  """Yields a list of processes, which are stopped at the end."""
+  running: list[subprocess.Popen] = []
+  try:
+    yield running
+  finally:
+    for process in running:
+      process.send_signal(signal.SIGTERM)
+    for process in running:
+      with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+      process.kill()
+      process.wait()
+
+
+def start(command: Sequence[str], log: pathlib.Path) -> subprocess.Popen:
+  """Starts a role; what it says goes to a file."""
+  env = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
+  with log.open('w') as file:
+    return subprocess.Popen([sys.executable, '-m', 'dipaco_jax.main', *command], stdout=file, stderr=file, env=env)
+
+
+def measure(folder: pathlib.Path, name: str, cores: Sequence[float], phase_s: float) -> dict[str, Any]:
+  """Returns times, losses and steps of a run whose workers have so many cores."""
+  place, config = folder / name, folder / f'{name}.py'
+  place.mkdir()
+  most = TAU.value * (MOST if phase_s else 1)
+  about = {'phases': PHASES.value + 1, 'most': most, 'phase_s': phase_s, 'workers': len(cores)}
+  config.write_text(CONFIG.format(tiny=str(ROOT / 'configs' / 'tiny.py'), **about))
+  url = f'sqlite:///{folder}/{name}.db'
+  whole = [f'--config={config}', f'--workdir={place}', f'--registry={url}']
+  facts = registry.Registry(url)
+  with Quotas(len(cores)) as quotas, processes() as running:
+    for role in ('outer', 'evaluator'):
+      running.append(start([*whole, f'--role={role}', f'--name={role}'], folder / f'{name}-{role}.log'))
+    for i in range(len(cores)):
+      running.append(start([*whole, '--role=worker', f'--name=worker-{i}'], folder / f'{name}-worker-{i}.log'))
+      quotas.put(i, running[-1].pid)
+    wait_for(facts, 1, running)
+    quotas.limit(cores)
+    wait_for(facts, PHASES.value + 1, running)
+    quotas.limit([0.0] * len(cores))
+    wait_for(facts, PHASES.value + 1, running, kind='evaluation', count=len(cores))
+  found = read(facts, len(cores))
+  facts.close()
+  return found
+
+
+def wait_for(facts: registry.Registry, version: int, running: Sequence[subprocess.Popen], kind='module', count=1):
+  """Waits until a version is there. Raises ChildProcessError if a process ends before."""
+  until = time.monotonic() + PATIENCE_S
+  while len(facts.facts(kind, number=version)) < count:
+    if time.monotonic() > until:
+      raise TimeoutError(f'version {version} is not there after {PATIENCE_S} s')
+    if any(process.poll() is not None for process in running):
+      raise ChildProcessError('a process has ended: see its log')
+    time.sleep(0.05)
+
+
+def read(facts: registry.Registry, workers: int) -> dict[str, Any]:
+  """Reads what became of a run, from the first version on."""
+  versions = range(1, PHASES.value + 2)
+  ended = [max(fact.meta['ended'] for fact in facts.facts('module', number=version)) for version in versions]
+  losses = [statistics.fmean(f.meta['loss'] for f in facts.facts('evaluation', number=version)) for version in versions]
+  checkpoints = facts.facts('checkpoint', at_least=1)
+  by_worker = dict.fromkeys((f'worker-{i}' for i in range(workers)), 0)
+  for fact in checkpoints:
+    by_worker[fact.meta['worker']] += fact.meta['rows'][-1][0]
+  seconds = ended[-1] - ended[0]
+  steps = sum(by_worker.values())
+  return {
+    'times': [round(each - ended[0], 2) for each in ended], 'losses': [round(loss, 4) for loss in losses],
+    'phase_s': seconds / PHASES.value, 'steps': steps, 'steps_per_s': steps / seconds, 'by_worker': by_worker,
+    'busy_s': statistics.median(fact.meta['busy_s'] for fact in checkpoints),
+  }  # fmt: skip
+
+
+def compare(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+  """Returns a row for each run, compared with the first."""
+  reference, rows = next(iter(found.values())), []
+  target = reference['losses'][round(TARGET * PHASES.value)]
+  expected = first_time(reference['times'], reference['losses'], target)
+  for name, run in found.items():
+    reached = first_time(run['times'], run['losses'], target)
+    rows.append({
+      'run': name, 'time': reached / expected, 'steps': run['steps_per_s'] / reference['steps_per_s'],
+      'phase_s': run['phase_s'], 'last_loss': run['losses'][-1], 'by_worker': list(run['by_worker'].values()),
+    })  # fmt: skip
+  return rows
+
+
+def to_text(rows: Sequence[dict[str, Any]]) -> str:
+  """Returns the rows as a table in Markdown."""
+  lines = ['| run | time | steps | seconds a phase | last loss | steps of each worker |', '|---|---|---|---|---|---|']
+  for row in rows:
+    took = f'{row["time"]:.2f}' if math.isfinite(row['time']) else 'not reached'
+    each = ', '.join(map(str, row['by_worker']))
+    lines.append(
+      f'| {row["run"]} | {took} | {row["steps"]:.2f} | {row["phase_s"]:.1f} | {row["last_loss"]:.3f} | {each} |'
+    )
+  return '\n'.join(lines)
+
+
+def main(_: Sequence[str]) -> int:
+  if lacking := missing():
+    print(lacking, file=sys.stderr)
+    return 3
+  speeds = [float(speed) for speed in SPEEDS.value]
+  shares = [CORES.value * speed / sum(speeds) for speed in speeds]
+  equal = [CORES.value / len(speeds)] * len(speeds)
+  with tempfile.TemporaryDirectory(prefix='unequal') as name:
+    folder = pathlib.Path(name)
+    found = {'equal': measure(folder, 'equal', equal, 0.0)}
+    found['unequal'] = measure(folder, 'unequal', shares, 0.0)
+    found['unequal, by time'] = measure(folder, 'by_time', shares, found['equal']['busy_s'])
+  rows = compare(found)
+  load = os.getloadavg()[0]
+  print(to_text(rows))
+  print(json.dumps({'rows': rows, 'runs': found, 'load': load}))
+  return 0
+
+
+if __name__ == '__main__':
+  app.run(main)
