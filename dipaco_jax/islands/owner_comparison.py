@@ -75,8 +75,8 @@ def fetch(storage: object_store.Storage, local: pathlib.Path):
 def read_part(local: pathlib.Path) -> owner_workdir.Part:
   """Reads what an owner's store says of the owner's part in its run. Raises seals.Damaged."""
   fields = owner_workdir.Part._fields
-  about = seals.read_json(local / owner_workdir.PHASES, *fields)
-  return owner_workdir.Part(**{name: about[name] for name in fields})
+  about = seals.read_json(local / owner_workdir.PHASES, *fields[:3])  # the last is new
+  return owner_workdir.Part(**{name: about[name] for name in fields if name in about})
 
 
 def make_report(
@@ -86,7 +86,8 @@ def make_report(
   grid, losses, by_path = Grid(settings.grid), [], {}
   with make_run(local, roles.on_own_devices(settings), signals) as run:
     for number, path in enumerate(part.paths):
-      about = own_comparison.train_alone(run, path, part.first_phase, len(part.paths) - number - 1.0)
+      steps = part.steps[number] if part.steps else None
+      about = own_comparison.train_alone(run, path, part.first_phase, len(part.paths) - number - 1.0, steps)
       losses.append(own_comparison.measure(run, path))
       by_path[grid.path_name(path)] = {'path': path} | about | own_comparison.summarize(losses[-1])
   report = part._asdict() | {'phases': settings.train.phases, 'by_path': by_path}

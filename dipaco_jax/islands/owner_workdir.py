@@ -13,7 +13,7 @@ from typing import NamedTuple
 from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.config import owners
 from dipaco_jax.data import tokenizer_files
-from dipaco_jax.islands import final_files, run_history
+from dipaco_jax.islands import final_files, path_steps, run_history
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.owner_store import OwnerStorage
@@ -33,6 +33,7 @@ class Part(NamedTuple):
   owner: str
   paths: list[int]
   first_phase: int  # that they trained in
+  steps: list[int] | None = None  # of each path in all phases, where these end by time
 
 
 def complete(island: Island):
@@ -85,8 +86,10 @@ def _write(island: Island):
 
 def _part(island: Island) -> Part:
   """Returns what `owner_comparison` needs of the run's facts."""
-  paths = owners.paths_of(island.layout.grid, island.owner)
-  return Part(island.owner, paths, island.members.since.get(island.owner, 0))
+  paths, s = owners.paths_of(island.layout.grid, island.owner), island.run.settings
+  ends = [path_steps.first(island, path, s.train.phases) for path in paths]
+  steps = [end - s.pretrain.steps for end in ends if end is not None] or None
+  return Part(island.owner, paths, island.members.since.get(island.owner, 0), steps)
 
 
 def _modules(island: Island, version: int, best_version: list[int]) -> Iterator[tuple[Level, Coordinates, Arrays]]:

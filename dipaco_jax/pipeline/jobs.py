@@ -78,7 +78,9 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
   )  # fmt: skip
 
 
-def alone_job(run: run_lib.Run, path: int, first_phase: int = 0, later_work: float = 0.0) -> job_lib.Job:
+def alone_job(
+  run: run_lib.Run, path: int, first_phase: int = 0, later_work: float = 0.0, steps: int | None = None
+) -> job_lib.Job:  # fmt: skip
   """Returns the training of a path by itself: AdamW from the base on the path's shard, without outer steps.
 
   Steps, batches, learning rates and hold-out are those of the path in its run. Phases only determine when the hold-out
@@ -87,13 +89,15 @@ def alone_job(run: run_lib.Run, path: int, first_phase: int = 0, later_work: flo
   Args:
     first_phase: the first phase that the path has trained in, as of an owner that joined a run.
     later_work: of the jobs after this one, in multiples of it.
+    steps: that the path has taken in all phases, where these end by time; it then counts its own steps. They are
+      divided into equal phases, of which the rest is left out.
   """
   s, programs = run.settings, run.alone_programs
-  skipped, batch = first_phase * s.train.steps_per_phase, streams(run, '0', s.train.batch_size)
-  all_phases = _schedule(s)
-  schedule = dataclasses.replace(
-    all_phases, phases=s.train.phases - first_phase, first_step=all_phases.first_step + skipped
-  )
+  phases, batch = s.train.phases - first_phase, streams(run, '0', s.train.batch_size)
+  skipped = first_phase * s.train.steps_per_phase if steps is None else 0
+  schedule = dataclasses.replace(_schedule(s), phases=phases, first_step=s.pretrain.steps + skipped)
+  if steps is not None:
+    schedule = dataclasses.replace(schedule, steps_per_phase=max(1, steps // phases))
   data = job_lib.Data(s.train.batch_size, lambda _, step: batch(path, step - skipped))
   holdout = validate_stage.holdout_of_path(run, path) if s.train.early_stopping else None
   return job_lib.Job(

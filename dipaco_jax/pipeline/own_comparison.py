@@ -31,9 +31,11 @@ class Losses(NamedTuple):
   contents: np.ndarray  # digest of the document of each sequence
 
 
-def train_alone(run: run_lib.Run, path: int, first_phase: int, later_work: float = 0.0) -> dict[str, Any]:
-  """Trains a path alone, or continues from where it stopped; returns its figures."""
-  job = jobs.alone_job(run, path, first_phase, later_work)
+def train_alone(
+  run: run_lib.Run, path: int, first_phase: int, later_work: float = 0.0, steps: int | None = None
+) -> dict[str, Any]:  # fmt: skip
+  """Trains a path alone, or continues from where it stopped; returns its figures. Arguments: see `jobs.alone_job`."""
+  job = jobs.alone_job(run, path, first_phase, later_work, steps)
   record = jobs.train(run, job, folder(path)).record
   steps = job.schedule.phases * job.schedule.steps_per_phase
   return {'steps': steps, 'tokens': record.tokens, 'phase_of_alone': first_phase + record.best_version[0]}

@@ -155,6 +155,16 @@ def test_the_path_of_an_owner_that_joined_has_as_many_steps_and_the_same_batches
     np.testing.assert_array_equal(*first)
 
 
+def test_a_path_of_timed_phases_is_compared_with_as_many_steps_of_its_own(keeper, store):
+  run = run_lib.unattended(store, keeper.settings)
+  whole, timed = jobs.alone_job(run, PATH), jobs.alone_job(run, PATH, first_phase=1, steps=5)
+  assert (timed.schedule.phases, timed.schedule.steps_per_phase) == (1, 5)
+  assert timed.schedule.global_step(0, 3) == whole.schedule.global_step(0, 3), 'its own steps, from the base on'
+  for step in range(5):
+    rows = [job.data.batch(0, job.own_step(0, 0, step))[0] for job in (whole, timed)]
+    np.testing.assert_array_equal(*rows)
+
+
 @pytest.mark.slow
 def test_it_stops_and_continues_with_the_same_bits(store, compared, tmp_path):
   place = tmp_path / 'court'
