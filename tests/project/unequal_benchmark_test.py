@@ -184,3 +184,18 @@ def test_the_benchmark_trains():
   assert slow['time_ratio'] == pytest.approx(10 * 7.1 / 8, rel=1e-3)
   assert abs(slow['loss']) < 1e-6  # the same steps, later
   assert rows['one slow', 'unequal tau']['time_ratio'] < 2
+
+
+@pytest.mark.slow
+def test_processes_with_quotas_are_compared():
+  command = [sys.executable, str(FILE.with_name('unequal_processes.py')), '--phases=2', '--tau=8', '--speeds=1,0.2']
+  env = os.environ | {'XLA_FLAGS': '', 'PYTHONPATH': str(repository.ROOT)}
+  done = subprocess.run(command, capture_output=True, text=True, env=env)
+  if done.returncode == 3:
+    pytest.skip(done.stderr.strip())
+  assert done.returncode == 0, done.stderr
+  equal, unequal, by_time = json.loads(done.stdout.splitlines()[-1])['rows']
+  assert equal['time'] == equal['steps'] == 1 and equal['by_worker'] == unequal['by_worker'] == [16, 16]
+  assert unequal['last_loss'] == equal['last_loss'] and unequal['time'] > 1.2
+  fast, slow = by_time['by_worker']
+  assert fast > slow and by_time['time'] < unequal['time']
