@@ -88,7 +88,7 @@ def add(url: str):
   from dipaco_jax.algorithm.grid import Grid
   from dipaco_jax.config import owners, settings as settings_lib
   from dipaco_jax.gateway import tokens as tokens_lib
-  from dipaco_jax.islands import members
+  from dipaco_jax.islands import decisions, members
 
   if not FLAGS.name:
     raise InputError('--name is missing: the name of the worker, as the run will know it')
@@ -96,7 +96,10 @@ def add(url: str):
     raise InputError(f'--days={FLAGS.days} should be above 0')
   registry, config = open_run(url)
   settings = owners.join(settings_lib.of_run(config.meta['config']), members.read(registry).joined)
+  is_replay = bool(registry.facts(decisions.REPLAY))
   registry.close()
+  if is_replay:
+    raise InputError('this run is a replay, which workers behind a gateway cannot follow: start them with --replay')
   paths = parse_paths(FLAGS.paths, settings.num_paths)
   if settings.data.own_text and not FLAGS.owner:
     names = ', '.join(owners.names(Grid(settings.grid)))

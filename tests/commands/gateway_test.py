@@ -9,6 +9,7 @@ import pytest
 import slow
 from repository import ROOT
 
+from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import gateway_link
 
 made = one_process.made
@@ -32,6 +33,13 @@ def test_tokens_are_added_shown_once_listed_and_revoked(made, tmp_path):
   assert run(*of_run, 'revoke', '--name=court-1').returncode == 0
   assert 'revoked' in run(*of_run, 'list').stdout
   assert token.encode() not in (tmp_path / 'registry.db').read_bytes()
+
+
+@pytest.mark.slow
+def test_a_replay_has_no_tokens(made, tmp_path):
+  made.registry.put([Fact('replay', '', 0, '', 'a' * 64, {'file': 'facts.json'})])
+  done = run('dipaco_jax.gateway', f'--workdir={tmp_path}', 'add', '--name=court-1')
+  assert done.returncode == 2 and 'this run is a replay, which workers behind a gateway cannot follow' in done.stderr
 
 
 @pytest.mark.parametrize(
