@@ -55,7 +55,15 @@ STAGES = (
     'train',
     'training the paths',
     (
-      *('levels', 'outer', 'train.learning_rate', 'train.steps_per_phase', 'train.schedule', 'train.paths_per_phase'),
+      *(
+        'levels',
+        'outer',
+        'train.learning_rate',
+        'train.steps_per_phase',
+        'train.phase_s',
+        'train.schedule',
+        'train.paths_per_phase',
+      ),
       *('train.max_holdout_rows', 'evaluate.batch_size'),
     ),
   ),
