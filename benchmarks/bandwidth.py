@@ -18,16 +18,16 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import sqlalchemy as sa
 from absl import app, flags
+from role_processes import processes, wait
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.gateway import tokens
@@ -143,22 +143,6 @@ def missing() -> str:
   return ''
 
 
-@contextlib.contextmanager
-def processes() -> Iterator[list[subprocess.Popen]]:
-  """What is put into the list is stopped at the end."""
-  running: list[subprocess.Popen] = []
-  try:
-    yield running
-  finally:
-    for process in running:
-      process.send_signal(signal.SIGTERM)
-    for process in running:
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(10)
-      process.kill()
-      process.wait()
-
-
 def start(namespace: str, command: list[str], stderr: int | None = None, **env: str) -> subprocess.Popen:
   words = ['ip', 'netns', 'exec', namespace, sys.executable, *command]
   return subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=stderr, env=os.environ | ENVIRONMENT | env)
@@ -237,7 +221,7 @@ def open_gateway(
   lines: Lines, db: registry.Registry, url: str, place: list[str], running: list[subprocess.Popen], env: dict[str, str]
 ) -> dict[str, dict[str, str]]:
   """Starts a gateway as soon as the run is prepared; returns the environment of each worker, by its namespace."""
-  wait(running, lambda: bool(db.facts('prepared')))
+  wait(running, lambda: bool(db.facts('prepared')), PATIENCE_S)
   command = ['-m', 'dipaco_jax.gateway', *place, f'--port={GATEWAY_PORT}']
   running.append(start(lines.hub, command, subprocess.PIPE, **env))
   assert running[-1].stderr
@@ -267,16 +251,7 @@ def delayed(lines: Lines, folder: pathlib.Path, name: str, url: str, running: li
 
 def wait_for_phases(db: registry.Registry, running: list[subprocess.Popen], tasks: int):
   """Until so many phases of paths are trained."""
-  wait(running, lambda: db.counts().get('train', {}).get('done', 0) >= tasks)
-
-
-def wait(running: list[subprocess.Popen], is_so: Callable[[], bool]):
-  """Until a condition holds."""
-  until = time.monotonic() + PATIENCE_S
-  while not is_so():
-    if time.monotonic() > until or any(process.poll() is not None for process in running):
-      raise RuntimeError('a role has ended, or none gets on')
-    time.sleep(0.5)
+  wait(running, lambda: db.counts().get('train', {}).get('done', 0) >= tasks, PATIENCE_S)
 
 
 def tell(db: registry.Registry, tau: int, began: float) -> dict:

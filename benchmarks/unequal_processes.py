@@ -18,16 +18,15 @@ import json
 import math
 import os
 import pathlib
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from absl import app, flags
+from role_processes import processes, wait
 from unequal_rules import first_time
 
 from dipaco_jax.registry import registry
@@ -41,6 +40,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 PERIOD_US = 100_000  # within which a worker has its quota
 MOST = 10  # times tau, that a worker may take in a phase that ends by time
 PATIENCE_S = 3600  # for one run
+PAUSE_S = 0.05  # between two looks, where quotas begin or end
 TARGET = 0.75  # share of the reference's phases
 CONFIG = """
 import runpy
@@ -103,22 +103,6 @@ def missing() -> str:
   return ''
 
 
-@contextlib.contextmanager
-def processes() -> Iterator[list[subprocess.Popen]]:
-  """Yields a list of processes, which are stopped at the end."""
-  running: list[subprocess.Popen] = []
-  try:
-    yield running
-  finally:
-    for process in running:
-      process.send_signal(signal.SIGTERM)
-    for process in running:
-      with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(30)
-      process.kill()
-      process.wait()
-
-
 def start(command: Sequence[str], log: pathlib.Path) -> subprocess.Popen:
   """Starts a role; what it says goes to a file."""
   env = os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
@@ -128,39 +112,28 @@ def start(command: Sequence[str], log: pathlib.Path) -> subprocess.Popen:
 
 def measure(folder: pathlib.Path, name: str, cores: Sequence[float], phase_s: float) -> dict[str, Any]:
   """Returns times, losses and steps of a run whose workers have so many cores."""
-  place, config = folder / name, folder / f'{name}.py'
+  place, config, last = folder / name, folder / f'{name}.py', PHASES.value + 1
   place.mkdir()
   most = TAU.value * (MOST if phase_s else 1)
-  about = {'phases': PHASES.value + 1, 'most': most, 'phase_s': phase_s, 'workers': len(cores)}
+  about = {'phases': last, 'most': most, 'phase_s': phase_s, 'workers': len(cores)}
   config.write_text(CONFIG.format(tiny=str(ROOT / 'configs' / 'tiny.py'), **about))
   url = f'sqlite:///{folder}/{name}.db'
-  whole = [f'--config={config}', f'--workdir={place}', f'--registry={url}']
+  options = [f'--config={config}', f'--workdir={place}', f'--registry={url}']
   facts = registry.Registry(url)
   with Quotas(len(cores)) as quotas, processes() as running:
     for role in ('outer', 'evaluator'):
-      running.append(start([*whole, f'--role={role}', f'--name={role}'], folder / f'{name}-{role}.log'))
+      running.append(start([*options, f'--role={role}', f'--name={role}'], folder / f'{name}-{role}.log'))
     for i in range(len(cores)):
-      running.append(start([*whole, '--role=worker', f'--name=worker-{i}'], folder / f'{name}-worker-{i}.log'))
+      running.append(start([*options, '--role=worker', f'--name=worker-{i}'], folder / f'{name}-worker-{i}.log'))
       quotas.put(i, running[-1].pid)
-    wait_for(facts, 1, running)
+    wait(running, lambda: bool(facts.facts('module', number=1)), PATIENCE_S, PAUSE_S)
     quotas.limit(cores)
-    wait_for(facts, PHASES.value + 1, running)
+    wait(running, lambda: bool(facts.facts('module', number=last)), PATIENCE_S, PAUSE_S)
     quotas.limit([0.0] * len(cores))
-    wait_for(facts, PHASES.value + 1, running, kind='evaluation', count=len(cores))
-  found = read(facts, len(cores))
+    wait(running, lambda: len(facts.facts('evaluation', number=last)) == len(cores), PATIENCE_S)
+  figures = read(facts, len(cores))
   facts.close()
-  return found
-
-
-def wait_for(facts: registry.Registry, version: int, running: Sequence[subprocess.Popen], kind='module', count=1):
-  """Waits until a version is there. Raises ChildProcessError if a process ends before."""
-  until = time.monotonic() + PATIENCE_S
-  while len(facts.facts(kind, number=version)) < count:
-    if time.monotonic() > until:
-      raise TimeoutError(f'version {version} is not there after {PATIENCE_S} s')
-    if any(process.poll() is not None for process in running):
-      raise ChildProcessError('a process has ended: see its log')
-    time.sleep(0.05)
+  return figures
 
 
 def read(facts: registry.Registry, workers: int) -> dict[str, Any]:
@@ -181,12 +154,12 @@ def read(facts: registry.Registry, workers: int) -> dict[str, Any]:
   }  # fmt: skip
 
 
-def compare(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def compare(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
   """Returns a row for each run, compared with the first."""
-  reference, rows = next(iter(found.values())), []
+  reference, rows = next(iter(runs.values())), []
   target = reference['losses'][round(TARGET * PHASES.value)]
   expected = first_time(reference['times'], reference['losses'], target)
-  for name, run in found.items():
+  for name, run in runs.items():
     reached = first_time(run['times'], run['losses'], target)
     rows.append({
       'run': name, 'time': reached / expected, 'steps': run['steps_per_s'] / reference['steps_per_s'],
@@ -216,13 +189,13 @@ def main(_: Sequence[str]) -> int:
   equal = [CORES.value / len(speeds)] * len(speeds)
   with tempfile.TemporaryDirectory(prefix='unequal') as name:
     folder = pathlib.Path(name)
-    found = {'equal': measure(folder, 'equal', equal, 0.0)}
-    found['unequal'] = measure(folder, 'unequal', shares, 0.0)
-    found['unequal, by time'] = measure(folder, 'by_time', shares, found['equal']['busy_s'])
-  rows = compare(found)
+    runs = {'equal': measure(folder, 'equal', equal, 0.0)}
+    runs['unequal'] = measure(folder, 'unequal', shares, 0.0)
+    runs['unequal, by time'] = measure(folder, 'by_time', shares, runs['equal']['busy_s'])
+  rows = compare(runs)
   load = os.getloadavg()[0]
   print(to_text(rows))
-  print(json.dumps({'rows': rows, 'runs': found, 'load': load}))
+  print(json.dumps({'rows': rows, 'runs': runs, 'load': load}))
   return 0
 
 
