@@ -143,7 +143,7 @@ def _now(facts: Any) -> list[str]:
       grid = here.layout.grid
       lines += members.lines(here)
       lines += status_table.time_left(facts, own_run.settings)
-      lines += barriers.lines(here.run.settings)
+      lines += barriers.lines(here.layout, here.shapes)
       lines += [f'waiting for {why}: {_paths(grid, paths)}' for why, paths in schedule.waits(here).items()]
       for (n, s), paths in lineage.costs(here).items():
         again = f'{n} phase{"s" * (n > 1)}{f" (about {duration(s)})" if s else ""} again'

@@ -63,7 +63,7 @@ class Train:
 
   @property
   def phase_length(self) -> str:
-    """How long a phase is, in words."""
+    """The length of a phase, in words."""
     steps = f'{self.steps_per_phase:,} steps'
     return f'{self.phase_s:g} s and at most {steps}' if self.phase_s else steps
 

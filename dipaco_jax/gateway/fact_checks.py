@@ -100,7 +100,7 @@ def of_task(island: Island, task: Task, given: Sequence[Fact], worker: str) -> l
   made = schedule.checkpoint_fact(path, task.number, objects, about, checkpoint.kind, own_modules)
   return [
     made,
-    *_excluded(island, path, part, sent['excluded'], about),
+    *_excluded(island, made, sent['excluded']),
     *own_modules,
     *_evaluations(island, part, sent),
   ]
@@ -171,15 +171,13 @@ def _objects(island: Island, path: int, part: pieces.Part, checkpoint: Fact) -> 
   return {level: list(named[level]) for level in sorted(named)}
 
 
-def _excluded(
-  island: Island, path: int, part: pieces.Part, sent: Sequence[Fact], about: Mapping[str, Any]
-) -> list[Fact]:  # fmt: skip
+def _excluded(island: Island, checkpoint: Fact, sent: Sequence[Fact]) -> list[Fact]:
   """Returns the fact that a path takes no part, if its checkpoint says so."""
-  if not sent and 'excluded' not in about:
+  if not sent and 'excluded' not in checkpoint.meta:
     return []
-  if not sent or 'excluded' not in about:
+  if not sent or 'excluded' not in checkpoint.meta:
     raise malformed('a path that takes no part has a checkpoint and an exclusion that say so')
-  return [screening_facts.exclusion(island, path, part.phase, about['excluded'], about['worker'])]
+  return [screening_facts.exclusion(island, checkpoint, checkpoint.meta['excluded'])]
 
 
 def _own_module(island: Island, fact: Fact, phase: int, worker: str) -> Fact:

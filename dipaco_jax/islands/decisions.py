@@ -106,9 +106,9 @@ def follow(registry: Registry, file: str, settings: settings_lib.Settings) -> De
 
 def compare(decisions: Decisions, registry: Registry) -> dict[str, Any]:
   """Compares all versions of all modules with those of the decisions; logs and returns the result for the report."""
-  found = {(fact.key, fact.number): fact.sha256 for fact in registry.facts('module')}
+  computed = {(fact.key, fact.number): fact.sha256 for fact in registry.facts('module')}
   differing = sorted(
-    (at for at, sha256 in decisions.modules.items() if found.get(at) != sha256), key=lambda at: (at[1], at[0])
+    (at for at, sha256 in decisions.modules.items() if computed.get(at) != sha256), key=lambda at: (at[1], at[0])
   )
   result = {'modules': len(decisions.modules), 'differing': [list(at) for at in differing]}
   logging.warning('%s', audit_lines.describe_replay(result))

@@ -244,10 +244,7 @@ def version_before(island: Island, task: Task) -> Fact:
 
 def make_next_version(island: Island, task: Task, partial: Partial, left_out: dict[str, str]) -> list[Fact]:
   """Takes the outer step unless all paths are left out; returns the facts of the module and of paths left out here."""
-  phase, usual = task.number - 1, next(iter(partial.bounds.usual.values()))
-  kind, number = pieces.fact_name(island, pieces.sender(island, task.key.partition('/')[0], task.number))
-  out = partial.left_out | partial.barred
-  owners = {f.key: f.meta.get('worker', '') for f in island.registry.facts(kind, sorted(out), number)}
+  usual, out = next(iter(partial.bounds.usual.values())), partial.left_out | partial.barred
   about: dict[str, Any] = {'executor': island.name, 'started': partial.started}
   about |= screening_facts.next_usual(island, task.key, usual, partial.moved.values())
   about |= {'left_out': left_out} if left_out else {}
@@ -261,9 +258,10 @@ def make_next_version(island: Island, task: Task, partial: Partial, left_out: di
     name, sha256 = before.uri, before.sha256
   if partial.file:
     partial.file.unlink(missing_ok=True)
-  exclusions = [(int(path), phase, why, owners[path], island.name) for path, why in out.items()]
   module_fact = Fact('module', task.key, task.number, name, sha256, about | figures | {'ended': time.time()})
-  return [module_fact, *(screening_facts.exclusion(island, *each) for each in exclusions)]
+  level = island.parse_module(task.key)[0]
+  sent = contributions(island, task, level, out) if out else {}
+  return [module_fact, *(screening_facts.exclusion(island, sent[path], why, island.name) for path, why in out.items())]
 
 
 def keep_made(island: Island, facts: list[Fact], partial: Partial) -> list[Fact]:

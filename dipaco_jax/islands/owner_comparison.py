@@ -74,8 +74,8 @@ def fetch(storage: object_store.Storage, local: pathlib.Path):
 
 def read_part(local: pathlib.Path) -> owner_workdir.Part:
   """Reads what an owner's store says of the owner's part in its run. Raises seals.Damaged."""
-  fields = owner_workdir.Part._fields
-  about = seals.read_json(local / owner_workdir.PHASES, *fields[:3])  # the last is new
+  fields, optional = owner_workdir.Part._fields, owner_workdir.Part._field_defaults
+  about = seals.read_json(local / owner_workdir.PHASES, *(name for name in fields if name not in optional))
   return owner_workdir.Part(**{name: about[name] for name in fields if name in about})
 
 

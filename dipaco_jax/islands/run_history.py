@@ -250,20 +250,17 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
   record = state_lib.Record(
     tokens=tokens, inner_s=history.wall_s, timed_steps=timed, timed_tokens=tokens, outer_s=outer_s
   )
-  return (
-    stages.figures(run, job, record)
-    | _of_timed(island, checkpoints)
-    | {
-      'phases': s.train.phases,
-      'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
-      'outer_fraction': outer_s / (outer_s + inner_s),
-      'workers': len(workers),
-      'replay_s': math.fsum(replays(trained_facts).values()),
-      **run_costs.figures(island),
-      **audit_history.figures(island),
-      'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
-    }
-  )
+  return stages.figures(run, job, record) | {
+    **_of_timed(island, checkpoints),
+    'phases': s.train.phases,
+    'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
+    'outer_fraction': outer_s / (outer_s + inner_s),
+    'workers': len(workers),
+    'replay_s': math.fsum(replays(trained_facts).values()),
+    **run_costs.figures(island),
+    **audit_history.figures(island),
+    'rounds': [resharding_round.figures(run, number + 1) for number in range(s.rounds)],
+  }
 
 
 def _of_timed(island: Island, checkpoints: Sequence[Fact]) -> dict[str, Any]:

@@ -86,13 +86,10 @@ def as_float32(x: float) -> np.float32:
 @functools.lru_cache(1024)
 def rates(island: Island, level: str, phase: int, steps: PathSteps) -> float:
   """Returns the sum of the learning rates of the steps that a level's outer gradient of a path's phase is of."""
-  s = island.run.settings
-  times = island.timetable
-  end, count = steps.taken, steps.taken
-  if not path_steps.are_timed(island):
-    end = times.tau if times.is_closed(phase) else times.places[level]
-    count = times.steps_since(level, phase)
-  summed = _sum_of_rates(path_steps.are_timed(island), s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
+  s, times, are_timed = island.run.settings, island.timetable, path_steps.are_timed(island)
+  end = steps.taken if times.is_closed(phase) else times.places[level]
+  count = steps.taken if are_timed else times.steps_since(level, phase)
+  summed = _sum_of_rates(are_timed, s.inner, s.decay_steps, s.pretrain.steps, s.train.learning_rate)
   return float(summed(np.int32(steps.first + end - count), count))
 
 
@@ -101,11 +98,6 @@ def _sum_of_rates(are_timed: bool, *schedule: Any) -> Callable[[np.int32, int], 
   """Returns the compiled sum; for timed phases one program for any number of steps."""
   rate = choices.make_inner(*schedule).learning_rate
   return jax.jit(functools.partial(screening.sum_of_rates, rate), static_argnums=() if are_timed else 1)
-
-
-def first_step(island: Island, phase: int) -> int:
-  """Returns the global step before a phase."""
-  return path_steps.planned(island, phase).first
 
 
 # -- a path
@@ -131,13 +123,16 @@ def judge(
   return {'moved': finite_moved} | ({'excluded': why} if why else {})
 
 
-def exclusion(island: Island, path: int, phase: int, why: str, worker: str, executor: str = '') -> Fact:
-  """Makes the fact that a path takes no part in an outer step, as its worker, or an executor, says; logs it."""
-  step = first_step(island, phase + 1)
-  message = screening.exclusion_message(island.layout.grid, path, why, worker)
+def exclusion(island: Island, sent: Fact, why: str, executor: str = '') -> Fact:
+  """Makes the fact that a path takes no part in an outer step, as its worker, or an executor, says; logs it.
+
+  `sent` is the fact of the checkpoint, or of the piece, with which the path would have taken part.
+  """
+  phase, step, worker = pieces.part_of(island, sent).phase, path_steps.of_fact(island, sent).end, sent.meta['worker']
+  message = screening.exclusion_message(island.layout.grid, int(sent.key), why, worker)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, message)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
-  return Fact('excluded', str(path), phase, '', '', about)
+  return Fact('excluded', sent.key, phase, '', '', about)
 
 
 # -- the end

@@ -180,7 +180,7 @@ class Worker:
       noted = about | judged
       noted |= path_messages.phase_sums(island, path, part, about) if pieces.is_last(island, part) else {}
       checkpoint = schedule.checkpoint_fact(path, number, objects, noted, kind, own_modules)
-      excluded = [screening_facts.exclusion(island, path, part.phase, why, island.name)] if why else []
+      excluded = [screening_facts.exclusion(island, checkpoint, why)] if why else []
       self.hold(island, checkpoint, state)  # before the fact, which announces it
       return [checkpoint, *excluded, *own_modules, *trained.evaluations]
 

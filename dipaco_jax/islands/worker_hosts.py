@@ -29,7 +29,7 @@ class Hosts:
   def __init__(self):
     self.is_alone, self.is_first = jax.process_count() == 1, jax.process_index() == 0
     self.count = 0  # of messages
-    self.decisions = 0
+    self.num_decided = 0
     if self.is_first and not self.is_alone:
       threading.Thread(target=self._wait_for_leaving, daemon=True).start()
 
@@ -64,8 +64,8 @@ class Hosts:
     """Returns the first host's `what`, on all hosts."""
     if self.is_alone:
       return what
-    key = f'{MESSAGES}/{self.count - 1}/{self.decisions}'  # deleted with the message, see `barrier`
-    self.decisions += 1
+    key = f'{MESSAGES}/{self.count - 1}/{self.num_decided}'  # deleted with the message, see `barrier`
+    self.num_decided += 1
     if self.is_first:
       _client().key_value_set(key, json.dumps(what))
       return what

@@ -5,33 +5,35 @@ before its next phase, so the slowest worker sets the pace, as in DiLoCo. If suc
 is lost by letting it vary over an axis.
 """
 
-from dipaco_jax.algorithm.modules import Layout, make_layout
-from dipaco_jax.config.settings import Settings
-from dipaco_jax.models import transformer
+from collections.abc import Mapping
+
+import jax
+
+from dipaco_jax.algorithm.modules import Layout
 
 SMALL = 0.01  # of a path's parameters
 
 
-def needless(s: Settings) -> dict[str, int]:
-  """Returns the numbers of parameters of small levels that all paths share in a grid with other levels, by level."""
-  shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
-  return _needless(make_layout(s.grid, s.levels, shapes), {name: shape.size for name, shape in shapes.items()})
+def needless(layout: Layout, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, int]:
+  """Returns the numbers of parameters of small levels that all paths share in a grid with other levels, by level.
 
-
-def _needless(layout: Layout, sizes: dict[str, int]) -> dict[str, int]:
-  grid, path = layout.grid, sum(sizes.values())
-  by_level = {level: sum(sizes[name] for name in layout.names(level)) for level in layout.levels}
-  shared = {level for level in by_level if grid.num_modules(level) == 1}
-  if grid.num_paths == 1 or len(shared) == len(by_level):
+  `shapes` are those of one path's parameters.
+  """
+  grid, sizes = layout.grid, layout.shared_sizes(shapes)
+  shared = [level.name for level in layout.levels if grid.num_modules(level) == 1]
+  if grid.num_paths == 1 or len(shared) == len(layout.levels):
     return {}
-  return {level.name: by_level[level] for level in shared if by_level[level] < SMALL * path}
+  return {level: sizes[level] for level in shared if sizes[level] < SMALL * _path_size(shapes)}
 
 
-def lines(s: Settings) -> list[str]:
+def lines(layout: Layout, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> list[str]:
   """Returns a line for each level that `needless` finds."""
-  path = sum(x.size for x in transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size)).values())
   return [
-    f'level {name!r} ({size:,} parameters, {size / path:.2%} of a path) has one module for all paths, so in islands '
-    'all wait for the slowest in every phase: let it vary over an axis'
-    for name, size in needless(s).items()
+    f'level {level!r} ({size:,} parameters, {size / _path_size(shapes):.2%} of a path) has one module for all paths, '
+    'so in islands all wait for the slowest in every phase: let it vary over an axis'
+    for level, size in needless(layout, shapes).items()
   ]
+
+
+def _path_size(shapes: Mapping[str, jax.ShapeDtypeStruct]) -> int:
+  return sum(shape.size for shape in shapes.values())

@@ -69,10 +69,15 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
 
 def count_parameters(s: settings_lib.Settings) -> dict[str, int]:
   """Returns the number of parameters of one path and of all modules, under the names that report.json has."""
-  shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
-  layout = modules.make_layout(s.grid, s.levels, shapes)
+  layout, shapes = layout_and_shapes(s)
   of_path = sum(shape.size for shape in shapes.values())
   return {'parameters_path': of_path, 'parameters_total': layout.num_parameters(shapes)}
+
+
+def layout_and_shapes(s: settings_lib.Settings) -> tuple[modules.Layout, dict[str, jax.ShapeDtypeStruct]]:
+  """Returns the layout of the grid's modules, and the shapes of one path's parameters."""
+  shapes = transformer.shapes(transformer.make_model(s.model, s.tokenizer.vocab_size))
+  return modules.make_layout(s.grid, s.levels, shapes), shapes
 
 
 def pretraining(base: programs.Programs, compiled: dict[str, Any], topology: Topology) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pathlib
 import threading
 import types
 
+import excluded_path
 import numpy as np
 import one_process
 import poison
@@ -23,7 +24,6 @@ from dipaco_jax.islands import (
   path_state,
   pieces,
   schedule,
-  screening_facts,
   state_facts,
   worker,
 )
@@ -88,7 +88,7 @@ def test_costs_are_reported_by_path(made):
     Fact('checkpoint', str(path), t, '', '', {}) for path, last in enumerate((3, 5, 6, 5)) for t in range(last + 1)
   ]
   of.registry.put([*facts, *(Fact('state', key, 3, '', '', {}) for key in '12')])
-  of.registry.put([screening_facts.exclusion(of, 3, 5, 'bad', 'w')])
+  of.registry.put([excluded_path.exclusion(of, 3, 5, 'w')])
   assert lineage.costs(of) == {(4, 0.0): [0], (3, 0.0): [2], (2, 0.0): [1]}
   assert not lineage.costs(with_settings(of, inner=dict(keep_state=False)))
   assert not lineage.costs(with_settings(of, train=dict(phases=6))).keys() & {(2, 0.0)}, 'the last phase is done'
@@ -104,7 +104,7 @@ class Scene:
       facts.append(Fact('checkpoint', '3', t, '', digest(t), {'objects': {}}))
       if t in published:
         state_facts.publish(made, facts[-1], state(t))
-    made.registry.put([*facts, *(screening_facts.exclusion(made, 3, t, 'bad', 'w') for t in excluded)])
+    made.registry.put([*facts, *(excluded_path.exclusion(made, 3, t, 'w') for t in excluded)])
 
   def find(self, held: HeldStates, phase: int = 8) -> lineage.NewestState:
     return lineage.find(self.made, held, Task(0, 'train', '3', phase, 1, 'all', 0))
@@ -134,7 +134,7 @@ def test_it_is_held_or_published_or_begins_again_or_with_the_base(made):
   found = scene.find(held)
   assert found.phases == (7, 8) and value(found) == 6.5
   assert told(scene.find(HeldStates(), phase=2)) == ((0, 1, 2), {}, False)
-  scene.made.registry.put([screening_facts.exclusion(made, 3, 6, 'bad', 'w')])
+  scene.made.registry.put([excluded_path.exclusion(made, 3, 6, 'w')])
   found = scene.find(held)
   assert told(found) == ((7, 8), {}, True), 'what is held is of a phase from which the path was excluded'
 
@@ -159,7 +159,7 @@ def test_within_a_phase_it_continues_from_the_same_beginning_alone(made, tmp_pat
   held.put_within(Key(3, 7, lineage.origin(scene.made, 3, 7), 4), state(7.5))
   found = scene.find(held)
   assert found.phases == (7, 8) and found.within[0] == 4
-  scene.made.registry.put([screening_facts.exclusion(made, 3, 6, 'bad', 'w')])
+  scene.made.registry.put([excluded_path.exclusion(made, 3, 6, 'w')])
   scene.made = dataclasses.replace(scene.made)  # a process that begins later: nothing changes for one that has begun
   assert told(scene.find(held)) == ((7, 8), {}, True) and scene.find(held).within is None
 

@@ -7,6 +7,7 @@ import os
 import types
 import weakref
 
+import excluded_path
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -344,7 +345,7 @@ def test_a_module_whose_only_path_is_left_out_stays_as_it_is(made, tmp_path, mon
   monkeypatch.setattr(outer_weights, 'path_weights', lambda island, phase: np.array([1, 1, 0, 1], np.float32))
   scene = Scene(made, tmp_path / 'sums')
   about = {'excluded': 'bad', 'worker': 'w'}
-  told = screening_facts.exclusion(made, 0, 0, 'bad', 'worker-0')
+  told = excluded_path.exclusion(made, 0, 0, 'worker-0')
   made.registry.put([Fact('checkpoint', '0', 0, '', '', about), told])
   [module] = scene.perform()
   assert [module.uri, module.sha256] == scene.first and module.number == 1

@@ -1,5 +1,6 @@
 """Levels of a single path: the state that the path keeps of them, and screening without other levels."""
 
+import excluded_path
 import numpy as np
 import one_process
 import pytest
@@ -14,7 +15,6 @@ from dipaco_jax.islands import (
   path_state,
   path_steps,
   schedule,
-  screening_facts,
 )
 from dipaco_jax.islands.path_state import Own, PathState
 from dipaco_jax.registry.registry import Fact
@@ -42,7 +42,7 @@ def test_a_replay_knows_the_losses_of_phases_that_it_leaves_out(made, monkeypatc
   monkeypatch.setattr(path_exchange, 'parameters_before', lambda *_: {})  # of shared modules
   of = with_settings(made, levels=OWN, train=dict(phases=9))
   of.registry.put([own_levels.evaluation_fact(3, v, loss, 1.0) for v, loss in ((5, 0.5), (6, 2.0), (7, 1.0))])
-  of.registry.put([screening_facts.exclusion(of, 3, t, 'bad', 'w') for t in (6, 7)])
+  of.registry.put([excluded_path.exclusion(of, 3, t, 'w') for t in (6, 7)])
   carried = Own(weights(of, 6.0), {}, {}, weights(of, 3.0), 3, 1.5).to_arrays()  # after phase 5: it had noted version 5
   found = path_exchange.whole(of, 3, 8, carried).own
   assert found.best_version == 7 and found.best_loss == 1.0
@@ -59,7 +59,7 @@ def test_a_path_without_shared_levels_is_not_excluded_for_ever(made, monkeypatch
   state = state._replace(params=own_levels.weights(state))
   for phase in (4, 5):
     own_levels.take_step(of, 3, phase, state, path_steps.planned(of, phase), 'bad')
-    of.registry.put([screening_facts.exclusion(of, 3, phase, 'bad', 'w')])
+    of.registry.put([excluded_path.exclusion(of, 3, phase, 'w')])
   with pytest.raises(Diverged, match='3 phases in a row'):
     own_levels.take_step(of, 3, 6, state, path_steps.planned(of, 6), 'bad')
 

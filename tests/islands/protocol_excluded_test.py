@@ -6,6 +6,7 @@ A run that has diverged ends for every process, whenever each gets to know; and 
 import os
 
 import digest_tasks
+import excluded_path
 import numpy as np
 import protocol_test as protocol
 import pytest
@@ -31,7 +32,7 @@ def train(of: island.Island, task) -> list[Fact]:
     made = [schedule.checkpoint_fact(path, phase, {}, {'excluded': 'bad'})]
   else:
     made = digest_tasks.train(of, task, lambda *at: at in EXCLUDED)
-  return made + [screening_facts.exclusion(of, path, phase, 'bad', of.name)] * is_left_out
+  return made + [excluded_path.exclusion(of, path, phase, of.name)] * is_left_out
 
 
 def outer(of: island.Island, task) -> list[Fact]:
@@ -57,7 +58,7 @@ def outer(of: island.Island, task) -> list[Fact]:
   else:
     made_now = before._replace(number=task.number, meta=before.meta | {'left_out': left_out})
   refused = [path for path in left_out if (task.key, path, phase) in REFUSED]
-  more = [screening_facts.exclusion(of, int(path), phase, 'bad', 'worker', of.name) for path in refused]
+  more = [excluded_path.exclusion(of, int(path), phase, 'worker', of.name) for path in refused]
   return [made_now, *more]
 
 

@@ -4,13 +4,14 @@ import contextlib
 import threading
 from concurrent import futures
 
+import excluded_path
 import numpy as np
 import one_process
 import pytest
 import tiny_run
 from one_process import with_settings
 
-from dipaco_jax.islands import island, path_exchange, pieces, screening_facts
+from dipaco_jax.islands import island, path_exchange, pieces
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.islands.reading_ahead import ReadingAhead
 from dipaco_jax.registry.registry import Fact
@@ -118,7 +119,7 @@ def test_a_task_that_asks_for_what_is_being_read_waits_for_it(scene, monkeypatch
 
 def test_who_was_excluded_before_an_open_phase_is_asked_for_once(scene):
   of, part = scene.made, Part(1, 0)
-  facts = [screening_facts.exclusion(of, 3, 0, 'bad', 'w'), screening_facts.exclusion(of, 1, 0, 'bad', 'w', 'executor')]
+  facts = [excluded_path.exclusion(of, 3, 0, 'w'), excluded_path.exclusion(of, 1, 0, 'w', 'executor')]
   of.registry.put(facts)
   before = of.registry.asked
   assert [pieces.excluded_before(of, paths, part) for paths in ([3, 1], [1], [3])] == [{3}, set(), {3}]

@@ -2,11 +2,12 @@
 
 import dataclasses
 
+import excluded_path
 import one_process
 import pytest
 from one_process import with_settings
 
-from dipaco_jax.islands import island, schedule, screening_facts
+from dipaco_jax.islands import island, schedule
 from dipaco_jax.registry import registry
 from dipaco_jax.registry.registry import Fact, NewTask
 
@@ -37,7 +38,7 @@ def test_a_task_names_who_holds_the_state_that_it_continues_from(made):
   of = with_settings(made, train=dict(phases=4, schedule=((0, (0, 1, 2, 3)), (1, (0, 1)), (2, (0, 1, 2, 3)))))
   facts = [schedule.checkpoint_fact(path, 0, {}, {'holder': f'of-{path}'}) for path in range(3)]  # 3: of before
   facts += [schedule.checkpoint_fact(3, 0, {}, {}), schedule.checkpoint_fact(0, 1, {}, {'holder': 'other'})]
-  told = screening_facts.exclusion(of, 1, 1, 'bad', 'w')
+  told = excluded_path.exclusion(of, 1, 1, 'w')
   of.registry.put([*facts, schedule.checkpoint_fact(1, 1, {}, {'holder': 'of-1'}), told])
   for version in (0, 1, 2):
     schedule.schedule(of, modules(of, version, *of.all_modules()))

@@ -2,6 +2,7 @@
 
 import math
 
+import excluded_path
 import numpy as np
 import one_process
 import pytest
@@ -57,11 +58,19 @@ def test_what_is_usual_follows_the_paths_that_took_part(made):
   assert screening_facts.next_usual(made, 'low/0', math.inf, []) == {}, 'of SGD, of which nothing is known yet'
 
 
+def test_an_exclusion_names_the_step_of_its_path(made):
+  """The path's own, if its phase has ended by time; else the step after the phase."""
+  sent = Fact('checkpoint', '1', 2, '', '', {'worker': 'w'})
+  assert screening_facts.exclusion(made, sent, 'bad').meta['step'] == path_steps.planned(made, 2).end
+  timed = sent._replace(meta={'worker': 'w', 'steps': [7, 4]})
+  assert screening_facts.exclusion(made, timed, 'bad').meta['step'] == 11
+
+
 # -- the end
 
 
 def exclude(made: island.Island, phase: int, *paths: int):
-  facts = [screening_facts.exclusion(made, path, phase, 'bad', f'worker-{path}') for path in paths]
+  facts = [excluded_path.exclusion(made, path, phase, f'worker-{path}') for path in paths]
   about = {'excluded': 'bad', 'worker': 'w'}
   made.registry.put([*(Fact('checkpoint', str(path), phase, '', '', about) for path in paths), *facts])
 
@@ -82,7 +91,7 @@ def test_a_phase_that_leaves_no_path_for_a_module_ends_the_run_for_all(made):
 
 
 def test_what_one_executor_does_without_is_not_missing_elsewhere(made):
-  told = screening_facts.exclusion(made, 0, 1, 'bad', 'worker-0', 'outer-0')
+  told = excluded_path.exclusion(made, 0, 1, 'worker-0', 'outer-0')
   made.registry.put([told])
   exclude(made, 1, 2)
   screening_facts.check(made, 'high/0', 1, EVEN, {'2': 'bad'})

@@ -3,7 +3,7 @@
 import pytest
 
 from dipaco_jax.config import settings
-from dipaco_jax.planning import barriers
+from dipaco_jax.planning import barriers, dry_run
 
 MODEL = dict(width=64, num_layers=2, num_heads=2, head_dim=32, mlp_dim=64, seq_len=64)
 BLOCKS = ('low', 'embed|block_0', ('a',)), ('high', 'block_1', ('b',))
@@ -21,6 +21,6 @@ BLOCKS = ('low', 'embed|block_0', ('a',)), ('high', 'block_1', ('b',))
   ids=['norm', 'norm over an axis', 'embedding', 'DiLoCo', 'one path'],
 )
 def test_a_level_of_few_parameters_over_no_axis_is_named(grid, levels, expected):
-  s = settings.from_dict({'model': MODEL, 'grid': grid, 'levels': levels})
-  assert barriers.needless(s) == expected
-  assert len(barriers.lines(s)) == len(expected)
+  of_grid = dry_run.layout_and_shapes(settings.from_dict({'model': MODEL, 'grid': grid, 'levels': levels}))
+  assert barriers.needless(*of_grid) == expected
+  assert len(barriers.lines(*of_grid)) == len(expected)
