@@ -61,6 +61,9 @@ def check_settings(settings: settings_lib.Settings):
   if settings.train.phase_s:
     problem = 'is for islands, whose workers end a phase at different steps'
     raise InputError(f'config.train.phase_s={settings.train.phase_s} {problem}: {fix}')
+  if settings.outer.quorum < 1:
+    problem = 'is for islands, whose paths are done at different times'
+    raise InputError(f'config.outer.quorum={settings.outer.quorum} {problem}: {fix}')
   if settings.outer.floor:
     raise InputError(f'config.outer.floor={settings.outer.floor} is for islands, whose evaluator judges paths: {fix}')
 

@@ -33,6 +33,7 @@ def check(s: Any) -> None:
     raise InputError(f'config.outer.lost={s.outer.lost} requires that all paths train in every phase')
   _check_streaming(s)
   _check_phase_s(s)
+  _check_quorum(s)
   if s.data.own_text:
     _check_own_text(s)
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
@@ -241,6 +242,24 @@ def _check_phase_s(s: Any) -> None:
   if s.outer.max_weight < 1:
     problem = 'weighs paths by the steps that they will have taken, so that the share of an owner is not known before'
     raise InputError(f'config.train.phase_s={s.train.phase_s} {problem}: leave out config.outer.max_weight')
+
+
+def _check_quorum(s: Any) -> None:
+  """Raises InputError for what cannot do without a path that is late."""
+  if s.outer.quorum == 1:
+    if s.outer.grace_s:
+      raise InputError(f'config.outer.grace_s={s.outer.grace_s} requires config.outer.quorum below 1')
+    return
+  name = f'config.outer.quorum={s.outer.quorum}'
+  if wires.make_wire(s.outer, s.train).stream:
+    problem = 'decides for a whole phase of a path, and streaming sends its levels at different steps'
+    raise InputError(f"{name} {problem}: set config.outer.stream='off'")
+  if s.train.paths_per_phase or s.train.schedule or s.outer.lost:
+    fix = 'leave out config.train.paths_per_phase, config.train.schedule and config.outer.lost'
+    raise InputError(f'{name} needs all paths in every phase: {fix}')
+  if s.outer.max_weight < 1:
+    problem = 'leaves out paths that are late, so that the share of an owner is not known before'
+    raise InputError(f'{name} {problem}: leave out config.outer.max_weight')
 
 
 def _check_schedule(s: Any, num_paths: int) -> None:

@@ -185,6 +185,16 @@ class Outer:
   floor_rows: int = field(
     64, 'Number of rows of public text on which contributions are judged, with outer.floor.', added=True
   )
+  quorum: float = field(
+    1.0,
+    'Share of the paths of a module whose outer gradients its outer step needs, in islands. Paths that have not sent '
+    'theirs outer.grace_s seconds later take no part in the phase. 1 means that all are awaited.',
+    most=1,
+    added=True,
+  )
+  grace_s: float = field(
+    0.0, 'Seconds for which an outer step waits for the other paths, with outer.quorum.', zero=True, added=True
+  )
   exclude_above: float = field(
     10.0,
     'Outer gradients longer than this multiple of the usual length are excluded. 0 sets no limit.',

@@ -17,7 +17,8 @@ for the keeper, `owner_workdir` for an owner, whom `owner_comparison` tells what
 that the end of any run leaves. `members` decide which owners have joined or left while the run trains.
 
 All roles read modules through `module_weights` and `kept_arrays`, and parse what others wrote inside `guard`.
-`screening_facts` excludes paths, and ends a run that diverges; `withdrawals` withdraw what cannot be read.
+`screening_facts` excludes paths, and ends a run that diverges; with a `quorum`, phases end without paths that are late.
+`withdrawals` withdraw what cannot be read.
 `decisions` are what the facts of a run decide, which a replay follows.
 `floor_facts` say which contributions a `judge` found to make a path worse.
 `audit_facts` says which phases another worker trains again as an `auditor`, under `audit_oversight`, and

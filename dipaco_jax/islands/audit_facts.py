@@ -67,12 +67,14 @@ def draw(island: Island, drawn: dict[str, int]):
     return
   seed, fraction = secret_seed(island), island.run.settings.audit.fraction
   newest = island.registry.newest(pieces.CHECKPOINT)
+  late = {(fact.key, fact.number) for fact in island.registry.facts('excluded') if pieces.LATE in fact.meta}
   island.registry.add_tasks(
     NewTask(AUDIT, path, phase)
     for path, last in newest.items()
     if int(path) not in island.members.until  # whose workers have ended
     for phase in range(drawn.get(path, -1) + 1, last + 1)
-    if island.active_paths(phase)[int(path)] and is_drawn(seed, int(path), phase, fraction)
+    if island.active_paths(phase)[int(path)] and (path, phase) not in late
+    if is_drawn(seed, int(path), phase, fraction)
   )
   drawn |= newest
 

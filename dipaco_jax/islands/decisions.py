@@ -6,7 +6,8 @@ the text. The end of a run writes its decisions to facts.json:
 
     config      of the run
     modules     [key, version, sha256, {path: why it was left out}] for each version of each module
-    excluded    [path, phase, why] for each path that its own worker has excluded
+    excluded    [path, phase, why] for each path that its own worker has excluded, or that was late
+    late        [path, phase] for each of those that were late (quorum.py)
     steps       [path, phase, first, taken] for each timed phase of a path (path_steps.py)
 
 A run with `--replay=facts.json` follows them, with any number of workers on machines that compute alike, and compares
@@ -37,7 +38,8 @@ class Decisions(NamedTuple):
 
   modules: dict[tuple[str, int], str]  # sha256 of each version
   left_out: dict[tuple[str, int], dict[str, str]]  # by version of a module: why, by path
-  excluded: dict[tuple[int, int], str]  # by path and phase: why its worker has excluded it
+  excluded: dict[tuple[int, int], str]  # by path and phase: why its worker has excluded it, or it was late
+  late: set[tuple[int, int]]  # paths and phases
   steps: dict[tuple[int, int], PathSteps]  # by path and phase
 
 
@@ -50,6 +52,7 @@ def of_facts(registry: Registry) -> Decisions:
     modules={(fact.key, fact.number): fact.sha256 for fact in modules},
     left_out={(fact.key, fact.number): fact.meta['left_out'] for fact in modules if fact.meta.get('left_out')},
     excluded={(int(fact.key), fact.number): fact.meta['why'] for fact in exclusions},
+    late={(int(fact.key), fact.number) for fact in exclusions if pieces.LATE in fact.meta},
     steps={(int(fact.key), fact.number): PathSteps(*fact.meta[path_steps.STEPS]) for fact in timed},
   )
 
@@ -62,6 +65,7 @@ def to_json(registry: Registry) -> dict[str, Any]:
     'config': config.meta['config'],
     'modules': [[*at, sha256, decisions.left_out.get(at, {})] for at, sha256 in modules],
     'excluded': [[*at, why] for at, why in sorted(decisions.excluded.items())],
+    'late': sorted(decisions.late),
     'steps': [[*at, *steps] for at, steps in sorted(decisions.steps.items())],
   }
 
@@ -75,6 +79,7 @@ def read(file: str, settings: settings_lib.Settings) -> Decisions:
       {(key, version): sha256 for key, version, sha256, _ in modules},
       {(key, version): why for key, version, _, why in modules if why},
       {(int(path), int(phase)): str(why) for path, phase, why in about['excluded']},
+      {(int(path), int(phase)) for path, phase in about['late']},
       {(int(path), int(phase)): PathSteps(int(first), int(n)) for path, phase, first, n in about['steps']},
     )
     recorded = settings_lib.of_run(about['config'])

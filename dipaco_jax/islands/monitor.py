@@ -353,6 +353,8 @@ class LivePage:
     self.replays |= run_history.replays([*facts, *earlier])
     s = self.island.run.settings
     for fact in facts:
+      if not fact.meta['rows']:  # of a path that was late
+        continue
       _, losses, norms, rates, *_ = np.array(fact.meta['rows'], float).T
       tokens, seconds = fact.meta['timed_steps'] * s.train.batch_size * s.model.seq_len, fact.meta['timed_s']
       step = path_steps.of_fact(self.island, fact).end

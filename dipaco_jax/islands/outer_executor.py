@@ -40,6 +40,7 @@ from dipaco_jax.islands import (
   outer_weights,
   path_steps,
   pieces,
+  quorum,
   screening_facts,
   suspensions,
   withdrawals,
@@ -168,9 +169,12 @@ class Executor:
       logging.warning(message, module, task.number, partial.left_out)
     if left_out and not published:
       lease.check()
-      implausible = left_out.keys() - barred.keys()  # which are no sign of divergence
+      late = {path for path, fact in sent.items() if pieces.LATE in fact.meta}
+      implausible = left_out.keys() - barred.keys() - late  # the others are no sign of divergence
       screening_facts.check(island, module, phase, outer_weights.path_weights(island, phase), implausible)
     if partial.squares.keys() | left_out.keys() != weights.keys():
+      if quorum.is_on(island):
+        quorum.close_module(island, module, task.number)  # this wakes the task
       island.registry.release(task, waiting=True)
       return None
     screening_facts.heed(island)  # the sum might contain a contribution that was withdrawn since

@@ -19,6 +19,7 @@ from dipaco_jax.registry.registry import Fact, NewTask, Task
 PIECE = 'piece'
 TRAIN = 'train'
 CHECKPOINT = 'checkpoint'
+LATE = 'late'  # in the metadata of facts of a path that took no part because it was late (quorum.py)
 KNOWN = 10_000  # exclusions that a process remembers
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 
 from dipaco_jax.core.errors import Diverged, Unavailable
-from dipaco_jax.islands import members, schedule, screening_facts, suspensions, withdrawals
+from dipaco_jax.islands import members, quorum, schedule, screening_facts, suspensions, withdrawals
 from dipaco_jax.islands.claims import Claims, Interval
 from dipaco_jax.islands.island import Gone, Island, Later, maker
 from dipaco_jax.islands.lease import SIGN_OF_LIFE_S, Lease, tell
@@ -32,6 +32,7 @@ OF_LAST_TASK, OF_IDLE_TIME = 0.05, 0.1
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 10.0
 ASKED_PER_S = 100  # by all roles together that have nothing to do, if there are as many as paths
 LOOK_AROUND_S = 10.0  # time after which a role without tasks looks for abandoned ones
+LATE_S = 0.5  # between looks of such a role for paths that are late
 GIVE_BACK_S = 2.0  # after a signal
 CLOSE_S = 30.0  # after an error
 WAITING = 2  # maximum number of publications of a role; one of them is running
@@ -55,7 +56,7 @@ class Role:
     self.done = 0
     self.idle_since: float | None = None  # None: the last attempt found a task
     self.beat_interval, self.divergence_interval = Interval(SIGN_OF_LIFE_S), Interval(SIGN_OF_LIFE_S)
-    self.idle_check_interval = Interval(LOOK_AROUND_S)
+    self.idle_check_interval, self.quorum_interval = Interval(LOOK_AROUND_S), Interval(LATE_S)
     self.costs = RoleCosts(self.island, claims.role)
     self.progress = display.Progress(claims.role, 0, 'tasks done')
     self.waiting: display.Activity | None = None  # shown while it finds no task
@@ -191,6 +192,8 @@ class Role:
     if self.idle_cause == time_use.STAGES and self.island.registry.facts('prepared'):
       self.idle_cause = time_use.WAIT
       self.stop_showing()
+    if self.island.registry.sees_others and self.quorum_interval.is_due():
+      quorum.close(self.island)
     if self.idle_check_interval.is_due():
       schedule.advance(self.island)
     return False

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.algorithm import averaging_gap, outer
-from dipaco_jax.islands import audit_history, members, path_steps, pieces, run_costs
+from dipaco_jax.islands import audit_history, members, path_steps, pieces, run_costs, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.pipeline import epochs, jobs, resharding_round, run as run_lib, stages
 from dipaco_jax.registry.registry import Fact
@@ -59,8 +59,8 @@ class Pointers:
     return losses
 
   def _others(self, version: int) -> list[int]:
-    """Returns the paths that do not have a version, because their owners have left, or joined later."""
-    if not self.island.members.num_facts:
+    """Returns the paths without an evaluation of a version: they were late, or their owners left, or joined later."""
+    if not self.island.members.num_facts and not late_at(self.island, version):
       return []
     measured = {int(fact.key) for fact in self.island.registry.facts('evaluation', number=version)}
     return [path for path in range(len(self.version)) if path not in measured]
@@ -88,7 +88,7 @@ def is_complete(island: Island, phase: int) -> bool:
   registry, s = island.registry, island.run.settings
   if phase == s.train.phases or not has_modules(island, phase + 1):
     return False
-  paths = evaluated_paths(island, phase + 1)
+  paths = evaluated_paths(island, phase + 1) - len(late_at(island, phase + 1))
   return not s.train.early_stopping or len(registry.facts('evaluation', number=phase + 1)) >= paths
 
 
@@ -96,6 +96,13 @@ def has_modules(island: Island, version: int) -> bool:
   """Returns whether all modules of a version exist."""
   there = {fact.key for fact in island.registry.facts('module', number=version)}
   return there.issuperset(island.modules_of_version(version))
+
+
+def late_at(island: Island, version: int) -> set[int]:
+  """Returns the paths whose workers should have evaluated a version, at the beginning of a phase, but were late."""
+  if island.has_own_objects(version):
+    return set()
+  return screening_facts.late_paths(island.registry.facts('excluded', number=version))
 
 
 def evaluated_paths(island: Island, version: int) -> int:
@@ -110,7 +117,7 @@ def evaluated_paths(island: Island, version: int) -> int:
 def read_phase(island: Island, pointers: Pointers, phase: int) -> Phase:
   """Reads the next phase, which has all its facts."""
   losses, facts = pointers.add(phase + 1), island.registry.facts
-  checkpoints = facts('checkpoint', number=phase)
+  checkpoints = [fact for fact in facts('checkpoint', number=phase) if pieces.LATE not in fact.meta]
   modules = facts('module', number=phase + 1)
   excluded = facts('excluded', number=phase)
   return Phase(checkpoints, modules, excluded, losses, list(pointers.version))

@@ -132,6 +132,7 @@ def exclusion(island: Island, sent: Fact, why: str, executor: str = '') -> Fact:
   message = screening.exclusion_message(island.layout.grid, int(sent.key), why, worker)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, message)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
+  about |= {pieces.LATE: True} if pieces.LATE in sent.meta else {}
   return Fact('excluded', sent.key, phase, '', '', about)
 
 
@@ -145,23 +146,32 @@ def check(island: Island, module: str, phase: int, weights: np.ndarray, left_out
   """
   layout, most = island.layout, island.run.settings.outer.max_excluded
   exclusions = island.registry.facts('excluded', number=phase)
-  excluded_everywhere = {int(fact.key) for fact in exclusions if 'executor' not in fact.meta}  # not of one module only
+  late = late_paths(exclusions)
+  excluded_everywhere = {int(fact.key) for fact in exclusions if 'executor' not in fact.meta} - late
   excluded = np.isin(np.arange(weights.size), list(excluded_everywhere)).reshape(layout.grid.shape)
-  paths = excluded_everywhere | {*map(int, left_out)}
+  paths = excluded_everywhere | {*map(int, left_out)} - late
   in_a_row = [1 + excluded_before(island, path, phase) if path in paths else 0 for path in range(weights.size)]
   try:
     screening.check_paths(layout, weights.reshape(layout.grid.shape) > 0, excluded, in_a_row, most)
-    contributing = {path for path in island.paths_through(module) if weights[path] > 0}
+    contributing = {path for path in island.paths_through(module) if weights[path] > 0} - late
     if len(contributing) > 1 and contributing <= paths:
       raise screening.no_path_left(screening.module_name(*island.parse_module(module)))
   except Diverged as e:
     end(island, phase, str(e), left_out)
 
 
+def late_paths(exclusions: Iterable[Fact]) -> set[int]:
+  """Returns the paths that took no part because they were late, from facts of the kind `excluded`."""
+  return {int(fact.key) for fact in exclusions if pieces.LATE in fact.meta}
+
+
 def excluded_before(island: Island, path: int, phase: int) -> int:
-  """Counts the phases in a row, up to the one before, in which a path was trained but took no part."""
-  excluded = {fact.number for fact in island.registry.facts('excluded', [str(path)])}
-  trained = (t for t in reversed(range(phase)) if island.active_paths(t)[path])
+  """Counts the phases in a row, up to the one before, in which a path was trained but took no part.
+
+  Phases in which it was late do not count.
+  """
+  excluded = {fact.number: pieces.LATE in fact.meta for fact in island.registry.facts('excluded', [str(path)])}
+  trained = (t for t in reversed(range(phase)) if island.active_paths(t)[path] and not excluded.get(t))
   return sum(1 for _ in itertools.takewhile(excluded.__contains__, trained))
 
 

@@ -27,6 +27,7 @@ from dipaco_jax.islands import (
   path_state,
   path_steps,
   pieces,
+  quorum,
   schedule,
   screening_facts,
   shared_stages,
@@ -96,6 +97,8 @@ class Worker:
   def perform(self, island: Island, task: Task, lease: Lease) -> Publish | None:
     """Performs a task; returns a function that publishes its facts."""
     if task.kind in TRAIN:
+      if why := quorum.decided(island, int(task.key), task.number):
+        return lambda: quorum.late_facts(island, int(task.key), task.number, why)
       return self.train(island, task, lease)
     others = dict.fromkeys(shared_stages.KINDS, shared_stages.perform) | {OWN_TEXT: own_text.perform}
     return others.get(task.kind, evaluator.perform)(island, task, lease)

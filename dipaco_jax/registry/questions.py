@@ -2,13 +2,13 @@
 
 import collections
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import sqlalchemy as sa
 
 from dipaco_jax.registry import registry_schema as schema
-from dipaco_jax.registry.database import Database, Now, Row
+from dipaco_jax.registry.database import Among, Database, Now, Row
 from dipaco_jax.registry.registry_schema import ROLES, TASKS
 
 T = TypeVar('T')
@@ -60,8 +60,8 @@ class Questions:
     query = sa.select(TASKS, left).order_by(TASKS.c.kind, TASKS.c.number, TASKS.c.id).limit(limit)
     if state is not None:
       query = query.where(TASKS.c.state == state)
-    if state in ('ready', 'running'):
-      query = query.where(schema.OPEN)  # by the index, without reading all that are done
+    if state in ('ready', 'running', 'waiting'):  # by an index, without reading all that are done
+      query = query.where(schema.UNDONE if state == 'waiting' else schema.OPEN)
     if kind is not None:
       query = query.where(TASKS.c.kind == kind)
     if failed:
@@ -74,6 +74,13 @@ class Questions:
     # A task that ended before it was claimed did so because the clock was set back meanwhile.
     query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done', TASKS.c.ended >= TASKS.c.claimed)
     return [row['seconds'] for row in self._db.rows(query.order_by(TASKS.c.id.desc()).limit(limit))]
+
+  def seconds_since(self, kind: str, keys: Sequence[str], number: int) -> list[float]:
+    """Returns the seconds since each of these tasks ended, of those that are done, by the database's clock."""
+    query = sa.select((Now() - TASKS.c.ended).label('seconds')).where(
+      TASKS.c.kind == kind, TASKS.c.number == number, TASKS.c.state == 'done', Among(TASKS.c.key, schema.KEYS)
+    )
+    return [row['seconds'] for row in self._db.rows(query, {'keys': json.dumps(list(keys))})]
 
   def roles(self) -> list[Row]:
     """Returns name, role and about of every role, and `silent_s`, the seconds since its last sign of life.

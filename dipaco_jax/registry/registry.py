@@ -191,6 +191,24 @@ class Registry(questions.Questions):
     elif are_new:
       self._known.add(facts, generation)
 
+  def settle(self, task: NewTask, facts: Sequence[Fact]) -> bool:
+    """Marks a task as done without its owner, who loses it, and inserts the facts, in one transaction.
+
+    A task that does not exist yet will not exist. Returns False, and changes nothing, if the task is done. Raises
+    Conflict for other facts of these names.
+    """
+    insert = self._db.insert(TASKS).values(since=Now(), ended=Now()).on_conflict_do_nothing()
+    row = task._asdict() | {'state': 'done', 'lease': None}
+
+    def work(connection: sa.Connection) -> bool:
+      is_new = connection.execute(insert, row).rowcount > 0
+      if not is_new and not connection.execute(schema.SETTLE, fact_rows.name(task)).rowcount:
+        return False
+      fact_rows.insert(connection, self._new_fact, facts)
+      return True
+
+    return self._db.transact(work)
+
   def reopen(self, task: Task, kind: str, key: str, number: int):
     """Makes a completed task ready again, because `task` misses one of its objects. Its facts stay.
 

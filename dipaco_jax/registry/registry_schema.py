@@ -175,6 +175,7 @@ REVOKE = WITHDRAW.where(*_GIVEN)
 REMAKE = RENEW.values(holder='')  # its holder may have made what nobody can read
 _OF_KEYS = (TASKS.c.kind == sa.bindparam('kind_'), Among(TASKS.c.key, KEYS))
 END = sa.update(TASKS).where(*_OF_KEYS, UNDONE).values(fence=TASKS.c.fence + 1, **DONE)
+SETTLE = sa.update(TASKS).where(_named(TASKS), UNDONE).values(fence=TASKS.c.fence + 1, **DONE)
 DISOWN_KIND = (
   sa.update(TASKS)
   .where(TASKS.c.kind == sa.bindparam('kind_'), TASKS.c.state == 'running')

@@ -244,7 +244,7 @@ class Machine:
         if task.kind not in worker.TRAIN:
           return performs[task.kind](i, task, lease)
         state_facts.publish_aside(made, held, line)  # in a thread of a worker's
-        publish = does.train(i, task, lease)
+        publish = does.perform(i, task, lease)
         state_facts.publish_aside(made, held, line)  # what a replay has made
         return publish
 

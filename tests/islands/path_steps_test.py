@@ -1,7 +1,10 @@
-"""Phases that end after some time: how many steps a path takes is a fact, and all that follows is of the fact [2.5]."""
+"""Phases that end after some time, and without paths that are late: facts say so, and all else follows [2.5]."""
 
+import contextlib
 import itertools
 import json
+import threading
+import time
 
 import island_fixtures
 import numpy as np
@@ -13,9 +16,10 @@ from one_process import Faults, changed
 from stopped_clock import Clock
 
 from dipaco_jax.config import settings
-from dipaco_jax.islands import decisions, path_steps
+from dipaco_jax.islands import decisions, path_steps, pieces
 from dipaco_jax.islands.path_steps import PathSteps
 from dipaco_jax.pipeline import jobs
+from dipaco_jax.registry import registry
 from dipaco_jax.storage import module_store
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -25,12 +29,33 @@ ENOUGH_S = 1e6
 DISPATCHES = 1, 3, 2, 1, 2, 3, 1  # of one phase after another, whoever trains it
 
 
-def to_the_end(machine, prepared, place, kills=(), decided=None, **sections):
+def to_the_end(machine, prepared, place, kills=(), decided=None, slow='', **sections):
+  """Trains the paths; another worker, from which nothing comes, has the path `slow` in the first phase."""
   s = changed(machine.settings, **{'train': dict(phases=PHASES)} | sections)
   alone = machine.begin(prepared, place, s)
   alone.decisions = decided
-  alone.to_the_end(place, Faults(kills), far=place / 'machines' if kills else None, end=one_process.TRAINED)
+  faults = Faults([*kills, *[one_process.PREPARED] * bool(slow)])
+
+  def strike():
+    if faults.hit[-1] != one_process.PREPARED:
+      faults.kill()
+    other = registry.Registry(alone.backend.registry(place), one_process.LEASE_S)
+    threading.Thread(target=hold, args=(other, other.claim('slow', ['train'], [slow])), daemon=True).start()
+
+  faults.strike = strike
+  alone.to_the_end(place, faults, far=place / 'machines' if kills else None, end=one_process.TRAINED)
   return alone.island(place)
+
+
+HEARTBEAT = registry.Registry.heartbeat  # where nothing strikes
+
+
+def hold(of: registry.Registry, task: registry.Task):
+  """Holds a task until it is lost."""
+  with contextlib.closing(of), contextlib.suppress(registry.Lost):
+    while True:
+      HEARTBEAT(of, task)
+      time.sleep(one_process.LEASE_S / 5)
 
 
 def modules_of(made) -> dict:
@@ -66,13 +91,13 @@ class Scripted(path_steps.Clock):
 
 @pytest.fixture(scope='module')
 def killed(machine, prepared, tmp_path_factory):
-  """A run of unequal steps that was killed, and lost what it held; its sections of the config."""
+  """A run of unequal steps, one of them late, that was killed, and lost what it held; its sections of the config."""
   sections = {'checkpoint': dict(state_every_phases=PHASES, every_steps=2)}
-  sections |= {'train': dict(phases=PHASES, phase_s=ENOUGH_S)}
+  sections |= {'train': dict(phases=PHASES, phase_s=ENOUGH_S), 'outer': dict(quorum=0.75, grace_s=1.0)}
   kills = ['after complete train 2 0', 'before complete train 3 1']
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(path_steps, 'Clock', Scripted)
-    made = to_the_end(machine, prepared, tmp_path_factory.mktemp('killed') / 'run', kills, **sections)
+    made = to_the_end(machine, prepared, tmp_path_factory.mktemp('killed') / 'run', kills, slow='1', **sections)
   yield made, sections
   one_process.close(made)
 
@@ -82,9 +107,10 @@ def test_a_killed_run_of_unequal_steps_is_the_reference_given_its_facts(killed):
   checkpoints = made.registry.facts('checkpoint')
   taken = {(int(fact.key), fact.number): path_steps.of_fact(made, fact).taken for fact in checkpoints}
   assert len({*taken.values()}) > 1
+  assert [fact[1:3] for fact in checkpoints if pieces.LATE in fact.meta] == [('1', 0)] and taken[1, 0] == 0
   replayed = [fact.meta['replay'] for fact in checkpoints if 'replay' in fact.meta]
   assert replayed and not any(replay['differing'] for replay in replayed)
-  check_with_reference(made, taken)
+  check_with_reference(made, taken, late={0: [1]})
 
 
 def test_a_run_that_follows_its_decisions_has_the_same_bits(killed, machine, prepared, tmp_path, caplog):
@@ -96,17 +122,18 @@ def test_a_run_that_follows_its_decisions_has_the_same_bits(killed, machine, pre
   again = to_the_end(machine, prepared, tmp_path / 'again', decided=decided, **sections)
   assert decisions.compare(decided, again.registry)['differing'] == []
   assert 'versions of modules are those of the run, to the bit' in caplog.text
-  assert decisions.of_facts(again.registry).steps == decided.steps
+  assert decisions.of_facts(again.registry) == decided
   one_process.close(again)
 
 
-def check_with_reference(made, taken):
+def check_with_reference(made, taken, late):
   s, job, layout = made.run.settings, jobs.paths_job(made.run, 0), made.layout
   paths = layout.grid.num_paths
   modules, *_ = twin.train(
     job.base, base_state(job), job.data.batch, [range(paths)] * PHASES, job.weights(0).reshape(-1).tolist(),
     layout.grid, layout.levels, layout.owner, small.mean_loss(made.run.model, s.routing.prefix_tokens), s,
     s.decay_steps, taken=lambda path, phase: taken[path, phase],
+    excluded=lambda phase: late.get(phase, ()),
   )  # fmt: skip
   steps, targets = PHASES * s.train.steps_per_phase, s.train.batch_size * s.model.seq_len
   tolerance = 1.33 * paths**0.5 * steps * small.EPS * (2 + s.inner.learning_rate * targets)
