@@ -254,8 +254,8 @@ def _check_quorum(s: Any) -> None:
   if wires.make_wire(s.outer, s.train).stream:
     problem = 'decides for a whole phase of a path, and streaming sends its levels at different steps'
     raise InputError(f"{name} {problem}: set config.outer.stream='off'")
-  if s.train.paths_per_phase or s.train.schedule or s.outer.lost:
-    fix = 'leave out config.train.paths_per_phase, config.train.schedule and config.outer.lost'
+  if s.train.paths_per_phase or s.train.schedule:
+    fix = 'leave out config.train.paths_per_phase and config.train.schedule'
     raise InputError(f'{name} needs all paths in every phase: {fix}')
   if s.outer.max_weight < 1:
     problem = 'leaves out paths that are late, so that the share of an owner is not known before'

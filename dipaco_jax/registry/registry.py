@@ -198,6 +198,7 @@ class Registry(questions.Questions):
     Conflict for other facts of these names.
     """
     insert = self._db.insert(TASKS).values(since=Now(), ended=Now()).on_conflict_do_nothing()
+    insert = insert.execution_options(preserve_rowcount=True)
     row = task._asdict() | {'state': 'done', 'lease': None}
 
     def work(connection: sa.Connection) -> bool:

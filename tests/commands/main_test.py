@@ -91,6 +91,7 @@ def refused(run, *options: str, workdir: str = 'new') -> str:
     ([TINY, '--role=worker', '--config.outer.lost=0.5'], 'config.outer.lost=0.5 is for runs in one process'),
     ([TINY, '--replay=facts.json'], '--replay is for runs with --role: add that, or leave it out'),
     ([TINY, '--config.train.phase_s=60'], 'config.train.phase_s=60.0 is for islands, whose workers end a phase at'),
+    ([TINY, '--config.outer.quorum=0.75'], 'config.outer.quorum=0.75 is for islands, whose paths are done at'),
     ([TINY, '--config.outer.floor=0.5'], 'config.outer.floor=0.5 is for islands, whose evaluator judges paths'),
     (
       [TINY, '--config.outer.row_weights=True', '--config.outer.rescale=True'],

@@ -112,6 +112,20 @@ def test_phases_that_end_by_time_need_all_paths_and_no_fixed_steps(values, fix):
 
 
 @pytest.mark.parametrize(
+  'values, fix',
+  [
+    ({'outer': {'quorum': 0.75, 'stream': 'on'}}, "set config.outer.stream='off'"),
+    ({'outer': {'quorum': 0.75, 'max_weight': 0.5}}, 'leave out config.outer.max_weight'),
+    ({'outer': {'quorum': 0.75}, 'train': {'paths_per_phase': 2}}, 'leave out config.train.paths_per_phase'),
+    ({'outer': {'grace_s': 3.0}}, 'requires config.outer.quorum below 1'),
+    ({'outer': {'quorum': 0.0}}, 'config.outer.quorum=0.0 should be above 0'),
+  ],
+)
+def test_a_quorum_is_of_all_paths_and_whole_phases(values, fix):
+  assert fix in error({'grid': {'a': 2, 'b': 2}} | values)
+
+
+@pytest.mark.parametrize(
   'values, message',
   [
     ({'model': {'num_layers': 10**6}}, 'config.model.num_layers=1000000 should be 1000 or below'),

@@ -15,7 +15,8 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import OWN_LEVELS, Faults, Machine, changed, close
 
-from dipaco_jax.islands import island, module_weights, monitor, path_steps, shared_stages, worker
+from dipaco_jax.islands import island, module_weights, monitor, path_steps, pieces, shared_stages, worker
+from dipaco_jax.islands.guard import Later
 from dipaco_jax.processes import stopping
 from dipaco_jax.registry import database, registry, registry_backup
 from dipaco_jax.storage import files, module_store, object_store
@@ -25,6 +26,7 @@ pytestmark = [
   pytest.mark.filterwarnings('ignore::ResourceWarning'),  # what is killed closes no files
 ]
 OF_FOLDERS = r' replace (objects/|\S*index\.json)'  # points that folders alone pass
+GRACE_S = 5.0  # longer than it takes to begin again after a kill
 ROUNDS = {'routing': dict(method='discriminative', rounds=1, phases_per_round=1)}
 
 
@@ -83,7 +85,7 @@ def test_a_run_over_a_thin_line_killed_at_any_point_ends_with_the_same_bits(
 def test_a_run_of_timed_phases_killed_at_any_point_ends_with_the_same_bits(
   machine, backend, prepared, tmp_path, request, monkeypatch
 ):  # fmt: skip
-  """Each path takes other numbers of steps in each phase, whoever trains it."""
+  """Each path takes other numbers of steps in each phase, whoever trains it; one is late in the first."""
   training = threading.local()  # path and phase
   train_first = worker.Worker.train_first
 
@@ -95,15 +97,25 @@ def test_a_run_of_timed_phases_killed_at_any_point_ends_with_the_same_bits(
     path, phase = training.at
     return clock.dispatches > (path + phase) % 3
 
+  perform = worker.Worker.perform
+
+  def performed(does, i, task, lease):
+    if (task.kind, task.key, task.number) == ('train', '1', 0):
+      raise Later('slow')
+    return perform(does, i, task, lease)
+
+  monkeypatch.setattr(worker.Worker, 'perform', performed)
   monkeypatch.setattr(worker.Worker, 'train_first', noting)
   monkeypatch.setattr(path_steps.Clock, 'is_over', is_over)
-  s = changed(machine.settings, train=dict(phase_s=1e6), checkpoint=dict(every_steps=100))  # none within a phase
+  sections = dict(checkpoint=dict(every_steps=100))  # none within a phase
+  s = changed(machine.settings, train=dict(phase_s=1e6), outer=dict(quorum=0.75, grace_s=GRACE_S), **sections)
   timed = machine.begin(prepared, tmp_path / 'prepared', s)
   timed.to_the_end(tmp_path / 'prepared', Faults(), end=one_process.PREPARED)
   faults = Faults()
   outcome = finish(timed, tmp_path / 'prepared', tmp_path / 'alone', faults)
   made = timed.island(tmp_path / 'alone')
-  assert {path_steps.of_fact(made, fact).taken for fact in made.registry.facts('checkpoint')} == {2, 4, 6}
+  assert {path_steps.of_fact(made, fact).taken for fact in made.registry.facts('checkpoint')} == {0, 2, 4, 6}
+  assert [fact[1:3] for fact in made.registry.facts('excluded') if pieces.LATE in fact.meta] == [('1', 0)]
   close(made)
   kill_at_points(timed, backend, tmp_path / 'prepared', (outcome, faults.passed), tmp_path, request)
 

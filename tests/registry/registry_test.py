@@ -47,6 +47,33 @@ def test_a_claim_of_some_keys_leaves_the_others(db):
   assert db.claim('a', ['train'], ['277']) is None and db.claim('a', ['train'], []) is None
 
 
+def test_a_task_is_settled_without_its_owner_unless_it_is_done(connect):
+  db, other = connect(), connect()
+  db.add_tasks(train(('0', 0), ('1', 0)))
+  running, done = db.claim('a', ['train'], ['0']), db.claim('a', ['train'], ['1'])
+  db.complete(done, [fact('1')])
+  assert not other.settle(NewTask('train', '1', 0), [fact('1', late=True)])
+  for key in ('0', '2'):  # one that runs, and one that does not exist
+    assert other.settle(NewTask('train', key, 0), [fact(key, late=True)])
+  other.add_tasks(train(('0', 0), ('2', 0)))
+  with pytest.raises(Lost):
+    db.heartbeat(running)
+  with pytest.raises(Lost):
+    db.complete(running, [fact('0', uri='y')])
+  assert db.is_idle() is False and db.claim('a', ['train']) is None  # facts are not scheduled yet
+  assert [(each.key, 'late' in each.meta) for each in db.facts('checkpoint')] == [('0', 1), ('1', 0), ('2', 1)]
+
+
+def test_seconds_since_tasks_ended_are_those_of_the_database(db):
+  db.add_tasks(train(('0', 0), ('1', 0), ('2', 0), ('0', 1)))
+  for key in ('0', '1'):
+    db.complete(db.claim('a', ['train'], [key]), [fact(key)])
+  time.sleep(0.05)
+  waited = db.seconds_since('train', ['0', '1', '2', '3'], 0)
+  assert len(waited) == 2 and all(0.04 < seconds < 5 for seconds in waited)
+  assert db.seconds_since('train', [], 0) == db.seconds_since('train', ['2'], 0) == []
+
+
 def test_a_chosen_task_is_claimed_unless_another_process_holds_it(connect):
   one, other = connect(lease_s=LEASE_S), connect(lease_s=LEASE_S)
   one.add_tasks(train(('0', 0), ('1', 0)))
