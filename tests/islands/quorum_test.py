@@ -4,6 +4,7 @@ import numpy as np
 import one_process
 import pytest
 
+from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import audit_facts, outer_weights, pieces, quorum, schedule, screening_facts
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry.registry import Fact, Lost, NewTask
@@ -40,7 +41,7 @@ def close(of: Island):
 
 
 @pytest.mark.parametrize(
-  'share, paths, expected', [(0.75, 4, 3), (0.75, 2, 2), (0.5, 3, 2), (0.7, 10, 7), (0.1, 4, 1), (1.0, 4, 4)]
+  'share, paths, expected', [(0.75, 4, 3), (0.75, 2, 2), (0.5, 3, 2), (0.55, 20, 11), (0.1, 4, 1), (1.0, 4, 4)]
 )
 def test_a_quorum_is_the_smallest_number_that_is_as_large_a_share(share, paths, expected):
   assert quorum.quorum_size(share, paths) == expected
@@ -87,10 +88,12 @@ def test_with_a_quorum_of_all_nobody_is_late(made):
 
 
 def test_a_path_that_is_late_is_no_sign_of_divergence(made):
-  of = with_quorum(made, 0.25)
-  train(of, 0)
+  of = with_quorum(made, 0.75)
+  train(of, 0, 1, 2)
   close(of)
-  screening_facts.check(of, 'low/1', 0, EVEN, set())
+  screening_facts.check(of, 'ends/shared', 0, EVEN, {'1', '2'})
+  with pytest.raises(Diverged, match='no path of module ends/shared'):  # of those that were in time
+    screening_facts.check(of, 'ends/shared', 0, EVEN, {'0', '1', '2'})
   assert screening_facts.excluded_before(of, 3, 1) == 0
   facts = quorum.late_facts(of, 3, 1, 'late')
   of.registry.put(facts)
