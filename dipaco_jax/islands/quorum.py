@@ -83,7 +83,7 @@ def find_late(island: Island, module: str, phase: int) -> tuple[list[int], str]:
 
 def quorum_size(quorum: float, paths: int) -> int:
   """Returns K, the smallest number of paths that is a share `quorum` of all or more."""
-  return math.ceil(quorum * paths - 1e-9)  # 0.55 * 20 is a little more than 11
+  return math.ceil(quorum * paths - 1e-9)  # 0.28 * 25 is a little more than 7
 
 
 def contributing(checkpoints: Sequence[Fact]) -> list[str]:

@@ -41,7 +41,7 @@ def close(of: Island):
 
 
 @pytest.mark.parametrize(
-  'share, paths, expected', [(0.75, 4, 3), (0.75, 2, 2), (0.5, 3, 2), (0.55, 20, 11), (0.1, 4, 1), (1.0, 4, 4)]
+  'share, paths, expected', [(0.75, 4, 3), (0.75, 2, 2), (0.5, 3, 2), (0.28, 25, 7), (0.1, 4, 1), (1.0, 4, 4)]
 )
 def test_a_quorum_is_the_smallest_number_that_is_as_large_a_share(share, paths, expected):
   assert quorum.quorum_size(share, paths) == expected
