@@ -103,6 +103,15 @@ def test_bucket(monkeypatch):
 
 
 @pytest.mark.slow
+def test_goodput():
+  flags = '--faults=0,900', '--rules=quorum', '--workers=2', '--minutes=0.4', '--tau=16', '--step_s=0.1', '--lease_s=3'
+  found = run('goodput.py', *flags, sizes=())
+  quiet, faulty = found['rows']
+  assert quiet['steps'] > 0 and quiet['late'] == 0 and sum(quiet['faults'].values()) == 0
+  assert sum(faulty['faults'].values()) > 0 and faulty['steps'] < quiet['steps']
+
+
+@pytest.mark.slow
 def test_outer_step():
   found = run('outer_step.py', '--num_layers=3', '--grid=2,2', '--rounds=1', '--steps_per_dispatch=2')
   assert {'outer_s', 'inner_150_s', 'fraction', 'bytes'} <= set(found)
