@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from dipaco_jax.islands import pieces
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import Island
+from dipaco_jax.registry.fact_rows import WITHDRAWN
 from dipaco_jax.registry.registry import Fact
 
 STEPS = 'steps'  # in the metadata of a checkpoint
@@ -79,7 +80,19 @@ def decided(island: Island, path: int, phase: int, is_replay: bool) -> PathSteps
     return None
   if island.decisions:
     return island.decisions.steps[path, phase]
-  return published(island, path, phase) if is_replay else None
+  return published(island, path, phase) if is_replay else _taken_before(island, path, phase)
+
+
+def _taken_before(island: Island, path: int, phase: int) -> PathSteps | None:
+  """Returns the steps of a phase that was trained before, whose objects are lost or malformed.
+
+  Some modules may contain the first result, and others will contain the second.
+  """
+  for fact in island.registry.facts(pieces.CHECKPOINT, [str(path)], phase):
+    return of_fact(island, fact)
+  for mark in island.registry.facts(WITHDRAWN, [f'{pieces.CHECKPOINT} {path} 1'], phase):
+    return PathSteps(*mark.meta['meta'][STEPS])
+  return None
 
 
 def after(island: Island, phase: int, checkpoints: Sequence[Fact]) -> int:

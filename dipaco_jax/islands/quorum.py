@@ -16,6 +16,7 @@ They are inserted in one transaction that takes the task from its worker, if it 
 a path is either in all modules of a phase or late, and never both. It begins its next phase as all others do, with the
 newest modules, and with a fresh AdamW state, so that any worker may train it without a replay.
 
+A path whose checkpoint was withdrawn (withdrawals.py) is awaited, because a module may contain what it sent at first.
 A path is late as soon as one of its modules has waited long enough. A module of which all paths are late stays as it
 is. If paths have modules of their own, all of them are awaited in the last phase of a round and of the run, because
 only their workers can publish these modules.
@@ -25,7 +26,7 @@ import logging
 import math
 from collections.abc import Sequence
 
-from dipaco_jax.islands import outer_weights, path_steps, pieces, schedule, screening_facts
+from dipaco_jax.islands import outer_weights, path_steps, pieces, schedule, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import CARRIED, Island
 from dipaco_jax.islands.path_steps import PathSteps
@@ -72,7 +73,8 @@ def find_late(island: Island, module: str, phase: int) -> tuple[list[int], str]:
   """Returns the paths that are late for the outer step of a module after a phase, and why."""
   outer, paths = island.run.settings.outer, sorted(outer_weights.module_weights(island, module, phase), key=int)
   checkpoints = island.registry.facts(pieces.CHECKPOINT, paths, phase)
-  missing = {*paths} - {fact.key for fact in checkpoints}
+  withdrawn = withdrawals.withdrawn(island.registry, pieces.CHECKPOINT, phase)
+  missing = {*paths} - {fact.key for fact in checkpoints} - withdrawn
   needed = quorum_size(outer.quorum, len(paths))
   waited = island.registry.seconds_since(pieces.TRAIN, contributing(checkpoints), phase)
   if not missing or len(waited) < needed or sorted(waited, reverse=True)[needed - 1] < outer.grace_s:

@@ -110,6 +110,12 @@ def times_withdrawn(registry: Registry, fact: Fact) -> int:
   return sum(mark.key.rpartition(' ')[0] == f'{fact.kind} {fact.key}' for mark in marks)
 
 
+def withdrawn(registry: Registry, kind: str, number: int) -> set[str]:
+  """Returns the keys of the facts of a kind and number that were withdrawn."""
+  names = (mark.key.rpartition(' ')[0] for mark in registry.facts(fact_rows.WITHDRAWN, number=number))
+  return {name.removeprefix(f'{kind} ') for name in names if name.startswith(f'{kind} ')}
+
+
 def train_again(island: Island, fact: Fact, why: Gone) -> bool:
   """Withdraws a path's messages, and opens its task again.
 

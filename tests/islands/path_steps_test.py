@@ -20,6 +20,7 @@ from dipaco_jax.islands import decisions, path_steps, pieces
 from dipaco_jax.islands.path_steps import PathSteps
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.registry import registry
+from dipaco_jax.registry.registry import Fact
 from dipaco_jax.storage import module_store
 
 pytestmark = pytest.mark.usefixtures('one_device')
@@ -159,6 +160,19 @@ def test_steps_are_those_of_the_facts_or_tau(machine, prepared, tmp_path):
   assert path_steps.planned(made, 1) == PathSteps(before + tau, tau)
   assert path_steps.share(made, PathSteps(7, tau)) == 1.0
   assert path_steps.share(made, PathSteps(7, 1)) == 1 / tau
+  one_process.close(made)
+
+
+def test_a_phase_that_is_trained_again_has_as_many_steps(machine, prepared, tmp_path):
+  """Whether its result is still a fact, or was withdrawn: a module may contain it."""
+  s = changed(machine.settings, train=dict(phase_s=ENOUGH_S))
+  made = machine.begin(prepared, tmp_path / 'run', s).island(tmp_path / 'run')
+  assert path_steps.decided(made, 1, 0, is_replay=False) is None
+  sent = Fact('checkpoint', '1', 0, '', 'x', {'steps': [12, 4]})
+  made.registry.put([sent])
+  assert path_steps.decided(made, 1, 0, is_replay=False) == PathSteps(12, 4)
+  assert made.registry.revoke(registry.Withdrawal([sent], 'malformed', 'outer'))
+  assert path_steps.decided(made, 1, 0, is_replay=False) == PathSteps(12, 4)
   one_process.close(made)
 
 

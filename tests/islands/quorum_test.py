@@ -7,7 +7,7 @@ import pytest
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import audit_facts, outer_weights, pieces, quorum, schedule, screening_facts
 from dipaco_jax.islands.island import Island
-from dipaco_jax.registry.registry import Fact, Lost, NewTask
+from dipaco_jax.registry.registry import Fact, Lost, NewTask, Withdrawal
 
 made = one_process.made
 EVEN = np.ones(4, np.float32)
@@ -56,6 +56,14 @@ def test_paths_are_late_when_a_module_has_its_quorum_and_the_grace_is_over(made)
   train(of, 2)
   assert quorum.find_late(of, 'ends/shared', 0)[0] == [1, 3]
   assert quorum.find_late(one_process.with_settings(of, outer=dict(grace_s=60.0)), 'ends/shared', 0) == ([], '')
+
+
+def test_a_path_that_a_module_may_contain_is_awaited(made):
+  of = with_quorum(made, 0.5)
+  train(of, 0, 1, 2)
+  [sent] = of.registry.facts('checkpoint', ['1'])
+  assert of.registry.revoke(Withdrawal([sent], 'malformed', 'outer'), [NewTask('train', '1', 0)])
+  assert quorum.find_late(of, 'ends/shared', 0)[0] == [3]
 
 
 def test_a_path_that_its_worker_has_excluded_is_not_part_of_a_quorum(made):
