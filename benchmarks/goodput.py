@@ -136,7 +136,7 @@ def measure(folder: pathlib.Path, rule: str, an_hour: float) -> dict[str, Any]:
   place, config, url = folder / 'run', folder / 'config.py', f'sqlite:///{folder}/run.db'
   place.mkdir(parents=True)
   phase_s = TAU.value * STEP_S.value
-  outer = f'quorum={QUORUM}, grace_s={LEASE_S.value}' if rule == 'quorum' else ''
+  outer = f'quorum={QUORUM}, grace_s={LEASE_S.value / 3:g}' if rule == 'quorum' else ''
   by_rule = {'phase_s': 0.0, 'steps': TAU.value} if rule == 'tau' else {'phase_s': phase_s, 'steps': MOST * TAU.value}
   about = by_rule | {'tau': TAU.value, 'workers': WORKERS.value, 'outer': outer}
   config.write_text(CONFIG.format(tiny=str(ROOT / 'configs' / 'tiny.py'), **about))

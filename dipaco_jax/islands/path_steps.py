@@ -22,9 +22,10 @@ from dipaco_jax.islands import pieces
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry.fact_rows import WITHDRAWN
-from dipaco_jax.registry.registry import Fact
+from dipaco_jax.registry.registry import SILENT_S, Fact, Registry
 
 STEPS = 'steps'  # in the metadata of a checkpoint
+SHORTEST_S = 0.001  # for a phase whose time is over before it begins: it has two dispatches
 
 
 class PathSteps(NamedTuple):
@@ -93,6 +94,27 @@ def _taken_before(island: Island, path: int, phase: int) -> PathSteps | None:
   for mark in island.registry.facts(WITHDRAWN, [f'{pieces.CHECKPOINT} {path} 1'], phase):
     return PathSteps(*mark.meta['meta'][STEPS])
   return None
+
+
+def seconds(island: Island, path: int, phase: int) -> float:
+  """Returns for how many seconds a path may train from now on; 0 means that its phase has tau steps.
+
+  If there is a worker for each path, the time of a phase begins when its modules are there. A worker that was killed,
+  stopped or slow to read them then trains for the rest of it, and the others do not wait.
+  """
+  registry, phase_s = island.registry, island.run.settings.train.phase_s
+  modules = sorted(island.shared_modules(path).values())
+  if not phase_s or not modules or not registry.sees_others:
+    return phase_s
+  waited = registry.seconds_since('outer', modules, phase)
+  if len(waited) < len(modules) or _num_workers(registry) < island.layout.grid.num_paths:
+    return phase_s
+  return max(SHORTEST_S, phase_s - min(waited))
+
+
+def _num_workers(registry: Registry) -> int:
+  """Returns the number of workers that were heard a short while ago."""
+  return sum(role['role'] == 'worker' and role['silent_s'] < SILENT_S for role in registry.roles())
 
 
 def after(island: Island, phase: int, checkpoints: Sequence[Fact]) -> int:

@@ -232,7 +232,7 @@ class Worker:
     phase, piece = part.phase, pieces.piece(island, part)
     job = inner_phase.make_job(island, island.round_of(phase))
     metrics, origin = PhaseMetrics(lease, job, phase, self.is_warm), functools.cache(lineage.origin)
-    clock = path_steps.Clock(island.run.settings.train.phase_s, self.is_warm)
+    clock = path_steps.Clock(path_steps.seconds(island, path, phase), self.is_warm)
     self.is_warm, ahead = True, ReadingAhead(island, path, part)
 
     def done(after: int, step_metrics: dict[str, jax.Array], kept: PathState | None) -> bool:

@@ -36,6 +36,7 @@ class More(NamedTuple):
   lease_s: float
   failing: float = 0.0  # of a folder's reads and writes, with EIO
   env: Mapping[str, str] = {}
+  replay: str = ''  # facts.json of a run whose decisions are followed
 
 
 def work(name: str, settings: settings_lib.Settings, place: str, url: str, more: More):
@@ -46,7 +47,7 @@ def work(name: str, settings: settings_lib.Settings, place: str, url: str, more:
     cheater.install(kind)
   if kind == 'foreign':
     inner_phase.run = cheater.rounding_otherwise(inner_phase.run)
-  process = roles.Process(role, place, more.lease_s, url, name, is_backup=is_backup)
+  process = roles.Process(role, place, more.lease_s, url, name, is_backup=is_backup, replay=more.replay)
   roles.run_role(process, settings)
 
 

@@ -29,7 +29,7 @@ import tiny_run
 from cluster import LONGEST_S, Cluster, More
 
 from dipaco_jax.config import settings as settings_lib
-from dipaco_jax.islands import held_states, island, schedule, withdrawals
+from dipaco_jax.islands import decisions, held_states, island, schedule, withdrawals
 from dipaco_jax.registry import registry
 from dipaco_jax.registry.registry_schema import FACTS, TASKS
 from dipaco_jax.storage import object_store
@@ -277,31 +277,40 @@ class Chosen:
 
   def __init__(self, config, folder: pathlib.Path, server, endpoint: str, on: str):
     self.config, self.folder, self.server, self.endpoint, self.on = config, folder, server, endpoint, on
+    folder.mkdir(exist_ok=True)
 
-  def run(self, seed: int | None, until: float) -> collections.Counter[str]:
-    """To the end; with faults before `until`, if there is a seed to draw them with."""
+  def run(self, seed: int | None, until: float, replay: str = '') -> collections.Counter[str]:
+    """To the end; with faults before `until`, if there is a seed to draw them with. Keeps its facts.json.
+
+    With `replay`, the facts.json of another run, it follows that run's decisions, with one worker.
+    """
     database, kind = (self.on or ON[(seed or 0) % len(ON)]).split(',')
-    place, server = self.folder / f'run-{seed}', self.server if database == 'postgresql' else None
+    place, server = self.facts(seed).with_suffix(''), self.server if database == 'postgresql' else None
     url = server.new_database() if server else f'sqlite:///{place}.db'
     with contextlib.ExitStack() as stack:
       wire = None
       if kind == 's3':
         wire = stack.enter_context(line.Line(int(self.endpoint.rpartition(':')[2])))
-        where = f's3://{object_server.BUCKET}/run-{seed}'
+        where = f's3://{object_server.BUCKET}/{self.folder.name}/run-{seed}'
         for name in {*NAMES, *FOREIGN}:
           stack.enter_context(disk(self.folder / f'machines-{seed}' / name, MACHINE_BYTES))
       else:
         where = str(place)
         stack.enter_context(disk(place))
       env = object_server.environment(f'http://127.0.0.1:{wire.port}') if wire else {}
-      more = More(LEASE_S, 0.0 if seed is None else FAILING, env)
+      more = More(LEASE_S, 0.0 if seed is None else FAILING, env, replay)
       names = ALONE if seed is None else FOREIGN if is_foreign(seed) else NAMES
       cluster = Cluster(self.config, where, url, self.folder / f'machines-{seed}', names, more)
       stack.callback(cluster.kill)
       chaos = Chaos(cluster, server, wire, random.Random(seed)) if seed is not None else None
       counts = befall(cluster, chaos, until)
+      self.facts(seed).write_bytes(bytes(cluster.storage.fetch(decisions.FILE)))
     shutil.rmtree(place, ignore_errors=True)
     return counts
+
+  def facts(self, seed: int | None) -> pathlib.Path:
+    """The facts.json of a run."""
+    return self.folder / f'run-{seed}.json'
 
 
 def befall(cluster: Cluster, chaos: Chaos | None, until: float) -> collections.Counter[str]:
@@ -386,6 +395,35 @@ class Stopped:
 
   def close(self):
     self.cluster.kill()
+
+
+@pytest.mark.slow
+def test_a_run_of_unequal_phases_under_faults_is_computed_again(
+  config, server, endpoint, tmp_path, request, monkeypatch
+):  # fmt: skip
+  """Phases end by time and without late paths; one worker follows what was decided, where nothing happens."""
+  for name, value in object_server.environment(endpoint).items():
+    monkeypatch.setenv(name, value)
+  train = dict(phases=8, phase_s=1.5, steps_per_phase=600)
+  unequal = one_process.changed(config, train=train, outer=dict(quorum=0.75, grace_s=LEASE_S))
+  chosen = [
+    Chosen(unequal, tmp_path / name, server, endpoint, request.config.getoption('--chaos_on'))
+    for name in ('run', 'again')
+  ]
+  total: collections.Counter[str] = collections.Counter()
+  chaos_s, seed = request.config.getoption('--chaos_s'), request.config.getoption('--chaos_seed')
+  until = time.monotonic() + chaos_s
+  while time.monotonic() < until:
+    counts = chosen[0].run(2 * seed, until)  # nobody computes other bits
+    again = chosen[1].run(None, time.monotonic(), str(chosen[0].facts(2 * seed)))
+    found = [{name for name in each if name.startswith('modules')} for each in (counts, again)]
+    assert found[0] == found[1], seed
+    decided = json.loads(chosen[0].facts(2 * seed).read_text())
+    counts['late'], counts['steps'] = len(decided['late']), sum(taken for *_, taken in decided['steps'])
+    total += collections.Counter({name: n for name, n in counts.items() if name not in found[0]})
+    seed += 1
+    print(f'{seed} runs, each computed again to the bit, {total}', flush=True)
+  assert total['late'] or chaos_s < 60
 
 
 @pytest.mark.slow
