@@ -91,9 +91,13 @@ class Role:
     """Performs a task. Another thread publishes the results, one task at a time, while one more may wait."""
     lease.is_at_work = True
     self.lease = lease
-    publish = None
+    publish, before = None, self.costs.clock.read()
     with self.failing(lease):
-      publish = self.perform(self.island, lease.task, lease)
+      try:
+        publish = self.perform(self.island, lease.task, lease)
+      except Lost:  # of a path that was late, or that another worker trains
+        self.costs.clock.lose(before)
+        raise
       if lease.began:
         self.claims.work_s = time.monotonic() - lease.began
       if not publish:

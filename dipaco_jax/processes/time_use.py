@@ -90,6 +90,16 @@ class Clock:
           here[cause] -= lost
           here[LOST] += lost
 
+  def lose(self, before: Seconds):
+    """Counts the steps that this process has made since `before`, a result of `read`, as lost."""
+    with self._lock:
+      self._count()
+      here = self._seconds[self.place]
+      for cause in STEPS:
+        lost = here[cause] - before[cause]
+        here[cause] -= lost
+        here[LOST] += lost
+
   def read(self) -> dict[str, float]:
     """Returns the seconds up to now, by cause, of this place."""
     return self.read_all()[self.place]

@@ -98,6 +98,25 @@ def test_the_next_task_is_fetched_while_one_is_at_work_and_no_other(fails, islan
   ]
 
 
+def test_the_steps_of_a_task_that_is_taken_away_are_lost_time(island):
+  seconds = []
+
+  def perform(island, task, lease):
+    with time_use.doing(time_use.INNER):
+      time.sleep(0.05)
+    if task.key == '1':
+      raise registry_lib.Lost('it was late')
+    seconds.append(role.costs.clock.read())
+    made = Fact('evaluation', task.key, 0, '', '', {})
+    return lambda: [made, *[made._replace(kind='finished', key='')] * (task.key == '3')]
+
+  role = role_loop.Role(Claims(island, 'worker', ['train']), perform)
+  role.serve()
+  first, second, third = ((each[time_use.INNER], each[time_use.LOST]) for each in seconds)
+  assert first[1] == 0 and second[1] == third[1] >= 0.05
+  assert first[0] >= 0.05 and second[0] - first[0] >= 0.05 and third[0] - second[0] >= 0.05
+
+
 def test_a_role_tells_what_it_did_last(island, capsys):
   def perform(island, task, lease):
     lease.about |= {'loss': 3.25, 'tokens_per_s': 12_345.6}
