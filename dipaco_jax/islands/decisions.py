@@ -17,9 +17,11 @@ the digests of all versions of all modules at its end.
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import logging
 import pathlib
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from dipaco_jax.config import settings as settings_lib
@@ -31,6 +33,8 @@ from dipaco_jax.reports import audit_lines
 
 FILE = 'facts.json'
 REPLAY = 'replay'  # kind of the fact that names the decisions that a run follows
+DIFFERING = 'differing'  # versions of modules, in what a replay notes
+WHERE_TEXT_IS = 'source', 'train', 'validation', 'name', 'data_dir', 'module'  # of config.data
 
 
 class Decisions(NamedTuple):
@@ -41,6 +45,15 @@ class Decisions(NamedTuple):
   excluded: dict[tuple[int, int], str]  # by path and phase: why its worker has excluded it, or it was late
   late: set[tuple[int, int]]  # paths and phases
   steps: dict[tuple[int, int], PathSteps]  # by path and phase
+
+  def why_excluded(self, path: int, phase: int, modules: Iterable[str]) -> str:
+    """Returns why a path's worker excluded what it sent to these modules after a piece of a phase, or ''.
+
+    With streaming, a worker may exclude a path after some modules have its contribution.
+    """
+    made = [(module, phase + 1) for module in modules if (module, phase + 1) in self.modules]
+    took_part = any(str(path) not in self.left_out.get(at, {}) for at in made)
+    return '' if took_part else self.excluded.get((path, phase), '')
 
 
 def of_facts(registry: Registry) -> Decisions:
@@ -83,15 +96,31 @@ def read(file: str, settings: settings_lib.Settings) -> Decisions:
       {(int(path), int(phase)): PathSteps(int(first), int(n)) for path, phase, first, n in about['steps']},
     )
     recorded = settings_lib.of_run(about['config'])
+    check_complete(decisions, recorded)
   except OSError as e:
     raise InputError(f'--replay={file} cannot be read: {e.strerror}') from e
-  except (ValueError, TypeError, KeyError, AttributeError, InputError) as e:
+  except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError, InputError) as e:
     raise InputError(f'--replay={file} is not the {FILE} of a finished run, or damaged: {e}') from e
-  if differences := local_config.changes(dataclasses.replace(recorded, data=settings.data), settings):
+  of_text = {name: getattr(settings.data, name) for name in WHERE_TEXT_IS}
+  here = dataclasses.replace(recorded, data=dataclasses.replace(recorded.data, **of_text))
+  if differences := local_config.changes(here, settings):
     raise InputError(f'--replay={file} is of a run with another config ({differences}): give the same --config')
   if settings.data.own_text:
     raise InputError(f'--replay={file}: config.data.own_text=True keeps text apart, so nobody can compute all of it')
   return decisions
+
+
+def check_complete(decisions: Decisions, settings: settings_lib.Settings):
+  """Raises ValueError if a worker would look for a decision that is not there, or cannot follow it."""
+  if missing := sorted(decisions.late - decisions.excluded.keys()):
+    raise ValueError(f'path {missing[0][0]} is late in phase {missing[0][1] + 1}, and it does not say why')
+  if not settings.train.phase_s:
+    return
+  tau = settings.train.steps_per_phase
+  for at in itertools.product(range(settings.num_paths), range(settings.train.phases)):
+    steps = decisions.steps.get(at)
+    if steps is None or not (at in decisions.late or 1 <= steps.taken <= tau):
+      raise ValueError(f'it does not say how many of {tau} steps path {at[0]} took in phase {at[1] + 1}')
 
 
 def follow(registry: Registry, file: str, settings: settings_lib.Settings) -> Decisions | None:
@@ -112,9 +141,9 @@ def follow(registry: Registry, file: str, settings: settings_lib.Settings) -> De
 def compare(decisions: Decisions, registry: Registry) -> dict[str, Any]:
   """Compares all versions of all modules with those of the decisions; logs and returns the result for the report."""
   computed = {(fact.key, fact.number): fact.sha256 for fact in registry.facts('module')}
-  differing = sorted(
-    (at for at, sha256 in decisions.modules.items() if computed.get(at) != sha256), key=lambda at: (at[1], at[0])
-  )
-  result = {'modules': len(decisions.modules), 'differing': [list(at) for at in differing]}
+  versions = decisions.modules.keys() | computed.keys()
+  differing = [at for at in versions if computed.get(at) != decisions.modules.get(at)]
+  differing.sort(key=lambda at: (at[1], at[0]))
+  result = {'modules': len(versions), 'differing': [list(at) for at in differing]}
   logging.warning('%s', audit_lines.describe_replay(result))
   return result

@@ -118,7 +118,7 @@ def judge(
   limits = bounds(island, modules)
   lengths = {level: math.sqrt(x) if math.isfinite(x) else math.nan for level, x in squares.items()}
   moved = {level: length / rates(island, level, phase, steps) for level, length in lengths.items()}
-  why = island.decisions.excluded.get((path, phase), '') if island.decisions else limits.why(moved)
+  why = island.decisions.why_excluded(path, phase, named) if island.decisions else limits.why(moved)
   finite_moved = {level: r if math.isfinite(r) else None for level, r in moved.items()}
   return {'moved': finite_moved} | ({'excluded': why} if why else {})
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 
 import one_process
 import pytest
@@ -52,17 +53,45 @@ def test_text_may_be_elsewhere_but_the_config_is_the_same(made, decided, tmp_pat
   file = write(made, tmp_path / 'facts.json')
   s = settings(made)
   decisions.read(file, dataclasses.replace(s, data=dataclasses.replace(s.data, train=('/elsewhere/*.txt',))))
+  with pytest.raises(InputError, match=r'data.validation_fraction.*give the same --config'):
+    decisions.read(file, changed(s, data=dict(validation_fraction=0.3)))
   other = changed(s, train=dict(batch_size=7))
   with pytest.raises(InputError, match=r'of a run with another config .*train.batch_size.*give the same --config'):
     decisions.read(file, other)
 
 
 @pytest.mark.parametrize(
-  'changes', [{'config': 3}, {'modules': [['low/0', 1]]}, {'steps': [[0, 0, 'x', 1]]}, {'excluded': None}]
-)
+  'changes',
+  [
+    {'config': 3}, {'modules': [['low/0', 1]]}, {'steps': [[0, 0, 'x', 1]]}, {'excluded': None}, {'late': [[3, 0]]},
+    {'steps': [[0, 0, math.inf, 1]]},
+  ],
+)  # fmt: skip
 def test_a_damaged_file_is_one_line(changes, made, decided, tmp_path):
   with pytest.raises(InputError, match=r'is not the facts.json of a finished run, or damaged'):
     decisions.read(write(made, tmp_path / 'facts.json', **changes), settings(made))
+
+
+def test_brackets_without_end_are_one_line(made, tmp_path):
+  (tmp_path / 'facts.json').write_text('[' * 200_000)
+  with pytest.raises(InputError, match='is not the facts.json'):
+    decisions.read(str(tmp_path / 'facts.json'), settings(made))
+
+
+@pytest.mark.parametrize('taken', [None, 0, -1, 7])
+def test_timed_phases_have_their_steps_or_are_late(taken, made, decided):
+  s = changed(settings(made), train=dict(phase_s=1.0))
+  tau, phases = s.train.steps_per_phase, range(s.train.phases)
+  steps = {(path, phase): PathSteps(0, tau) for path in range(s.num_paths) for phase in phases}
+  decisions.check_complete(decided._replace(steps=steps), s)
+  assert tau == 6
+  del steps[2, 1]
+  steps |= {} if taken is None else {(2, 1): PathSteps(0, taken)}
+  with pytest.raises(ValueError, match='how many of 6 steps path 2 took in phase 2'):
+    decisions.check_complete(decided._replace(steps=steps), s)
+  if taken == 0:
+    late = {(2, 1): 'it was late'}
+    decisions.check_complete(decided._replace(steps=steps, excluded=late, late={*late}), s)
 
 
 def test_a_file_that_is_not_there_is_one_line(made, tmp_path):
@@ -101,3 +130,14 @@ def test_versions_that_differ_are_named_the_first_first(made, decided, caplog):
   found = decisions.compare(other, made.registry)['differing']
   assert found == [['low/0', 1], ['high/0', 2], ['ends/0', 3]]
   assert 'replay: 3 of 3 versions of modules differ from those of the run, first low/0 in version 1' in caplog.text
+
+
+def test_versions_that_the_file_does_not_have_differ(made, decided):
+  assert decisions.compare(decided._replace(modules={}), made.registry) == {'modules': 1, 'differing': [['low/0', 1]]}
+
+
+def test_a_worker_excludes_what_it_excluded_and_not_what_it_had_sent_before(decided):
+  both = decided._replace(modules=decided.modules | {('ends', 1): 'c' * 64})
+  assert both.why_excluded(1, 0, ['low/0']) == 'not finite'
+  assert both.why_excluded(1, 0, ['ends']) == '', 'that module has its contribution'
+  assert both.why_excluded(2, 0, ['low/0']) == '', 'an executor left it out'
