@@ -90,4 +90,5 @@ def finish(island: Island, task: Task) -> list[Fact]:
       final_files.upload(island, name)
     files.tidy(own.workdir)
   about = {name: report[name] for name in ('perplexity', 'perplexity_interval')} | {'changes': headline.results(report)}
+  about |= {decisions.DIFFERING: report[decisions.REPLAY]['differing']} if decisions.REPLAY in report else {}
   return [Fact('finished', '', 0, '', report['modules_sha256'], about)]

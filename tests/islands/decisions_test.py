@@ -74,7 +74,7 @@ def test_a_damaged_file_is_one_line(changes, made, decided, tmp_path):
 
 def test_brackets_without_end_are_one_line(made, tmp_path):
   (tmp_path / 'facts.json').write_text('[' * 200_000)
-  with pytest.raises(InputError, match='is not the facts.json'):
+  with pytest.raises(InputError, match='is not the facts'):
     decisions.read(str(tmp_path / 'facts.json'), settings(made))
 
 

@@ -231,3 +231,11 @@ def test_more_workers_than_gpus_are_rejected(monkeypatch, capsys):
   monkeypatch.setattr(sys, 'argv', ['local.py', '--config=no.py', '--workdir=/nowhere', '--workers=2'])
   assert local.main() == 2
   assert '--workers=2: each worker needs a device of its own, and this machine has 1 GPU; ' in capsys.readouterr().err
+
+
+def test_a_replay_with_other_modules_has_status_1(capsys):
+  outcome = {'perplexity': 9.0, 'perplexity_interval': [8.0, 10.0], 'changes': []}
+  assert supervision.tell_outcome(outcome, 'local.py') == 0
+  assert supervision.tell_outcome(outcome | {'differing': []}, 'local.py') == 0
+  assert supervision.tell_outcome(outcome | {'differing': [['low/0', 1], ['low/1', 1]]}, 'local.py') == 1
+  assert '2 versions of modules differ from those of the run, first low/0 in version 1' in capsys.readouterr().err
