@@ -226,8 +226,9 @@ def tell_outcome(outcome: Mapping[str, Any], program: str) -> int:
     return diverged(errors.NO_PERPLEXITY, program)
   stopping.write('\n'.join(headline.outcome(outcome)), sys.stdout)
   if differing := outcome.get('differing'):  # of a replay (islands/decisions.py)
-    key, version = differing[0]
-    problem = f'{len(differing)} versions of modules differ from those of the run, first {key} in version {version}'
+    (key, version), n = differing[0], len(differing)
+    versions = f'{n} version{"s" * (n > 1)} of modules differ{"s" * (n == 1)}'
+    problem = f'{versions} from those of the run, first {key} in version {version}'
     stopping.write(f'{program}: {problem}: the report says more')
     return 1
   return 0
