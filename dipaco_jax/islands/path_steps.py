@@ -99,17 +99,16 @@ def _taken_before(island: Island, path: int, phase: int) -> PathSteps | None:
 def seconds(island: Island, path: int, phase: int) -> float:
   """Returns for how many seconds a path may train from now on; 0 means that its phase has tau steps.
 
-  If there is a worker for each path, the time of a phase begins when its modules are there. A worker that was killed,
-  stopped or slow to read them then trains for the rest of it, and the others do not wait.
+  If there is a worker for each path, the time of a phase begins with the first of the paths that share modules with
+  this one. A worker that was killed, stopped or slow to read its modules then trains for the rest of it, and the others
+  do not wait.
   """
   registry, phase_s = island.registry, island.run.settings.train.phase_s
-  modules = sorted(island.shared_modules(path).values())
-  if not phase_s or not modules or not registry.sees_others:
+  if not phase_s or not registry.sees_others or _num_workers(registry) < island.layout.grid.num_paths:
     return phase_s
-  waited = registry.seconds_since('outer', modules, phase)
-  if len(waited) < len(modules) or _num_workers(registry) < island.layout.grid.num_paths:
-    return phase_s
-  return max(SHORTEST_S, phase_s - min(waited))
+  peers = {peer for module in island.shared_modules(path).values() for peer in island.paths_through(module)} - {path}
+  waited = registry.seconds_since_claim(pieces.TRAIN, sorted(map(str, peers)), phase)
+  return max(SHORTEST_S, phase_s - max(waited, default=0.0))
 
 
 def _num_workers(registry: Registry) -> int:

@@ -76,7 +76,7 @@ def find_late(island: Island, module: str, phase: int) -> tuple[list[int], str]:
   withdrawn = withdrawals.withdrawn(island.registry, pieces.CHECKPOINT, phase)
   missing = {*paths} - {fact.key for fact in checkpoints} - withdrawn
   needed = quorum_size(outer.quorum, len(paths))
-  waited = island.registry.seconds_since(pieces.TRAIN, contributing(checkpoints), phase)
+  waited = island.registry.seconds_since_end(pieces.TRAIN, contributing(checkpoints), phase)
   if not missing or len(waited) < needed or sorted(waited, reverse=True)[needed - 1] < outer.grace_s:
     return [], ''
   why = f'late: {needed} of {len(paths)} paths of {module} were done more than {outer.grace_s:g} s before'

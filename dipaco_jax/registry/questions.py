@@ -75,10 +75,20 @@ class Questions:
     query = sa.select(seconds).where(TASKS.c.kind == kind, TASKS.c.state == 'done', TASKS.c.ended >= TASKS.c.claimed)
     return [row['seconds'] for row in self._db.rows(query.order_by(TASKS.c.id.desc()).limit(limit))]
 
-  def seconds_since(self, kind: str, keys: Sequence[str], number: int) -> list[float]:
+  def seconds_since_end(self, kind: str, keys: Sequence[str], number: int) -> list[float]:
     """Returns the seconds since each of these tasks ended, of those that are done, by the database's clock."""
-    query = sa.select((Now() - TASKS.c.ended).label('seconds')).where(
-      TASKS.c.kind == kind, TASKS.c.number == number, TASKS.c.state == 'done', Among(TASKS.c.key, schema.KEYS)
+    return self._seconds_since(TASKS.c.ended, TASKS.c.state == 'done', kind, keys, number)
+
+  def seconds_since_claim(self, kind: str, keys: Sequence[str], number: int) -> list[float]:
+    """Returns the seconds since the last claim of each of these tasks, of those that are done or held by a process."""
+    is_held = (TASKS.c.state == 'running') & (TASKS.c.lease > Now())
+    return self._seconds_since(TASKS.c.claimed, is_held | (TASKS.c.state == 'done'), kind, keys, number)
+
+  def _seconds_since(
+    self, moment: sa.ColumnElement[float], which: sa.ColumnElement[bool], kind: str, keys: Sequence[str], number: int
+  ) -> list[float]:
+    query = sa.select((Now() - moment).label('seconds')).where(
+      which, moment.is_not(None), TASKS.c.kind == kind, TASKS.c.number == number, Among(TASKS.c.key, schema.KEYS)
     )
     return [row['seconds'] for row in self._db.rows(query, {'keys': json.dumps(list(keys))})]
 

@@ -69,9 +69,20 @@ def test_seconds_since_tasks_ended_are_those_of_the_database(db):
   for key in ('0', '1'):
     db.complete(db.claim('a', ['train'], [key]), [fact(key)])
   time.sleep(0.05)
-  waited = db.seconds_since('train', ['0', '1', '2', '3'], 0)
+  waited = db.seconds_since_end('train', ['0', '1', '2', '3'], 0)
   assert len(waited) == 2 and all(0.04 < seconds < 5 for seconds in waited)
-  assert db.seconds_since('train', [], 0) == db.seconds_since('train', ['2'], 0) == []
+  assert db.seconds_since_end('train', [], 0) == db.seconds_since_end('train', ['2'], 0) == []
+
+
+def test_seconds_since_claims_are_those_of_tasks_that_are_held_or_done(connect):
+  db = connect(lease_s=LEASE_S)
+  db.add_tasks(train(('0', 0), ('1', 0), ('2', 0)))
+  db.complete(db.claim('a', ['train'], ['0']), [fact('0')])
+  assert db.claim('a', ['train'], ['1'])
+  assert len(db.seconds_since_claim('train', ['0', '1', '2'], 0)) == 2
+  time.sleep(2 * LEASE_S)
+  [waited] = db.seconds_since_claim('train', ['0', '1', '2'], 0)
+  assert 2 * LEASE_S < waited < 10
 
 
 def test_a_chosen_task_is_claimed_unless_another_process_holds_it(connect):
