@@ -1,6 +1,7 @@
 """A lease on a task, renewed in the background while the task is running [3]."""
 
 import contextlib
+import math
 import random
 import threading
 import time
@@ -14,6 +15,10 @@ from dipaco_jax.processes import time_use
 from dipaco_jax.registry.registry import Task
 
 SIGN_OF_LIFE_S = 20.0
+AWARE, SHORTEST_S = (
+  0.3,
+  1.0,
+)  # share of outer.grace_s after which a worker of a run with a quorum asks; at least so long
 RENEWED = 0.4  # share of a lease after which it is renewed; the rest is for a busy or unreachable database
 OWNER = 'owner'  # entry of a sign of life
 COPY = 'copy of '  # before a task's words
@@ -82,7 +87,7 @@ class Lease:
     self._thread.join()
 
   def _renew(self):
-    longest_s = min(RENEWED * self.island.registry.lease_s, SIGN_OF_LIFE_S)
+    longest_s = min(RENEWED * self.island.registry.lease_s, SIGN_OF_LIFE_S, longest_unaware_s(self.island))
     while not self._over.wait(longest_s * random.uniform(0.7, 1)):  # or processes that began together would come so
       try:
         self._converse()
@@ -97,6 +102,12 @@ class Lease:
       self.renew()
       if self.is_at_work:
         registry.beat(self.island.name, self.role, self.describe() | tell(self.island))
+
+
+def longest_unaware_s(island: Island) -> float:
+  """Returns the seconds within which a worker has to learn that its path is late (quorum.py)."""
+  outer = island.run.settings.outer
+  return max(SHORTEST_S, AWARE * outer.grace_s) if outer.quorum < 1 else math.inf
 
 
 def tell(island: Island) -> dict[str, Any]:

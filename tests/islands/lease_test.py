@@ -1,5 +1,7 @@
 """How a lease is renewed: at random times, and with a look at whether the run is over."""
 
+import dataclasses
+import math
 import time
 
 import pytest
@@ -8,6 +10,7 @@ from role_loop_test import island, wait_for  # noqa: F401
 
 from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import lease as lease_lib, screening_facts
+from dipaco_jax.registry.registry import Lost, NewTask
 
 
 def test_renewals_of_leases_that_began_together_spread(island, monkeypatch):  # noqa: F811
@@ -41,4 +44,20 @@ def test_a_renewal_tells_that_the_run_is_over(is_copy, island, monkeypatch):  # 
   wait_for(lambda: lease._lost)
   with pytest.raises(Diverged, match='the loss is not finite'):
     lease.check()
+  lease.close()
+
+
+@pytest.mark.parametrize('quorum, grace_s, expected', [(1.0, 0.0, math.inf), (0.75, 60.0, 18.0), (0.75, 0.0, 1.0)])
+def test_with_a_quorum_a_worker_soon_learns_that_its_path_is_late(quorum, grace_s, expected, island):  # noqa: F811
+  outer = dataclasses.replace(island.run.settings.outer, quorum=quorum, grace_s=grace_s)
+  island.run.settings = dataclasses.replace(island.run.settings, outer=outer)
+  assert lease_lib.longest_unaware_s(island) == expected
+
+
+def test_leases_are_renewed_in_time_for_that(island, monkeypatch):  # noqa: F811
+  monkeypatch.setattr(lease_lib, 'longest_unaware_s', lambda island: 0.05)
+  lease = lease_lib.Lease(island, 'worker', island.registry.claim('worker-0', ['train']))
+  with pytest.raises(Lost):
+    assert island.registry.settle(NewTask('train', '0', 0), [])
+    wait_for(lambda: lease.check())
   lease.close()
