@@ -56,8 +56,9 @@ def test_with_a_quorum_a_worker_soon_learns_that_its_path_is_late(quorum, grace_
 
 def test_leases_are_renewed_in_time_for_that(island, monkeypatch):  # noqa: F811
   monkeypatch.setattr(lease_lib, 'longest_unaware_s', lambda island: 0.05)
-  lease = lease_lib.Lease(island, 'worker', island.registry.claim('worker-0', ['train']))
+  lease, began = lease_lib.Lease(island, 'worker', island.registry.claim('worker-0', ['train'])), time.monotonic()
   with pytest.raises(Lost):
     assert island.registry.settle(NewTask('train', '0', 0), [])
     wait_for(lambda: lease.check())
+  assert time.monotonic() - began < lease_lib.RENEWED * island.registry.lease_s / 2
   lease.close()
