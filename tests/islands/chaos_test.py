@@ -8,6 +8,7 @@ every fourth run a worker computes other bits: that run has a digest of its own.
 import collections
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -278,6 +279,7 @@ class Chosen:
   def __init__(self, config, folder: pathlib.Path, server, endpoint: str, on: str):
     self.config, self.folder, self.server, self.endpoint, self.on = config, folder, server, endpoint, on
     folder.mkdir(exist_ok=True)
+    self.numbers = itertools.count()  # of runs, whose objects stay
 
   def run(self, seed: int | None, until: float, replay: str = '') -> collections.Counter[str]:
     """To the end; with faults before `until`, if there is a seed to draw them with. Keeps its facts.json.
@@ -291,7 +293,7 @@ class Chosen:
       wire = None
       if kind == 's3':
         wire = stack.enter_context(line.Line(int(self.endpoint.rpartition(':')[2])))
-        where = f's3://{object_server.BUCKET}/{self.folder.name}/run-{seed}'
+        where = f's3://{object_server.BUCKET}/{self.folder.name}-{next(self.numbers)}/run-{seed}'
         for name in {*NAMES, *FOREIGN}:
           stack.enter_context(disk(self.folder / f'machines-{seed}' / name, MACHINE_BYTES))
       else:
@@ -305,7 +307,10 @@ class Chosen:
       chaos = Chaos(cluster, server, wire, random.Random(seed)) if seed is not None else None
       counts = befall(cluster, chaos, until)
       self.facts(seed).write_bytes(bytes(cluster.storage.fetch(decisions.FILE)))
-    shutil.rmtree(place, ignore_errors=True)
+    for folder in (place, self.folder / f'machines-{seed}'):
+      shutil.rmtree(folder, ignore_errors=True)
+    for file in self.folder.glob(f'{place.name}.db*'):
+      file.unlink()
     return counts
 
   def facts(self, seed: int | None) -> pathlib.Path:
