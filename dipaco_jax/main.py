@@ -232,10 +232,9 @@ def compile_only(settings: settings_lib.Settings):
     sized = dataclasses.replace(settings.tokenizer, vocab_size=model_folder.vocab_size(settings))
     settings = dataclasses.replace(settings, tokenizer=sized)
     topologies = [] if is_here else [topology.find_topology(name) for name in FLAGS.topology.split(',')]
-    parameters = cost_text.parameters_to_text(dry_run.count_parameters(settings))
-    parameters = '\n'.join(
-      [parameters, *(f'barrier        {line}' for line in barriers.lines(*dry_run.layout_and_shapes(settings)))]
-    )
+    grid = dry_run.layout_and_shapes(settings)
+    parameters = cost_text.parameters_to_text(dry_run.count_parameters(*grid))
+    parameters = '\n'.join([parameters, *(f'barrier        {line}' for line in barriers.lines(*grid))])
     if is_here:
       print(parameters)
       cost_check.check(settings, print)

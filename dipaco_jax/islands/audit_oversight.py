@@ -25,8 +25,7 @@ def live_workers(island: Island) -> list[tuple[str, str]]:
   The owner is '' where all text is in one place.
   """
   suspended = suspensions.current(island.registry)
-  workers = (role for role in island.registry.roles() if role['role'] == 'worker')
-  live = (role for role in workers if role['silent_s'] < SILENT_S and role['name'] not in suspended)
+  live = (role for role in island.registry.workers() if role['name'] not in suspended)
   return [(role['name'], role['about'].get(OWNER, '')) for role in live]
 
 

@@ -51,8 +51,8 @@ class Decisions(NamedTuple):
 
     With streaming, a worker may exclude a path after some modules have its contribution.
     """
-    made = [(module, phase + 1) for module in modules if (module, phase + 1) in self.modules]
-    took_part = any(str(path) not in self.left_out.get(at, {}) for at in made)
+    versions = [(module, phase + 1) for module in modules if (module, phase + 1) in self.modules]
+    took_part = any(str(path) not in self.left_out.get(version, {}) for version in versions)
     return '' if took_part else self.excluded.get((path, phase), '')
 
 

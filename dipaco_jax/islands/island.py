@@ -38,7 +38,12 @@ OWN_TEXT = 'own_text'  # kind of the task and of the fact of an owner's text
 AUDIT, CONFIRM = 'audit', 'confirm'  # kinds of tasks that train phases again
 OWN_TREES = tuple(tree.partition('/')[0] for tree in own_text_stage.TREES)  # directories of an owner's text
 OF_PATHS = ('train', 'piece', 'evaluate', 'ship', 'judge', AUDIT, CONFIRM)  # kinds of tasks whose key is a path
-CARRIED = ('usual', OUTER, SINCE)  # metadata of a module that its next version keeps where no path trains it
+CARRIED = 'usual', OUTER, SINCE  # see `carried_metadata`
+
+
+def carried_metadata(module: Fact) -> dict[str, Any]:
+  """Returns the metadata of a module that its next version keeps where no path trains it."""
+  return {name: module.meta[name] for name in CARRIED if name in module.meta}
 
 
 @dataclasses.dataclass(frozen=True, eq=False)  # hashed by identity

@@ -22,7 +22,7 @@ from dipaco_jax.islands import pieces
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import Island
 from dipaco_jax.registry.fact_rows import WITHDRAWN
-from dipaco_jax.registry.registry import SILENT_S, Fact, Registry
+from dipaco_jax.registry.registry import Fact
 
 STEPS = 'steps'  # in the metadata of a checkpoint
 SHORTEST_S = 0.001  # for a phase whose time is over before it begins: it has two dispatches
@@ -104,16 +104,11 @@ def seconds(island: Island, path: int, phase: int) -> float:
   do not wait.
   """
   registry, phase_s = island.registry, island.run.settings.train.phase_s
-  if not phase_s or not registry.sees_others or _num_workers(registry) < island.layout.grid.num_paths:
+  if not phase_s or not registry.sees_others or len(registry.workers()) < island.layout.grid.num_paths:
     return phase_s
   peers = {peer for module in island.shared_modules(path).values() for peer in island.paths_through(module)} - {path}
   waited = registry.seconds_since_claim(pieces.TRAIN, sorted(map(str, peers)), phase)
   return max(SHORTEST_S, phase_s - max(waited, default=0.0))
-
-
-def _num_workers(registry: Registry) -> int:
-  """Returns the number of workers that were heard a short while ago."""
-  return sum(role['role'] == 'worker' and role['silent_s'] < SILENT_S for role in registry.roles())
 
 
 def after(island: Island, phase: int, checkpoints: Sequence[Fact]) -> int:

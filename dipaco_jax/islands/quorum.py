@@ -28,7 +28,7 @@ from collections.abc import Sequence
 
 from dipaco_jax.islands import outer_weights, path_steps, pieces, schedule, screening_facts, withdrawals
 from dipaco_jax.islands.guard import Later
-from dipaco_jax.islands.island import CARRIED, Island
+from dipaco_jax.islands.island import Island, carried_metadata
 from dipaco_jax.islands.path_steps import PathSteps
 from dipaco_jax.registry.registry import Conflict, Fact, NewTask
 
@@ -105,12 +105,8 @@ def late_facts(island: Island, path: int, phase: int, why: str) -> list[Fact]:
   about = {'worker': NOBODY, 'rows': [], 'timed_steps': 0, 'timed_s': 0.0, 'holdout_loss': None}
   about |= {'excluded': why, pieces.LATE: True} | path_steps.noted(island, PathSteps(first or 0, 0))
   own_modules = [
-    fact._replace(number=phase + 1, meta=_carried(fact) | {'left_out': {str(path): why}})
+    fact._replace(number=phase + 1, meta=carried_metadata(fact) | {'left_out': {str(path): why}})
     for fact in island.registry.facts('module', island.own_modules(path), phase)
   ]
   checkpoint = schedule.checkpoint_fact(path, phase, {}, about, own_modules=own_modules)
   return [checkpoint, screening_facts.exclusion(island, checkpoint, why), *own_modules]
-
-
-def _carried(module: Fact) -> dict:
-  return {name: module.meta[name] for name in CARRIED if name in module.meta}

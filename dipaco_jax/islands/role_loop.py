@@ -32,7 +32,7 @@ OF_LAST_TASK, OF_IDLE_TIME = 0.05, 0.1
 SHORTEST_WAIT_S, LONGEST_WAIT_S = 0.05, 10.0
 ASKED_PER_S = 100  # by all roles together that have nothing to do, if there are as many as paths
 LOOK_AROUND_S = 10.0  # time after which a role without tasks looks for abandoned ones
-LATE_S = 0.5  # between looks of such a role for paths that are late
+LATE_S = 0.5  # between looks of an executor without tasks for paths that are late
 GIVE_BACK_S = 2.0  # after a signal
 CLOSE_S = 30.0  # after an error
 WAITING = 2  # maximum number of publications of a role; one of them is running
@@ -196,7 +196,7 @@ class Role:
     if self.idle_cause == time_use.STAGES and self.island.registry.facts('prepared'):
       self.idle_cause = time_use.WAIT
       self.stop_showing()
-    if self.island.registry.sees_others and self.quorum_interval.is_due():
+    if 'outer' in self.claims.kinds and self.quorum_interval.is_due():
       quorum.close(self.island)
     if self.idle_check_interval.is_due():
       schedule.advance(self.island)

@@ -55,7 +55,7 @@ from dipaco_jax.islands import (
   pieces,
   withdrawals,
 )
-from dipaco_jax.islands.island import CARRIED, OWN_TEXT, Island
+from dipaco_jax.islands.island import OWN_TEXT, Island, carried_metadata
 from dipaco_jax.islands.pieces import Part
 from dipaco_jax.pipeline import jobs
 from dipaco_jax.registry.registry import Fact, NewTask
@@ -120,7 +120,7 @@ def _after_modules(island: Island, facts: Iterable[Fact]):
     if version < s.train.phases and not s.data.own_text:  # where a module ends with its owners
       active = island.active_paths(version)
       carried += [
-        fact._replace(number=version + 1, meta={name: fact.meta[name] for name in CARRIED if name in fact.meta})
+        fact._replace(number=version + 1, meta=carried_metadata(fact))
         for fact in group
         if not active[island.paths_through(fact.key)].any()
       ]

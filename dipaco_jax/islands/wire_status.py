@@ -5,7 +5,6 @@ import math
 from dipaco_jax.islands import run_costs
 from dipaco_jax.islands.island import Island
 from dipaco_jax.planning import wire_needs
-from dipaco_jax.registry.registry import SILENT_S
 
 RECENT = 2  # phases, whose steps tell how long a step takes
 
@@ -14,7 +13,7 @@ def lines(island: Island) -> list[str]:
   """Returns a line for people; [] before a step is timed, or where paths exchange nothing."""
   newest = max(island.registry.newest('checkpoint').values(), default=0)
   step_s, traffic = measured_step_s(island, newest), wire_needs.make_traffic(island.run.settings)
-  workers = [r['about'] for r in island.registry.roles() if r['role'] == 'worker' and r['silent_s'] < SILENT_S]
+  workers = [role['about'] for role in island.registry.workers()]
   if not step_s or not traffic.groups or not workers:
     return []
   paths = math.ceil(island.active_paths(newest).sum() / len(workers))

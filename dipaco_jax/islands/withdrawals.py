@@ -29,7 +29,7 @@ from collections.abc import Callable, Sequence
 
 from dipaco_jax.islands import floor_facts, owner_facts, pieces
 from dipaco_jax.islands.guard import Gone
-from dipaco_jax.islands.island import CARRIED, Island
+from dipaco_jax.islands.island import Island, carried_metadata
 from dipaco_jax.islands.module_weights import WHOLE, ModuleWeights
 from dipaco_jax.registry import fact_rows
 from dipaco_jax.registry.fact_rows import Conflict, Fact, Withdrawal
@@ -106,14 +106,17 @@ def withdraw(island: Island, fact: Fact, why: Gone):
 
 def times_withdrawn(registry: Registry, fact: Fact) -> int:
   """Counts how often a fact of this name was withdrawn."""
-  marks = registry.facts(fact_rows.WITHDRAWN, number=fact.number)
-  return sum(mark.key.rpartition(' ')[0] == f'{fact.kind} {fact.key}' for mark in marks)
+  return _withdrawn_names(registry, fact.number).count(f'{fact.kind} {fact.key}')
 
 
 def withdrawn(registry: Registry, kind: str, number: int) -> set[str]:
   """Returns the keys of the facts of a kind and number that were withdrawn."""
-  names = (mark.key.rpartition(' ')[0] for mark in registry.facts(fact_rows.WITHDRAWN, number=number))
+  names = _withdrawn_names(registry, number)
   return {name.removeprefix(f'{kind} ') for name in names if name.startswith(f'{kind} ')}
+
+
+def _withdrawn_names(registry: Registry, number: int) -> list[str]:
+  return [mark.key.rpartition(' ')[0] for mark in registry.facts(fact_rows.WITHDRAWN, number=number)]
 
 
 def train_again(island: Island, fact: Fact, why: Gone) -> bool:
@@ -172,7 +175,7 @@ def _followers(island: Island, old: Fact, new: Fact) -> list[tuple[Fact, Fact]]:
   if old.kind != 'module':
     return []
   later = island.registry.facts('module', [old.key], at_least=old.number + 1)
-  about = {name: new.meta[name] for name in CARRIED if name in new.meta}
+  about = carried_metadata(new)
   same = itertools.takewhile(lambda fact: fact.uri == old.uri, later)
   return [(fact, new._replace(number=fact.number, meta=fact.meta | about)) for fact in same]
 

@@ -10,6 +10,7 @@ Where the figures come from:
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -46,7 +47,7 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
   chips = run_programs.placement.mesh.devices.size
   figures: dict[str, Any] = {'topology': topology.name, 'chips': chips, 'chips_per_path': run_programs.placement.data}
   figures |= {'paths_in_turn': len(run_programs.placement.turns()), 'hbm_capacity_bytes': topology.chip.hbm_bytes}
-  figures |= count_parameters(s)
+  figures |= count_parameters(*layout_and_shapes(s))
   try:
     compiled = compile_all(run_programs)
     alone = compile_all(base, PROGRAMS[:1]) if base else {}
@@ -67,9 +68,11 @@ def estimate(settings: settings_lib.Settings, topology: Topology) -> dict[str, A
   return figures if figures['fits'] else figures | {'what_fits': find_fitting_options(s, topology)}
 
 
-def count_parameters(s: settings_lib.Settings) -> dict[str, int]:
-  """Returns the number of parameters of one path and of all modules, under the names that report.json has."""
-  layout, shapes = layout_and_shapes(s)
+def count_parameters(layout: modules.Layout, shapes: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, int]:
+  """Returns the number of parameters of one path and of all modules, under the names that report.json has.
+
+  `shapes` are those of one path's parameters.
+  """
   of_path = sum(shape.size for shape in shapes.values())
   return {'parameters_path': of_path, 'parameters_total': layout.num_parameters(shapes)}
 

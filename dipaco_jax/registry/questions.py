@@ -11,6 +11,8 @@ from dipaco_jax.registry import registry_schema as schema
 from dipaco_jax.registry.database import Among, Database, Now, Row
 from dipaco_jax.registry.registry_schema import ROLES, TASKS
 
+SILENT_S = 60  # a role that gives no sign of life for longer counts as gone
+
 T = TypeVar('T')
 
 
@@ -100,3 +102,7 @@ class Questions:
     names = ROLES.c.name, ROLES.c.role
     query = sa.select(*names, ROLES.c.about, sa.func.abs(Now() - ROLES.c.seen).label('silent_s')).order_by(*names)
     return [row | {'about': json.loads(row['about'])} for row in self._db.rows(query)]
+
+  def workers(self) -> list[Row]:
+    """Returns what `roles` does, of the workers that were heard a short while ago."""
+    return [role for role in self.roles() if role['role'] == 'worker' and role['silent_s'] < SILENT_S]

@@ -23,13 +23,13 @@ from dipaco_jax.registry.database import Among, Database, Now, Row
 from dipaco_jax.registry.fact_names import FactNames
 from dipaco_jax.registry.fact_rows import Conflict as Conflict, Fact, Newest, Withdrawal
 from dipaco_jax.registry.known_facts import KnownFacts
+from dipaco_jax.registry.questions import SILENT_S as SILENT_S
 from dipaco_jax.registry.registry_schema import FACTS, ROLES, TASKS
 from dipaco_jax.registry.tasks import TASK_NAMES as TASK_NAMES, Claim, Lost as Lost, NewTask as NewTask, Task as Task
 from dipaco_jax.storage import retry
 
 FINISHED = 'finished'  # kind of a run's last fact
 RESUMED = 'resumed'  # key of the fact 'diverged' that a run was resumed after it had diverged
-SILENT_S = 60  # a role that gives no sign of life for longer counts as gone
 STOPPED = 'stopped'  # key in the last message of a role that ends
 CHUNK = 2_000  # tasks in one transaction, while others wait for SQLite's lock
 

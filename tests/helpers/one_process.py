@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import json
 import math
 import os
 import pathlib
@@ -20,6 +21,7 @@ from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import (
   claims,
+  decisions,
   evaluator,
   hand_over,
   held_states,
@@ -279,6 +281,13 @@ class Machine:
 def close(made: island.Island):
   made.registry.close()
   made.run.metrics.close()
+
+
+def decisions_of(made: island.Island, folder: pathlib.Path) -> decisions.Decisions:
+  """Writes the facts.json of a run to a folder, and reads it as a replay does."""
+  file = folder / decisions.FILE
+  file.write_text(json.dumps(decisions.to_json(made.registry)))
+  return decisions.read(str(file), settings_lib.of_run(made.registry.facts('config')[0].meta['config']))
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, *names: str):

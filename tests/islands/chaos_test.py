@@ -421,11 +421,11 @@ def test_a_run_of_unequal_phases_under_faults_is_computed_again(
   while time.monotonic() < until:
     counts = chosen[0].run(2 * seed, until)  # nobody computes other bits
     again = chosen[1].run(None, time.monotonic(), str(chosen[0].facts(2 * seed)))
-    found = [{name for name in each if name.startswith('modules')} for each in (counts, again)]
-    assert found[0] == found[1], seed
+    digests = [{name for name in each if name.startswith('modules')} for each in (counts, again)]
+    assert digests[0] == digests[1], seed
     decided = json.loads(chosen[0].facts(2 * seed).read_text())
     counts['late'], counts['steps'] = len(decided['late']), sum(taken for *_, taken in decided['steps'])
-    total += collections.Counter({name: n for name, n in counts.items() if name not in found[0]})
+    total += collections.Counter({name: n for name, n in counts.items() if name not in digests[0]})
     seed += 1
     print(f'{seed - first} runs, each computed again to the bit, {total}', flush=True)
   assert total['late'] or chaos_s < 60

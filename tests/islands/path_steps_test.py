@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-import json
 import threading
 import time
 
@@ -15,7 +14,6 @@ import twin
 from one_process import Faults, changed
 from stopped_clock import Clock
 
-from dipaco_jax.config import settings
 from dipaco_jax.islands import decisions, path_steps, pieces
 from dipaco_jax.islands.path_steps import PathSteps
 from dipaco_jax.pipeline import jobs
@@ -116,10 +114,7 @@ def test_a_killed_run_of_unequal_steps_is_the_reference_given_its_facts(killed):
 
 def test_a_run_that_follows_its_decisions_has_the_same_bits(killed, machine, prepared, tmp_path, caplog):
   made, sections = killed
-  file = tmp_path / decisions.FILE
-  file.write_text(json.dumps(decisions.to_json(made.registry)))
-  recorded = settings.of_run(made.registry.facts('config')[0].meta['config'])
-  decided = decisions.read(str(file), recorded)
+  decided = one_process.decisions_of(made, tmp_path)
   again = to_the_end(machine, prepared, tmp_path / 'again', decided=decided, **sections)
   assert decisions.compare(decided, again.registry)['differing'] == []
   assert 'versions of modules are those of the run, to the bit' in caplog.text

@@ -1,14 +1,11 @@
 """A whole run in which a path is late, with modules of its own that its worker evaluates and publishes."""
 
-import json
-
 import island_fixtures
 import one_process
 import pytest
 from one_process import OWN_LEVELS, Faults, changed
 
-from dipaco_jax.config import settings
-from dipaco_jax.islands import decisions, monitor, pieces, worker
+from dipaco_jax.islands import monitor, pieces, worker
 from dipaco_jax.islands.guard import Later
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('one_device')]
@@ -40,9 +37,7 @@ def test_a_run_with_late_paths_ends_and_is_computed_again(machine, prepared, tmp
   rows = monitor.LivePage(made).make_rows()
   assert [row['phase'] for row in rows if row['kind'] == 'phase'] == [1, 2, 3, 4, 5]
   assert [row['excluded'].keys() for row in rows if 'excluded' in row] == [{'1', '2'}, {'2'}]
-  file = tmp_path / decisions.FILE
-  file.write_text(json.dumps(decisions.to_json(made.registry)))
-  decided = decisions.read(str(file), settings.of_run(made.registry.facts('config')[0].meta['config']))
+  decided = one_process.decisions_of(made, tmp_path)
   one_process.close(made)
   again = machine.begin(prepared, tmp_path / 'again', s)
   again.decisions = decided

@@ -33,7 +33,10 @@ def test_memory_and_traffic_are_those_of_arithmetic():
   assert shared <= found['outer_bytes_per_chip'] <= shared + 8 * 4 * 20
   assert found['outer_collectives']['grid'] > 0 and found['chips'] == 4 and found['paths_in_turn'] == 1
   json.dumps(metrics_log.plain(found))
-  assert dry_run.count_parameters(s).items() <= found.items() and found['parameters_path'] == parameters // 4
+  assert (
+    dry_run.count_parameters(*dry_run.layout_and_shapes(s)).items() <= found.items()
+    and found['parameters_path'] == parameters // 4
+  )
   text = cost_text.to_text(found)
   assert 'fits' in text and 'as islands' in text and 'line needed' in text and 'between slices' not in text
   own = sum(
@@ -48,7 +51,7 @@ def test_parameters_of_a_path_and_of_all_modules_are_printed():
   of_path = sum(math.prod(x.shape) for x in made.shapes.values())
   modules = {(): 1, ('a',): 2, ('b',): 2, ('a', 'b'): 4}
   of_all = sum(math.prod(made.shapes[name].shape) * modules[of.axes] for name, of in made.layout.owner.items())
-  counts = dry_run.count_parameters(s)
+  counts = dry_run.count_parameters(*dry_run.layout_and_shapes(s))
   assert counts == {'parameters_path': of_path, 'parameters_total': of_all} and of_all > of_path
   assert cost_text.parameters_to_text(counts) == f'parameters     {of_path:,} of a path, {of_all:,} of all modules'
 
