@@ -2,12 +2,13 @@
 
     sudo python benchmarks/unequal_processes.py [--speeds=1,0.5,0.25,0.1 --cores=0.8]
 
-Each worker trains a replica of DiLoCo. There are three runs of a small model, in which all workers together have so
-many cores: `equal` speeds, the reference; `unequal`, with the given relative speeds; and `unequal, by time`, where
-phases end after the seconds that an equal worker takes for tau steps (config.train.phase_s). Quotas begin with the
-second phase, since the first one compiles, and so does the clock. The outer executor and the evaluator have no quota.
-"time" is the time until the mean loss on the hold-outs is that of the reference after three quarters of its phases,
-divided by the reference's; "steps" is the number of inner steps a second, divided by the reference's.
+Each worker trains a replica of DiLoCo. In each run of a small model, all workers together have so many cores. The
+reference is a run with `equal` speeds. With the given relative speeds, there is a run for each of `--rules`: `tau`,
+phases of tau steps; `time`, phases that end after the seconds that an equal worker takes for them (train.phase_s); and
+`quorum`, phases of tau steps whose slowest path is not awaited (outer.quorum). Quotas begin with the second phase,
+since the first one compiles, and so does the clock. The outer executor and the evaluator have no quota. "time" is the
+time until the mean loss on the hold-outs is that of the reference after three quarters of its phases, divided by the
+reference's; "steps" is the number of inner steps a second, divided by the reference's.
 
 Prints a table in Markdown and, as the last line, a JSON object. Needs Linux, root and control groups with quotas; where
 they are missing it says so, and ends with status 3.
@@ -35,12 +36,15 @@ SPEEDS = flags.DEFINE_list('speeds', ['1', '0.5', '0.25', '0.1'], 'relative spee
 CORES = flags.DEFINE_float('cores', 0.8, 'that all workers have together')
 TAU = flags.DEFINE_integer('tau', 20, 'inner steps in a phase')
 PHASES = flags.DEFINE_integer('phases', 12, 'that are measured, after one that is not')
+RULES = flags.DEFINE_list('rules', ['tau', 'time'], 'for unequal speeds: tau, time, quorum')
 
 ROOT = pathlib.Path(__file__).parent.parent
 PERIOD_US = 100_000  # within which a worker has its quota
 MOST = 10  # times tau, that a worker may take in a phase that ends by time
 PATIENCE_S = 3600  # for one run
 PAUSE_S = 0.05  # between two looks, where quotas begin or end
+GRACE_S = 1.0  # with a quorum
+NAMES = {'tau': 'unequal', 'time': 'unequal, by time', 'quorum': 'unequal, quorum'}
 TARGET = 0.75  # share of the reference's phases
 CONFIG = """
 import runpy
@@ -59,6 +63,7 @@ def get_config():
   c.grid = {{'replica': {workers}}}
   c.levels = (('all', '.*', ()),)
   c.outer.row_weights = False
+  c.outer.update(quorum={quorum}, grace_s={grace_s})
   return c
 """
 
@@ -110,12 +115,15 @@ def start(command: Sequence[str], log: pathlib.Path) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, '-m', 'dipaco_jax.main', *command], stdout=file, stderr=file, env=env)
 
 
-def measure(folder: pathlib.Path, name: str, cores: Sequence[float], phase_s: float) -> dict[str, Any]:
+def measure(
+  folder: pathlib.Path, name: str, cores: Sequence[float], phase_s: float = 0.0, quorum: float = 1.0
+) -> dict[str, Any]:  # fmt: skip
   """Returns times, losses and steps of a run whose workers have so many cores."""
   place, config, last = folder / name, folder / f'{name}.py', PHASES.value + 1
   place.mkdir()
   most = TAU.value * (MOST if phase_s else 1)
-  about = {'phases': last, 'most': most, 'phase_s': phase_s, 'workers': len(cores)}
+  about = {'phases': last, 'most': most, 'phase_s': phase_s, 'workers': len(cores), 'quorum': quorum}
+  about['grace_s'] = GRACE_S if quorum < 1 else 0.0
   config.write_text(CONFIG.format(tiny=str(ROOT / 'configs' / 'tiny.py'), **about))
   url = f'sqlite:///{folder}/{name}.db'
   options = [f'--config={config}', f'--workdir={place}', f'--registry={url}']
@@ -130,7 +138,8 @@ def measure(folder: pathlib.Path, name: str, cores: Sequence[float], phase_s: fl
     quotas.limit(cores)
     wait(running, lambda: bool(facts.facts('module', number=last)), PATIENCE_S, PAUSE_S)
     quotas.limit([0.0] * len(cores))
-    wait(running, lambda: len(facts.facts('evaluation', number=last)) == len(cores), PATIENCE_S)
+    awaited = len(cores) if quorum == 1 else len(cores) - 1
+    wait(running, lambda: len(facts.facts('evaluation', number=last)) >= awaited, PATIENCE_S)
   figures = read(facts, len(cores))
   facts.close()
   return figures
@@ -143,15 +152,26 @@ def read(facts: registry.Registry, workers: int) -> dict[str, Any]:
   losses = [statistics.fmean(f.meta['loss'] for f in facts.facts('evaluation', number=version)) for version in versions]
   checkpoints = facts.facts('checkpoint', at_least=1)
   by_worker = dict.fromkeys((f'worker-{i}' for i in range(workers)), 0)
-  for fact in checkpoints:
+  done = [fact for fact in checkpoints if 'late' not in fact.meta]
+  for fact in done:
     by_worker[fact.meta['worker']] += fact.meta['rows'][-1][0]
   seconds = ended[-1] - ended[0]
   steps = sum(by_worker.values())
   return {
     'times': [round(each - ended[0], 2) for each in ended], 'losses': [round(loss, 4) for loss in losses],
     'phase_s': seconds / PHASES.value, 'steps': steps, 'steps_per_s': steps / seconds, 'by_worker': by_worker,
-    'busy_s': statistics.median(fact.meta['busy_s'] for fact in checkpoints),
+    'busy_s': statistics.median(fact.meta['busy_s'] for fact in done), 'late': len(checkpoints) - len(done),
+    'of_a_phase': {worker: of_a_phase(done, worker, ended) for worker in by_worker},
   }  # fmt: skip
+
+
+def of_a_phase(checkpoints: Sequence[registry.Fact], worker: str, ended: Sequence[float]) -> list[float]:
+  """Returns for how many seconds of a phase a worker began, trained, and was awaited or waited: medians."""
+  own = [fact for fact in checkpoints if fact.meta['worker'] == worker]
+  began = [fact.meta['started'] - ended[fact.number - 1] for fact in own]
+  after = [ended[fact.number] - fact.meta['ended'] for fact in own]
+  trained = [fact.meta['busy_s'] for fact in own]
+  return [round(statistics.median(each), 2) for each in (began, trained, after)] if own else []
 
 
 def compare(runs: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
@@ -184,14 +204,20 @@ def main(_: Sequence[str]) -> int:
   if lacking := missing():
     print(lacking, file=sys.stderr)
     return 3
+  if unknown := {*RULES.value} - {*NAMES}:
+    raise app.UsageError(f'--rules={",".join(unknown)}: there are {", ".join(NAMES)}')
   speeds = [float(speed) for speed in SPEEDS.value]
   shares = [CORES.value * speed / sum(speeds) for speed in speeds]
   equal = [CORES.value / len(speeds)] * len(speeds)
   with tempfile.TemporaryDirectory(prefix='unequal') as name:
     folder = pathlib.Path(name)
-    runs = {'equal': measure(folder, 'equal', equal, 0.0)}
-    runs['unequal'] = measure(folder, 'unequal', shares, 0.0)
-    runs['unequal, by time'] = measure(folder, 'by_time', shares, runs['equal']['busy_s'])
+    runs = {'equal': measure(folder, 'equal', equal)}
+    options: dict[str, dict[str, float]] = {
+      'tau': {}, 'time': {'phase_s': runs['equal']['busy_s']}, 'quorum': {'quorum': 1 - 1 / len(speeds)},
+    }  # fmt: skip
+    for rule in RULES.value:
+      runs[NAMES[rule]] = measure(folder, rule, shares, **options[rule])
+      print(json.dumps({NAMES[rule]: runs[NAMES[rule]]}), file=sys.stderr, flush=True)
   rows = compare(runs)
   load = os.getloadavg()[0]
   print(to_text(rows))

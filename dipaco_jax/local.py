@@ -10,12 +10,12 @@ import argparse
 import os
 import sys
 
-from dipaco_jax.command_line import command, config_file, supervision, worker_devices
+from dipaco_jax.command_line import command, config_file, role_process, supervision, worker_devices
 from dipaco_jax.config import settings
 from dipaco_jax.core import printable
 from dipaco_jax.processes import stopping
 from dipaco_jax.registry import registry_url
-from dipaco_jax.storage import object_store, remedies, user_modules
+from dipaco_jax.storage import object_store, user_modules
 
 
 def parse_options() -> tuple[argparse.Namespace, list[str]]:
@@ -78,18 +78,11 @@ def check_numbers(parser: argparse.ArgumentParser, options: argparse.Namespace):
 
 def check(options: argparse.Namespace, rest: list[str]) -> str:
   """Returns the registry's URL; raises InputError if that, the config or the text cannot be used, and OSError."""
-  from dipaco_jax.data import corpus
-  from dipaco_jax.islands import decisions, roles
-  from dipaco_jax.pipeline import tokenize_stage
+  from dipaco_jax.islands import roles
 
   values = config_file.read(options.config, config_file.split(rest)[1], options.workdir)
   s = user_modules.admit_own(settings.from_dict(values), options.workdir)
-  if options.replay:
-    decisions.read(options.replay, s)
-  has_begun = object_store.open_storage(options.workdir).exists(remedies.ISLANDS_MARK)
-  if not has_begun:  # else its text may be gone
-    corpus.check_readable(s.data)
-    tokenize_stage.check_input(s)
+  role_process.check_sources(options.workdir, s, options.replay)
   return roles.check(options.registry, '')
 
 

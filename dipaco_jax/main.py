@@ -83,7 +83,10 @@ flags.DEFINE_string(
   'store', '', 'With --owner: folder or bucket of the owner for all that does not leave it. It becomes a workdir.'
 )
 flags.DEFINE_string(
-  'replay', '', 'With --role: facts.json of a finished run, which is computed again by its decisions and compared.'
+  'replay',
+  '',
+  'facts.json of a finished run of islands, or its registry. The run is computed again by its decisions, and compared: '
+  'in one process or, with --role, by islands.',
 )
 flags.DEFINE_bool(
   'only_prepare', False, 'With --role=worker: whether to train nothing, and only take tasks that read all text.'
@@ -98,7 +101,7 @@ OPTIONS = (
 )  # fmt: skip
 HERE = 'here'  # a topology: the machine at hand, for which nothing is compiled
 ONLY_WITH = {
-  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'only_prepare', 'replay', 'lease_s'),
+  'role': ('registry', 'name', 'share', 'parent', 'backup', 'owner', 'only_prepare', 'lease_s'),
   'owner': ('data', 'store'),
   'compile_only': ('topology',),
   'distributed': ('coordinator', 'num_processes', 'process_id'),
@@ -136,7 +139,9 @@ def check_options(rest: list[str]):
     raise InputError('--topology is missing: the TPU to compile for, as --topology=v5e:16x16, or here')
   printable.check_name('--workdir', FLAGS.workdir or '', 4096)
   printable.check_name('--name', FLAGS.name)
-  if FLAGS.workdir and not FLAGS.role:
+  if FLAGS.replay and not FLAGS.role:
+    check_replay()
+  elif FLAGS.workdir and not FLAGS.role:
     command.check_workdir(FLAGS.workdir, FLAGS.scratch)
   if FLAGS.data and not FLAGS.owner and not FLAGS.role:
     raise InputError("--data is for runs with --owner: name the text of one job as --config.data.train='my/*.txt'")
@@ -153,6 +158,13 @@ def check_options(rest: list[str]):
   if FLAGS.lease_s <= 0:
     raise InputError(f'--lease_s={FLAGS.lease_s} should be above 0')
   command.check_processes(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
+
+
+def check_replay():
+  """Raises InputError where one process cannot compute a run again with these options."""
+  for name in ('compile_only', 'distributed', 'reuse', 'scratch'):
+    if FLAGS[name].value:
+      raise InputError(f'--{name} is for other runs than replays: leave it out with --replay')
 
 
 def main(argv: list[str] | None = None):
@@ -172,7 +184,7 @@ def guarded(argv: list[str], signals: stopping.Signals):
         role_process.run_behind_gateway()
     elif FLAGS.compile_only:
       compile_only(settings)
-    elif FLAGS.role:
+    elif FLAGS.role or FLAGS.replay:
       # What is fetched from a bucket is on this machine.
       remote = '://' in FLAGS.workdir
       with command.full_disk_told(f'TMPDIR={tempfile.gettempdir()}' if remote else f'--workdir={FLAGS.workdir}'):
@@ -184,7 +196,8 @@ def guarded(argv: list[str], signals: stopping.Signals):
   except Exception as e:
     if isinstance(e, errors.Diverged):
       command.fail(f'{e}; {command.AFTER_DIVERGENCE}', command.DIVERGED)
-    is_explained = isinstance(e, (InputError, errors.Unavailable)) or (isinstance(e, OSError) and FLAGS.role)
+    of_islands = FLAGS.role or FLAGS.replay
+    is_explained = isinstance(e, (InputError, errors.Unavailable)) or (isinstance(e, OSError) and of_islands)
     if is_explained and (message_and_status := command.ending(e)):
       command.fail(*message_and_status)
     raise

@@ -10,7 +10,7 @@ from dipaco_jax.command_line import command, supervision
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display, processes, stopping, time_use
-from dipaco_jax.storage import gateway_link
+from dipaco_jax.storage import gateway_link, object_store, remedies
 from dipaco_jax.telemetry import profiling
 
 FLAGS = flags.FLAGS  # of main
@@ -65,27 +65,48 @@ def check_machine(settings: settings_lib.Settings):
 
   command.check_devices()
   preflight.check_model(settings)
-  if FLAGS.role == 'worker':
+  if is_worker():
     preflight.check_worker_costs(settings)
   compilation_cache.keep()
 
 
+def check_sources(workdir: str, settings: settings_lib.Settings, replay: str):
+  """Raises InputError, before anything is written, if the text or the decisions of a replay cannot be used; OSError."""
+  from dipaco_jax.data import corpus
+  from dipaco_jax.islands import decisions
+  from dipaco_jax.pipeline import tokenize_stage
+
+  if replay:
+    decisions.read(replay, settings)
+  if not object_store.open_storage(workdir).exists(remedies.ISLANDS_MARK):  # else the text may be gone
+    corpus.check_readable(settings.data)
+    tokenize_stage.check_input(settings)
+
+
+def is_worker() -> bool:
+  """Returns whether this process trains: a worker, or the one process of a replay without roles."""
+  return (FLAGS.role or 'worker') == 'worker'
+
+
 def run(settings: settings_lib.Settings):
-  if FLAGS.role != 'worker':
+  """Works in a role, or in all of them without --role, for a replay, until the run is finished."""
+  if not is_worker():
     os.environ.setdefault('JAX_PLATFORMS', 'cpu')  # accelerators of this machine are the workers'
   watched = begin_role()
   with display.doing('loading JAX', tells=False, at_once=True):
     from dipaco_jax.islands import roles
     from dipaco_jax.reports import headline
 
-  if FLAGS.role not in roles.ROLES:
+  if FLAGS.role not in (None, *roles.ROLES):
     raise InputError(f'--role={FLAGS.role}: there are {", ".join(roles.ROLES)}')
   if FLAGS.backup and FLAGS.role != 'worker':
     raise InputError(f'--backup is for --role=worker, not for --role={FLAGS.role}')
   if FLAGS.only_prepare and (FLAGS.role != 'worker' or FLAGS.backup or FLAGS.distributed):
     raise InputError('--only_prepare is for one --role=worker: leave out --backup, --distributed and other roles')
-  url = roles.check(FLAGS.registry, FLAGS.share)
+  url = roles.check(FLAGS.registry, FLAGS.share) if FLAGS.role else ''
   roles.check_settings(settings)
+  if not FLAGS.role:
+    check_sources(FLAGS.workdir, settings, FLAGS.replay)
   if FLAGS.distributed:
     processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   check_machine(settings)
@@ -96,6 +117,8 @@ def run(settings: settings_lib.Settings):
     lines = [f'{FLAGS.workdir}: finished', *headline.outcome(outcome), f'the report: {FLAGS.workdir}/report.html']
     lines += [supervision.next_of_owner(FLAGS.store, FLAGS.owner)] if FLAGS.owner else []
     print('\n'.join(lines))
+    if not FLAGS.role and (problem := supervision.describe_differing(outcome)):
+      command.fail(problem, 1)
 
 
 def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
@@ -103,7 +126,7 @@ def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
   from dipaco_jax.islands import roles
 
   return roles.Process(
-    role=FLAGS.role,
+    role=FLAGS.role or 'worker',
     workdir=FLAGS.workdir,
     lease_s=FLAGS.lease_s,
     url=url,
@@ -118,4 +141,5 @@ def _process(url: str, metrics: Any, profiler: profiling.Profiler) -> Any:
     globs=tuple(FLAGS.data),
     store=FLAGS.store,
     replay=FLAGS.replay,
+    has_all_roles=not FLAGS.role,
   )

@@ -225,13 +225,19 @@ def tell_outcome(outcome: Mapping[str, Any], program: str) -> int:
   if outcome['perplexity'] is None:
     return diverged(errors.NO_PERPLEXITY, program)
   stopping.write('\n'.join(headline.outcome(outcome)), sys.stdout)
-  if differing := outcome.get('differing'):  # of a replay (islands/decisions.py)
-    (key, version), n = differing[0], len(differing)
-    versions = f'{n} version{"s" * (n > 1)} of modules differ{"s" * (n == 1)}'
-    problem = f'{versions} from those of the run, first {key} in version {version}'
-    stopping.write(f'{program}: {problem}: the report says more')
+  if problem := describe_differing(outcome):
+    stopping.write(f'{program}: {problem}')
     return 1
   return 0
+
+
+def describe_differing(outcome: Mapping[str, Any]) -> str:
+  """Says which modules a replay computed otherwise, by the metadata of its last fact (islands/decisions.py), or ''."""
+  if not (differing := outcome.get('differing')):
+    return ''
+  (key, version), n = differing[0], len(differing)
+  versions = f'{n} version{"s" * (n > 1)} of modules differ{"s" * (n == 1)}'
+  return f'{versions} from those of the run, first {key} in version {version}: the report says more'
 
 
 def next_of_owner(store: str, owner: str) -> str:

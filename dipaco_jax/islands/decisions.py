@@ -10,28 +10,33 @@ the text. The end of a run writes its decisions to facts.json:
     late        [path, phase] for each of those that were late (quorum.py)
     steps       [path, phase, first, taken] for each timed phase of a path (path_steps.py)
 
-A run with `--replay=facts.json` follows them, with any number of workers on machines that compute alike, and compares
-the digests of all versions of all modules at its end.
+A run with `--replay=facts.json`, or with the registry of the finished run, follows them, with any number of workers on
+machines that compute alike, or in one process, and compares the digests of all versions of all modules at its end.
 """
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import itertools
 import json
 import logging
+import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from dipaco_jax.config import settings as settings_lib
+from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.islands import local_config, path_steps, pieces
 from dipaco_jax.islands.path_steps import PathSteps
+from dipaco_jax.registry import database, registry_url
 from dipaco_jax.registry.registry import Conflict, Fact, Registry
 from dipaco_jax.reports import audit_lines
 
 FILE = 'facts.json'
+PATIENCE_S = 5.0  # with the registry of another run
 REPLAY = 'replay'  # kind of the fact that names the decisions that a run follows
 DIFFERING = 'differing'  # versions of modules, in what a replay notes
 WHERE_TEXT_IS = 'source', 'train', 'validation', 'name', 'data_dir', 'module'  # of config.data
@@ -83,10 +88,28 @@ def to_json(registry: Registry) -> dict[str, Any]:
   }
 
 
-def read(file: str, settings: settings_lib.Settings) -> Decisions:
-  """Reads facts.json. Raises InputError unless it is that of a finished run with this config, but for where text is."""
+def load(source: str) -> Any:
+  """Returns the content of a file facts.json, or of the facts of a registry with this URL, or file:PATH with its URL.
+
+  Raises OSError, ValueError, and InputError if the registry cannot be used or its run is not finished.
+  """
+  if '://' not in source and not source.startswith(registry_url.FILE):
+    return json.loads(pathlib.Path(source).read_bytes())
+  url = registry_url.given(source)
+  file = database.sqlite_file(url)
+  if file and not file.exists():
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
+  with contextlib.closing(Registry(url, patience_s=PATIENCE_S, reads_only=True)) as registry:
+    if not registry.facts('finished'):
+      raise InputError('its run is not finished')
+    return json.loads(json.dumps(to_json(registry)))
+
+
+def read(source: str, settings: settings_lib.Settings) -> Decisions:
+  """Reads decisions. Raises InputError unless they are of a finished run with this config, but for where text is."""
+  file = printable.redacted(source)
   try:
-    about = json.loads(pathlib.Path(file).read_bytes())
+    about = load(source)
     modules = [(str(key), int(version), str(sha256), dict(why)) for key, version, sha256, why in about['modules']]
     decisions = Decisions(
       {(key, version): sha256 for key, version, sha256, _ in modules},
@@ -123,10 +146,12 @@ def check_complete(decisions: Decisions, settings: settings_lib.Settings):
       raise ValueError(f'it does not say how many of {tau} steps path {at[0]} took in phase {at[1] + 1}')
 
 
-def follow(registry: Registry, file: str, settings: settings_lib.Settings) -> Decisions | None:
+def follow(registry: Registry, source: str, settings: settings_lib.Settings) -> Decisions | None:
   """Returns the decisions that a run follows; None for --replay=''. Raises InputError if it was begun with others."""
-  decisions = read(file, settings) if file else None
-  sha256 = hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest() if file else ''
+  file = printable.redacted(source)
+  decisions = read(source, settings) if file else None
+  content = json.dumps(load(source), sort_keys=True) if file else ''
+  sha256 = hashlib.sha256(content.encode()).hexdigest() if file else ''
   if file and not registry.facts('module'):
     with contextlib.suppress(Conflict):  # see below
       registry.put([Fact(REPLAY, '', 0, '', sha256, {'file': file})])

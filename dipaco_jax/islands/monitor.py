@@ -14,7 +14,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,8 +58,11 @@ BACKUP_S, LONGEST_BACKUP_S = 10.0, 600.0  # between backups of the registry, whe
 PAGE_S = 60.0  # between pages of the run so far
 
 
-def watch(island: Island):
-  """Watches until the run is finished; raises Diverged if it has diverged."""
+def watch(island: Island, is_alone: bool = False):
+  """Watches until the run is finished; raises Diverged if it has diverged.
+
+  `is_alone`: whether one process has all roles, so that none can be missing.
+  """
   overseer = audit_oversight.Overseer(island)
   final_files.write_grown_config(island)  # for the page: rows have the paths of all owners
   collector = Collector(island, overseer)
@@ -87,7 +90,7 @@ def watch(island: Island):
       if reached > shown and island.registry.facts('prepared'):
         shown = reached
         progress.update(reached)
-      if (why := stuck(island)) and why != about['stuck']:
+      if (why := stuck(island, {} if is_alone else ROLES)) and why != about['stuck']:
         logging.warning('%s', why)
       about['stuck'] = why
       page.write_if_due()
@@ -123,8 +126,8 @@ def frontier(island: Island) -> int:
   return min((lowest[kind] - back for kind, back in before.items() if kind in lowest), default=0)
 
 
-def stuck(island: Island) -> str:
-  """Describes tasks that came back with an error, and required roles that are silent; '' if there are none.
+def stuck(island: Island, roles: Mapping[str, Sequence[str]] = ROLES) -> str:
+  """Describes tasks that came back with an error, and required `roles` that are silent; '' if there are none.
 
   Preemptions and lost leases count as claims, too, and an error may say only what a task waits for.
   """
@@ -133,7 +136,7 @@ def stuck(island: Island) -> str:
   at_work = (r for r in island.registry.roles() if not r['about'].get(STOPPED))
   alive = {r['role'] for r in at_work if r['silent_s'] < SILENT_S}
   ready = island.registry.ready_kinds()
-  needed = {role for role, kinds in ROLES.items() if not ready.isdisjoint(kinds)}
+  needed = {role for role, kinds in roles.items() if not ready.isdisjoint(kinds)}
   waiting = island.registry.tasks('ready', OWN_TEXT, TOLD) if OWN_TEXT in ready else []
   return '; '.join(
     [

@@ -30,6 +30,7 @@ from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.core import errors
 from dipaco_jax.core.errors import Diverged, InputError
 from dipaco_jax.islands import (
+  all_roles,
   audit_facts,
   auditor,
   decisions,
@@ -92,7 +93,8 @@ class Process:
   owner: str = ''  # whose worker this is, if text stays with its owners
   globs: tuple[str, ...] = ()  # files of the owner's text
   store: str = ''  # the owner's own place, a folder or the URL of a bucket
-  replay: str = ''  # facts.json of another run, whose decisions this one follows
+  replay: str = ''  # facts.json of another run, whose decisions this one follows, or its registry
+  has_all_roles: bool = False  # whether this worker does the work of all other roles, too
 
 
 def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any]:
@@ -145,7 +147,8 @@ def live(island: Island, process: Process, hosts: Hosts, run_id: str) -> dict[st
   if process.owner:
     owner_workdir.complete(island)
   kept.close()
-  tidy(process.role, local)
+  for role in ROLES if process.has_all_roles else (process.role,):
+    tidy(role, local)
   return outcome(island.registry)
 
 
@@ -226,10 +229,10 @@ def serve(island: Island, process: Process, hosts: Hosts, scratch: pathlib.Path)
   elif process.only_prepares:
     work(process, Claims(island, process.role, shared_stages.KINDS), shared_stages.perform)
   else:
-    serve_worker(island, process, hosts)
+    serve_worker(island, process, hosts, scratch)
 
 
-def serve_worker(island: Island, process: Process, hosts: Hosts):
+def serve_worker(island: Island, process: Process, hosts: Hosts, scratch: pathlib.Path):
   """Trains until the run is finished, and answers other workers that ask for states that this one holds."""
   kinds: tuple[str, ...] = worker.KINDS if hosts.is_alone else worker.TRAIN
   if (keys := owner_facts.claim_keys(island)) is not None:
@@ -244,8 +247,13 @@ def serve_worker(island: Island, process: Process, hosts: Hosts):
     pool = Backup(island, kinds, held.holder) if process.is_backup else None
     fetches = dict.fromkeys(worker.TRAIN, own_worker.fetch)
     audits = audit_facts.Queue(island, held.holder) if audit_facts.is_on(island) else None
+    perform: Perform = own_worker.perform
+    if process.has_all_roles:
+      stack.enter_context(all_roles.watched(island))
+      kinds += all_roles.KINDS
+      perform = all_roles.perform(perform, outer_executor.Executor(scratch).perform)
     claims = Claims(island, process.role, kinds, keys, keys is not None, fetches, pool, held.holder, audits)
-    work(process, claims, auditor.Auditor(hosts).beside(own_worker.perform))
+    work(process, claims, auditor.Auditor(hosts).beside(perform))
 
 
 def work(process: Process, claims: Claims, perform: Perform):

@@ -42,12 +42,13 @@ class More(NamedTuple):
 def work(name: str, settings: settings_lib.Settings, place: str, url: str, more: More):
   """Works in the role that the name begins with."""
   kind, is_backup = name.split('-')[0], name.startswith('backup')
-  role = 'worker' if kind in ('backup', 'foreign', *cheater.KINDS) else kind
+  role = 'worker' if kind in ('backup', 'foreign', 'all', *cheater.KINDS) else kind
   if kind in cheater.KINDS:
     cheater.install(kind)
   if kind == 'foreign':
     inner_phase.run = cheater.rounding_otherwise(inner_phase.run)
-  process = roles.Process(role, place, more.lease_s, url, name, is_backup=is_backup, replay=more.replay)
+  more_of_it = dict(is_backup=is_backup, replay=more.replay, has_all_roles=kind == 'all')
+  process = roles.Process(role, place, more.lease_s, url, name, **more_of_it)
   roles.run_role(process, settings)
 
 

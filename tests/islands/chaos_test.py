@@ -40,6 +40,7 @@ FOREIGN = ('foreign-0', *NAMES[1:])  # of which the first computes other bits
 WORKERS = 'worker-0', 'worker-1', 'worker-2', 'foreign-0'
 LEASE_S = 4.0
 ALONE = 'worker-0', 'outer-0', 'evaluator-0', 'monitor-0'  # in the undisturbed run
+ONE_PROCESS = ('all-0',)  # as main --replay
 PAUSE_S = 0.7  # between faults, on average, and until a task is done, but no longer than PATIENCE_S
 PATIENCE_S = 6.0
 DISK_BYTES = 256 << 20
@@ -281,10 +282,12 @@ class Chosen:
     folder.mkdir(exist_ok=True)
     self.numbers = itertools.count()  # of runs, whose objects stay
 
-  def run(self, seed: int | None, until: float, replay: str = '') -> collections.Counter[str]:
+  def run(
+    self, seed: int | None, until: float, replay: str = '', alone: tuple[str, ...] = ALONE
+  ) -> collections.Counter[str]:  # fmt: skip
     """To the end; with faults before `until`, if there is a seed to draw them with. Keeps its facts.json.
 
-    With `replay`, the facts.json of another run, it follows that run's decisions, with one worker.
+    With `replay`, the facts.json of another run, it follows that run's decisions, with the roles `alone`.
     """
     database, kind = (self.on or ON[(seed or 0) % len(ON)]).split(',')
     place, server = self.facts(seed).with_suffix(''), self.server if database == 'postgresql' else None
@@ -301,7 +304,7 @@ class Chosen:
         stack.enter_context(disk(place))
       env = object_server.environment(f'http://127.0.0.1:{wire.port}') if wire else {}
       more = More(LEASE_S, 0.0 if seed is None else FAILING, env, replay)
-      names = ALONE if seed is None else FOREIGN if is_foreign(seed) else NAMES
+      names = alone if seed is None else FOREIGN if is_foreign(seed) else NAMES
       cluster = Cluster(self.config, where, url, self.folder / f'machines-{seed}', names, more)
       stack.callback(cluster.kill)
       chaos = Chaos(cluster, server, wire, random.Random(seed)) if seed is not None else None
@@ -406,28 +409,29 @@ class Stopped:
 def test_a_run_of_unequal_phases_under_faults_is_computed_again(
   config, server, endpoint, tmp_path, request, monkeypatch
 ):  # fmt: skip
-  """Phases end by time and without late paths; one worker follows what was decided, where nothing happens."""
+  """Phases end by time and without late paths; one worker, and one process, follow what was decided, undisturbed."""
   for name, value in object_server.environment(endpoint).items():
     monkeypatch.setenv(name, value)
   train = dict(phases=8, phase_s=1.5, steps_per_phase=600)
   unequal = one_process.changed(config, train=train, outer=dict(quorum=0.75, grace_s=LEASE_S))
   chosen = [
     Chosen(unequal, tmp_path / name, server, endpoint, request.config.getoption('--chaos_on'))
-    for name in ('run', 'again')
+    for name in ('run', 'again', 'in_one_process')
   ]
   total: collections.Counter[str] = collections.Counter()
   chaos_s, first = request.config.getoption('--chaos_s'), request.config.getoption('--chaos_seed')
   until, seed = time.monotonic() + chaos_s, first
   while time.monotonic() < until:
     counts = chosen[0].run(2 * seed, until)  # nobody computes other bits
-    again = chosen[1].run(None, time.monotonic(), str(chosen[0].facts(2 * seed)))
-    digests = [{name for name in each if name.startswith('modules')} for each in (counts, again)]
-    assert digests[0] == digests[1], seed
+    replay = str(chosen[0].facts(2 * seed))
+    again = [chosen[1].run(None, time.monotonic(), replay), chosen[2].run(None, time.monotonic(), replay, ONE_PROCESS)]
+    digests = [{name for name in each if name.startswith('modules')} for each in (counts, *again)]
+    assert digests[0] == digests[1] == digests[2], seed
     decided = json.loads(chosen[0].facts(2 * seed).read_text())
     counts['late'], counts['steps'] = len(decided['late']), sum(taken for *_, taken in decided['steps'])
     total += collections.Counter({name: n for name, n in counts.items() if name not in digests[0]})
     seed += 1
-    print(f'{seed - first} runs, each computed again to the bit, {total}', flush=True)
+    print(f'{seed - first} runs, each computed again twice to the bit, {total}', flush=True)
   assert total['late'] or chaos_s < 60
 
 
