@@ -10,7 +10,7 @@ import argparse
 import os
 import sys
 
-from dipaco_jax.command_line import command, config_file, role_process, supervision, worker_devices
+from dipaco_jax.command_line import command, config_file, supervision, worker_devices
 from dipaco_jax.config import settings
 from dipaco_jax.core import printable
 from dipaco_jax.processes import stopping
@@ -82,7 +82,7 @@ def check(options: argparse.Namespace, rest: list[str]) -> str:
 
   values = config_file.read(options.config, config_file.split(rest)[1], options.workdir)
   s = user_modules.admit_own(settings.from_dict(values), options.workdir)
-  role_process.check_sources(options.workdir, s, options.replay)
+  roles.check_sources(options.workdir, s, options.replay)
   return roles.check(options.registry, '')
 
 

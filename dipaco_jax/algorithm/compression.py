@@ -1,13 +1,18 @@
-"""Compression of the outer exchange to 4 or 8 bits per parameter, with feedback of the rounding errors. Pure.
+"""Compression of the outer exchange to 2, 4 or 8 bits per parameter, with feedback of the rounding errors. Pure.
 
 An array is cut, row-major, into blocks of 64 elements, the last one filled up with zeros. Each block has a scale s in
-bfloat16 and codes q of 4 or 8 bits:
+bfloat16 and codes q of 2, 4 or 8 bits:
 
     s = bfloat16(max_j |x_j| c)        Q(x)_j = s v(q_j)        q_j: the one whose value is nearest to x_j / s
 
     kind    values v                    c        at a tie         bits a parameter
     int8    0, +-1, ..., +-127          1/127    to the even q    8.25
     int4    0, +-1, ..., +-7            1/7      to the even q    4.25
+    int2    0, +-1                      1/2      to the even q    2.25
+
+The scale of int2 is nearly that of the smallest mean squared error with three values if x is normally distributed
+(1.22 standard deviations; the largest of 64 values is 2.4 of them). What lies beyond it is sent as +-s, and the rest of
+it later.
 
 A path sends Q of its outer gradient plus its residual, the rounding errors so far (error feedback). The module m that
 paths read follows the module M of the outer optimizer by rounded differences, so that the next one corrects rounding
@@ -31,15 +36,17 @@ import jax
 import jax.numpy as jnp
 
 BLOCK = 64
-LARGEST = {'int8': 127, 'int4': 7}  # the largest code
+BITS = {'int8': 8, 'int4': 4, 'int2': 2}  # of a code
+LARGEST = {'int8': 127, 'int4': 7, 'int2': 1}  # the largest code
+RANGE = {'int8': 127, 'int4': 7, 'int2': 2}  # 1 / c
 TINY = 2.0**-100  # scales below are 0: no product is near float32's smallest numbers, which some processors flush to 0
-KINDS = ('none', *LARGEST)
+KINDS = ('none', *BITS)
 
 
 class Packed(NamedTuple):
-  """Blocks of codes: as many uint8 as they need, two codes of 4 bits in each, the first one in the lower half."""
+  """Blocks of codes: as many uint8 as they need, the first of several codes in the lowest bits."""
 
-  codes: jax.Array  # uint8 [blocks, 64] or [blocks, 32]
+  codes: jax.Array  # uint8 [blocks, 64], [blocks, 32] or [blocks, 16]
   scales: jax.Array  # bfloat16 [blocks]
 
 
@@ -49,18 +56,19 @@ def encode(x: jax.Array, kind: str) -> Packed:
   sizes = jnp.abs(blocks)
   largest = jnp.max(sizes, axis=1, keepdims=True)  # NaN where one is
   # Not astype alone, which XLA may leave out together with the way back.
-  scale = jax.lax.reduce_precision(largest * jnp.float32(1 / LARGEST[kind]), exponent_bits=8, mantissa_bits=7)
+  scale = jax.lax.reduce_precision(largest * jnp.float32(1 / RANGE[kind]), exponent_bits=8, mantissa_bits=7)
   scale = jnp.where(largest < TINY, 0.0, scale)
   s = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, jnp.inf)  # inf: all codes are 0
   q = _nearest_integer(sizes, s, LARGEST[kind])
   signed = jnp.where(blocks < 0, -q, q).astype(jnp.int8)
-  codes = signed.view(jnp.uint8) if kind == 'int8' else _pack(signed)
+  codes = signed.view(jnp.uint8) if kind == 'int8' else _pack(signed, BITS[kind])
   return Packed(codes, scale[:, 0].astype(jnp.bfloat16))
 
 
 def decode(packed: Packed, shape: tuple[int, ...], kind: str) -> jax.Array:
   """Returns Q(x), float32 of `shape`, from the result of `encode`."""
-  q = (packed.codes.view(jnp.int8) if kind == 'int8' else _unpack(packed.codes)).astype(jnp.float32)
+  codes = packed.codes.view(jnp.int8) if kind == 'int8' else _unpack(packed.codes, BITS[kind])
+  q = codes.astype(jnp.float32)
   return (q * packed.scales.astype(jnp.float32)[:, None]).reshape(-1)[: math.prod(shape)].reshape(shape)
 
 
@@ -79,8 +87,8 @@ def sent_bytes(shape: tuple[int, ...], kind: str) -> int:
   """Returns the bytes that an array of this shape is sent in, by `kind`, one of KINDS; 'none': as float32.
 
   Example:
-    >>> sent_bytes((64, 2), 'none'), sent_bytes((64, 2), 'int8'), sent_bytes((64, 2), 'int4')
-    (512, 132, 68)
+    >>> [sent_bytes((64, 2), kind) for kind in ('none', 'int8', 'int4', 'int2')]
+    [512, 132, 68, 36]
   """
   x = jax.ShapeDtypeStruct(shape, jnp.float32)
   sent = x if kind == 'none' else jax.eval_shape(functools.partial(encode, kind=kind), x)
@@ -113,13 +121,14 @@ def _nearest_integer(sizes: jax.Array, s: jax.Array, largest: int) -> jax.Array:
   return jnp.where(jnp.isinf(s), 0.0, jnp.minimum(guess + up - down, largest))
 
 
-def _pack(codes: jax.Array) -> jax.Array:
-  """Packs codes of 4 bits, int8 [blocks, 64] from -7 to 7, as two's complement: uint8 [blocks, 32]."""
-  halves = codes.view(jnp.uint8) & 15
-  return halves[:, ::2] | (halves[:, 1::2] << 4)
+def _pack(codes: jax.Array, bits: int) -> jax.Array:
+  """Packs codes of so many bits, int8 [blocks, 64], as two's complement: uint8 [blocks, 64 bits / 8]."""
+  per_byte, lowest = 8 // bits, codes.view(jnp.uint8) & (2**bits - 1)
+  return functools.reduce(jnp.bitwise_or, [lowest[:, i::per_byte] << (bits * i) for i in range(per_byte)])
 
 
-def _unpack(packed: jax.Array) -> jax.Array:
+def _unpack(packed: jax.Array, bits: int) -> jax.Array:
   """Returns the codes that `_pack` packed."""
-  codes = jnp.stack([packed & 15, packed >> 4], axis=2).reshape(len(packed), -1).view(jnp.int8)
-  return jnp.where(codes > 7, codes - 16, codes)
+  parts = [(packed >> (bits * i)) & (2**bits - 1) for i in range(8 // bits)]
+  codes = jnp.stack(parts, axis=2).reshape(len(packed), -1).view(jnp.int8)
+  return jnp.where(codes >= 2 ** (bits - 1), codes - 2**bits, codes)

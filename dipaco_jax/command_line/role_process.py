@@ -10,7 +10,7 @@ from dipaco_jax.command_line import command, supervision
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.processes import display, processes, stopping, time_use
-from dipaco_jax.storage import gateway_link, object_store, remedies
+from dipaco_jax.storage import gateway_link
 from dipaco_jax.telemetry import profiling
 
 FLAGS = flags.FLAGS  # of main
@@ -70,19 +70,6 @@ def check_machine(settings: settings_lib.Settings):
   compilation_cache.keep()
 
 
-def check_sources(workdir: str, settings: settings_lib.Settings, replay: str):
-  """Raises InputError, before anything is written, if the text or the decisions of a replay cannot be used; OSError."""
-  from dipaco_jax.data import corpus
-  from dipaco_jax.islands import decisions
-  from dipaco_jax.pipeline import tokenize_stage
-
-  if replay:
-    decisions.read(replay, settings)
-  if not object_store.open_storage(workdir).exists(remedies.ISLANDS_MARK):  # else the text may be gone
-    corpus.check_readable(settings.data)
-    tokenize_stage.check_input(settings)
-
-
 def is_worker() -> bool:
   """Returns whether this process trains: a worker, or the one process of a replay without roles."""
   return (FLAGS.role or 'worker') == 'worker'
@@ -106,7 +93,7 @@ def run(settings: settings_lib.Settings):
   url = roles.check(FLAGS.registry, FLAGS.share) if FLAGS.role else ''
   roles.check_settings(settings)
   if not FLAGS.role:
-    check_sources(FLAGS.workdir, settings, FLAGS.replay)
+    roles.check_sources(FLAGS.workdir, settings, FLAGS.replay)
   if FLAGS.distributed:
     processes.join(FLAGS.coordinator, FLAGS.num_processes, FLAGS.process_id)
   check_machine(settings)

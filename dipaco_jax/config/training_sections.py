@@ -217,7 +217,7 @@ class Outer:
   compress: str = field(
     'auto',
     "Format in which outer gradients and modules are sent; 'auto' follows outer.wire.",
-    choices='auto none int8 int4',
+    choices='auto none int8 int4 int2',
   )
   whole_every: int = field(
     16,

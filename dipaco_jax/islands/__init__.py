@@ -3,7 +3,8 @@
 Read `schedule` first: it describes the work of a run as facts and tasks in a `registry`. An `island` is one process of
 the run. `role_loop` is the loop of every role: it performs tasks that `claims` finds, each held by a `lease`. The roles
 are `worker`, `outer_executor`, `evaluator` and `monitor`; `roles` starts them, after the `registration` of the run and
-with their `local_config`, and `behind_gateway` a worker that has only the address of a gateway.
+with their `local_config`, or `all_roles` in one process, and `behind_gateway` a worker that has only the address of a
+gateway.
 
 A worker trains `pieces` of a phase by `inner_phase`, on all of its `worker_hosts`, with `reading_ahead` and
 `phase_metrics`, or does one of the `shared_stages`. `path_steps` are the inner steps of a phase, which may end by time.

@@ -29,6 +29,7 @@ from dipaco_jax.buckets import bucket_lock
 from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.core import errors
 from dipaco_jax.core.errors import Diverged, InputError
+from dipaco_jax.data import corpus
 from dipaco_jax.islands import (
   all_roles,
   audit_facts,
@@ -56,7 +57,7 @@ from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.module_weights import ModuleWeights
 from dipaco_jax.islands.role_loop import Perform, Role
 from dipaco_jax.islands.worker_hosts import Hosts
-from dipaco_jax.pipeline import inputs, own_text_stage, run as run_lib
+from dipaco_jax.pipeline import inputs, own_text_stage, run as run_lib, tokenize_stage
 from dipaco_jax.registry import database, registry_url
 from dipaco_jax.registry.registry import Registry
 from dipaco_jax.storage import files, lock
@@ -282,6 +283,15 @@ def check(url: str | None, share: str) -> str:
   if named := registry_url.given(url):
     database.connect(named).dispose()
   return named
+
+
+def check_sources(workdir: str, settings: settings_lib.Settings, replay: str):
+  """Raises InputError, before anything is written, if the text or the decisions of a replay cannot be used; OSError."""
+  if replay:
+    decisions.read(replay, settings)
+  if not open_storage(workdir).exists(ISLANDS_MARK):  # else the text may be gone
+    corpus.check_readable(settings.data)
+    tokenize_stage.check_input(settings)
 
 
 def part_named(share: str) -> slice:

@@ -16,7 +16,7 @@ def hard_values(kind) -> np.ndarray:
   blocks = [rng.normal(0, 10.0**e, 64).astype('f') for e in (-30, -8, -3, 0, 3)]
   scale = np.float32(ml_dtypes.bfloat16(0.37))
   borders = np.arange(0.5, compression.LARGEST[kind])
-  largest = scale * np.float32(compression.LARGEST[kind])
+  largest = scale * np.float32(compression.RANGE[kind])
   for at in np.array_split(np.array(borders, 'f'), -(-len(borders) // 20)):
     ties = scale * at
     near = np.concatenate([ties, np.nextafter(ties, np.float32(0)), np.nextafter(ties, np.float32(99))])
@@ -34,7 +34,7 @@ def test_nearest_value_of_each_block(kind):
   np.testing.assert_array_equal(jax.jit(lambda x: compression.rounded(x, kind))(x), expected)
 
 
-@pytest.mark.parametrize('kind, bits', [('int8', 8.25), ('int4', 4.25)])
+@pytest.mark.parametrize('kind, bits', [('int8', 8.25), ('int4', 4.25), ('int2', 2.25)])
 def test_bits(kind, bits):
   packed = compression.encode(jnp.ones((64, 10)), kind)
   assert 8 * sum(x.nbytes for x in packed) == bits * 640

@@ -161,7 +161,7 @@ def test_exchanged_bytes_are_those_of_shared_modules_both_ways():
 def test_exchanged_bytes_are_fewer_where_they_are_compressed():
   shapes = {'x': jnp.zeros((65,)), 'y': jnp.zeros((2, 64)), 'z': jnp.zeros(1)}
   blocks, rows = 2 + 2, 65 + 2
-  for kind, codes in (('int8', 64), ('int4', 32)):
+  for kind, codes in (('int8', 64), ('int4', 32), ('int2', 16)):
     found = outer.exchanged_bytes(LAYOUT, shapes, 3, True, kind)
     assert found == 3 * (2 * blocks * (codes + 2) + 4 * rows), 'whole blocks and their scales; row weights are float32'
 

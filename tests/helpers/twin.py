@@ -76,7 +76,8 @@ class WithRate:
     self.rate, self.update = rate, UPDATES[config.optimizer]
 
 
-VALUES = {'int8': range(128), 'int4': range(8)}
+VALUES = {'int8': range(128), 'int4': range(8), 'int2': range(2)}
+RANGE = {'int8': 127, 'int4': 7, 'int2': 2}  # the largest value of a block, in units of its scale
 
 
 def compressed(x, kind):
@@ -85,7 +86,7 @@ def compressed(x, kind):
   flat = np.asarray(x, np.float32).reshape(-1)
   for begin in range(0, flat.size, 64):
     block = flat[begin : begin + 64]
-    share = np.float32(1 / values[-1])
+    share = np.float32(1 / RANGE[kind])
     largest = np.abs(block).max()
     scale = fractions.Fraction(float(ml_dtypes.bfloat16(largest * share))) if largest >= 2.0**-100 else 0
     for element in block:

@@ -19,6 +19,7 @@ PHASES = dict(phases=5, steps_per_phase=8)
 CASES = {
   'int8': (AB, small.MIXED_LEVELS, dict(compress='int8'), {}),
   'int4': (AB, small.MIXED_LEVELS, dict(compress='int4'), {}),
+  'int2': (AB, small.MIXED_LEVELS, dict(compress='int2'), {}),
   'int4, sampled': (AB, small.MIXED_LEVELS, dict(compress='int4'), {'train': dict(paths_per_phase=2)}),
   'streaming': (AB, small.MIXED_LEVELS, dict(stream='on'), {}),
   'streaming, one axis': ({'a': 3}, REPLICAS, dict(stream='on', overlap_steps=4), {}),
@@ -58,7 +59,7 @@ def test_twin(case, devices, tmp_path):
   )  # fmt: skip
   steps, targets = s.train.phases * s.train.steps_per_phase, small.ROWS * small.LENGTH
   tolerance = 1.33 * paths**0.5 * steps * small.EPS * (2 + s.inner.learning_rate * targets)
-  quantum = {'none': 0.0, 'int8': 0.3 / 127, 'int4': 0.3 / 7}[wire.compress]  # moves are below 0.3
+  quantum = {'none': 0.0, 'int8': 0.3 / 127, 'int4': 0.3 / 7, 'int2': 0.3 / 2}[wire.compress]  # moves are below 0.3
   found = small.fetched(state.modules)
   compare(found, modules, tolerance, quantum)
   if wire.compress != 'none':

@@ -32,7 +32,7 @@ def test_the_wire_is_all_that_differs_in_its_rows(size):
     mine = {name.partition('_')[2]: s for name, s in found.items() if name.startswith(method)}
     steps = {name: s.train.steps_per_dispatch for name, s in mine.items()}
     assert steps.pop('short') == 1 and len(set(steps.values())) == 1
-    same = {'outer': mine['lan'].outer, 'train': mine['lan'].train}
+    same = {'outer': mine['lan'].outer, 'train': mine['lan'].train, 'checkpoint': mine['lan'].checkpoint}
     assert len({dataclasses.replace(s, **same) for s in mine.values()}) == 1 < len(mine)
     assert len({dataclasses.replace(s.train, steps_per_dispatch=1) for s in mine.values()}) == 1
     of_row = {name: wires.make_wire(s.outer, s.train) for name, s in mine.items()}
