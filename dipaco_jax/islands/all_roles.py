@@ -36,7 +36,7 @@ def perform(own_worker: Perform, executor: Perform) -> Perform:
 def on_cpu() -> contextlib.AbstractContextManager:
   """Computes on the CPU, unless JAX_PLATFORMS rules that out."""
   try:
-    return jax.default_device(jax.devices('cpu')[0])
+    return jax.default_device(jax.local_devices(backend='cpu')[0])
   except RuntimeError:
     return contextlib.nullcontext()
 

@@ -20,9 +20,9 @@ from backends import Backend
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.data import tokenizer_files
 from dipaco_jax.islands import (
+  all_roles,
   claims,
   decisions,
-  evaluator,
   hand_over,
   held_states,
   island,
@@ -41,7 +41,7 @@ from dipaco_jax.registry import registry
 from dipaco_jax.reports import figures, island_figures
 from dipaco_jax.storage import object_store
 
-KINDS = worker.KINDS + outer_executor.KINDS + evaluator.KINDS
+KINDS = worker.KINDS + all_roles.KINDS
 LEASE_S = 0.5
 PREPARED, TRAINED = 'after claim train 0 0', 'after claim finish  0'
 OWN_LEVELS = (('ends', 'embed|final', ()), ('low', 'block_0', ('a',)), ('own', 'block_1', ('a', 'b')))
@@ -235,18 +235,14 @@ class Machine:
     held = slot.enter_context(held_states.slot(made.run.workdir))
     line = state_facts.Line()
     does = worker.Worker(held, line=line)
-    performs = {
-      **dict.fromkeys(worker.KINDS, does.perform),
-      **dict.fromkeys(evaluator.KINDS, evaluator.perform),
-      **dict.fromkeys(outer_executor.KINDS, executor.perform),
-    }
+    performs = all_roles.perform(does.perform, executor.perform)
     try:
 
       def perform(i, task, lease):
         if task.kind not in worker.TRAIN:
-          return performs[task.kind](i, task, lease)
+          return performs(i, task, lease)
         state_facts.publish_aside(made, held, line)  # in a thread of a worker's
-        publish = does.perform(i, task, lease)
+        publish = performs(i, task, lease)
         state_facts.publish_aside(made, held, line)  # what a replay has made
         return publish
 

@@ -15,7 +15,7 @@ import tiny_run
 from backends import NAMES, Backend, small_disk
 from one_process import OWN_LEVELS, Faults, Machine, changed, close
 
-from dipaco_jax.islands import island, module_weights, monitor, path_steps, pieces, shared_stages, worker
+from dipaco_jax.islands import all_roles, island, module_weights, monitor, path_steps, pieces, shared_stages, worker
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.processes import stopping
 from dipaco_jax.registry import database, registry, registry_backup
@@ -145,7 +145,8 @@ def kill_at_points(machine, backend, prepared, undisturbed, tmp_path, request):
 def check_clean(machine: Machine, place: pathlib.Path):
   """Nothing is open, and after the monitor has looked nothing is left that nobody needs, nor half of anything."""
   made = machine.island(place)
-  monitor.watch(made)
+  with all_roles.watched(made):
+    pass  # the run is finished
   assert {state for states in made.registry.counts().values() for state in states} == {'done'}
   assert not [fact for fact in made.registry.unscheduled() if fact.kind != 'finished']  # from which nothing follows
   best = module_store.best_versions(place)
