@@ -63,12 +63,17 @@ SCENARIOS = {
   'one slow': Scenario((0.1,)),
   'mixed': Scenario((1.0, 0.5, 0.25, 0.1) * 4),
   'failing': Scenario((), failures_per_hour=60.0),
+  'failing 15': Scenario((), failures_per_hour=15.0),
+  'failing 125': Scenario((), failures_per_hour=125.0),
 }
 SETUPS: dict[str, tuple[str, int, tuple[str, ...]]] = {  # method, workers, scenarios
   'DiLoCo, 8 workers': ('diloco', 8, ('equal', 'one slow', 'mixed', 'failing')),
   '4x4, 16 workers': ('grid', 16, ('equal', 'one slow', 'mixed', 'failing')),
   '4x4, 8 workers': ('grid', 8, ('equal', 'one slow')),
   '4x4 without a level that all share, 16 workers': ('grid-apart', 16, ('equal', 'one slow')),
+}
+LARGE: dict[str, tuple[str, int, tuple[str, ...]]] = {  # whose schedules alone are simulated
+  'DiLoCo, 1,000 workers': ('diloco-1000', 1000, ('equal', 'failing 15', 'failing', 'failing 125'))
 }
 QUICK: dict[str, tuple[str, ...]] = {'DiLoCo, 8 workers': ('equal', 'one slow')}
 
@@ -176,7 +181,9 @@ def summarize(run: Run, reference: Reference) -> dict[str, Any]:
 
 
 def rules_of(method: str, scenario: str) -> list[str]:
-  """Returns the rules to compare: with equal workers, most are the same, and paths move in grids."""
+  """Returns the rules to compare: with equal workers, most are the same; paths move in grids; few for many workers."""
+  if method == 'diloco-1000':
+    return ['wait', 'quorum, late drop', 'unequal tau', 'quorum + unequal tau'] if scenario != 'equal' else ['wait']
   if scenario == 'equal':
     return ['wait', 'backup']
   return [name for name, rule in RULES.items() if method != 'diloco' or not rule.moves]
@@ -197,7 +204,7 @@ def print_row(found: dict[str, Any]) -> None:
 
 def measure_setup(name: str, scenarios: Sequence[str], make_trainer: Callable[[str], Any]) -> list[dict[str, Any]]:
   """Prints the table of a setup, and returns its rows."""
-  method, number, _ = SETUPS[name]
+  method, number, _ = (SETUPS | LARGE)[name]
   print(f'\n{name}\n\n| {" | ".join(COLUMNS)} |\n|{"---|" * len(COLUMNS)}', flush=True)
   rows: list[dict[str, Any]] = []
   reference = None
@@ -224,8 +231,9 @@ def trainers() -> Callable[[str], Any]:
 def main(argv: list[str]) -> None:
   del argv
   make_trainer = trainers() if FLAGS.train else lambda name: None
+  known = SETUPS if FLAGS.train else SETUPS | LARGE
   setups: dict[str, tuple[str, ...]] = {
-    name: of_setup for name, (_, _, of_setup) in SETUPS.items() if name in (FLAGS.setups or SETUPS)
+    name: of_setup for name, (_, _, of_setup) in known.items() if name in (FLAGS.setups or known)
   }
   if FLAGS.quick:
     setups = dict(QUICK)
@@ -237,7 +245,7 @@ def main(argv: list[str]) -> None:
 if __name__ == '__main__':
   flags.DEFINE_bool('quick', False, 'Whether to run only two scenarios of DiLoCo.')
   flags.DEFINE_bool('train', True, 'Whether to train; otherwise only schedules are simulated, in seconds.')
-  flags.DEFINE_multi_enum('setups', None, list(SETUPS), 'Setups to run; by default all.')
+  flags.DEFINE_multi_enum('setups', None, [*SETUPS, *LARGE], 'Setups to run; by default all.')
   flags.DEFINE_multi_enum('scenarios', None, list(SCENARIOS), 'Scenarios to run beside equal workers; by default all.')
   flags.DEFINE_integer('seeds', 3, 'Number of seeds, which are trained together.', lower_bound=1)
   flags.DEFINE_integer('phases', 12, 'Phases of the reference.', lower_bound=2)

@@ -71,6 +71,7 @@ FOUR_BY_FOUR = {'a': 4, 'b': 4}
 LOW_AND_HIGH = {'low': ('block_0', ('a',)), 'high': ('block_1', ('b',))}
 METHODS = {
   'diloco': Method({'replica': 8}, {'all': ('', ())}, False),
+  'diloco-1000': Method({'replica': 1000}, {'all': ('', ())}, False),
   'grid': Method(FOUR_BY_FOUR, {'ends': ('embed|head', ()), **LOW_AND_HIGH}, True),
   'grid-apart': Method(FOUR_BY_FOUR, {'low': ('embed|block_0', ('a',)), 'high': ('block_1|head', ('b',))}, True),
 }

@@ -71,6 +71,8 @@ def finish(island: Island, task: Task) -> list[Fact]:
     if island.decisions:
       figures[decisions.REPLAY] = decisions.compare(island.decisions, island.registry)
     stage_records.write_record(own.workdir, own.settings, 'train', history.wall_s, figures)
+    if taken := figures.get('steps_by_path'):
+      own = dataclasses.replace(own, steps_taken=taken)
     stages.run_all(own)
     own.metrics.close()
     publishing.write_json(own.workdir / decisions.FILE, decisions.to_json(island.registry))

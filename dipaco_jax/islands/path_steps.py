@@ -15,7 +15,7 @@ Whatever depends on the number reads it there, so a replay ends with the same bi
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from dipaco_jax.islands import pieces
@@ -46,10 +46,11 @@ def are_timed(island: Island) -> bool:
 
 
 def of_fact(island: Island, fact: Fact) -> PathSteps:
-  """Returns the steps of the phase of a checkpoint, or of the phase that a piece belongs to."""
+  """Returns the steps of the phase of a checkpoint, none of a path that was late, or of the phase of a piece."""
   if STEPS in fact.meta:
     return PathSteps(*fact.meta[STEPS])
-  return planned(island, pieces.part_of(island, fact).phase)
+  steps = planned(island, pieces.part_of(island, fact).phase)
+  return steps._replace(taken=0) if pieces.LATE in fact.meta else steps
 
 
 def planned(island: Island, phase: int) -> PathSteps:
@@ -121,6 +122,19 @@ def after(island: Island, phase: int, checkpoints: Sequence[Fact]) -> int:
 def noted(island: Island, steps: PathSteps) -> dict[str, Any]:
   """Returns what the metadata of a checkpoint says about the steps of its phase: nothing if all phases have tau."""
   return {STEPS: list(steps)} if are_timed(island) else {}
+
+
+def by_path(island: Island, checkpoints: Iterable[Fact]) -> list[int]:
+  """Returns the steps of each path in the phases of these checkpoints."""
+  steps = [0] * island.layout.grid.num_paths
+  for fact in checkpoints:
+    steps[int(fact.key)] += of_fact(island, fact).taken
+  return steps
+
+
+def are_planned(island: Island, checkpoints: Iterable[Fact]) -> bool:
+  """Returns whether paths took the steps of the config: phases are not timed, and none of these was late."""
+  return not are_timed(island) and not any(pieces.LATE in fact.meta for fact in checkpoints)
 
 
 def share(island: Island, steps: PathSteps) -> float:

@@ -258,7 +258,7 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
     tokens=tokens, inner_s=history.wall_s, timed_steps=timed, timed_tokens=tokens, outer_s=outer_s
   )
   return stages.figures(run, job, record) | {
-    **_of_timed(island, checkpoints),
+    **_of_taken(island, checkpoints),
     'phases': s.train.phases,
     'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
     'outer_fraction': outer_s / (outer_s + inner_s),
@@ -270,18 +270,16 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
   }
 
 
-def _of_timed(island: Island, checkpoints: Sequence[Fact]) -> dict[str, Any]:
-  """Returns the figures that depend on the steps that paths have taken, where phases are timed."""
-  if not path_steps.are_timed(island):
+def _of_taken(island: Island, checkpoints: Sequence[Fact]) -> dict[str, Any]:
+  """Returns the figures that depend on the steps of paths, where they took other numbers than the config says."""
+  if path_steps.are_planned(island, checkpoints):
     return {}
   s, programs = island.run.settings, island.run.programs
-  steps_P = np.zeros(island.layout.grid.num_paths)
-  for fact in checkpoints:
-    steps_P[int(fact.key)] += path_steps.of_fact(island, fact).taken
+  steps_P = np.array(path_steps.by_path(island, checkpoints))
   path_parameters = sum(x.size for x in programs.shapes.values())
   return {
     'steps': round(float(steps_P.mean())),
-    'steps_by_path': steps_P.astype(int).tolist(),
+    'steps_by_path': steps_P.tolist(),
     'epochs_by_path': epochs.of_steps(island.run, steps_P),
     'synchronous_bytes_per_phase': round(2 * 4 * path_parameters * float(steps_P.sum()) / s.train.phases),
   }

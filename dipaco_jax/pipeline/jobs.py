@@ -71,7 +71,7 @@ def control_job(run: run_lib.Run) -> job_lib.Job:
   holdout = validate_stage.control_holdout(run) if s.train.early_stopping else None
   validate = functools.partial(validate_stage.validate, run, programs)
   evaluation = job_lib.Evaluation(holdout, validate, s.evaluate.every_phases)
-  schedule = _schedule(dense_control.control_settings(s))
+  schedule = _schedule(dense_control.control_settings(s, run.steps_taken))
   return job_lib.Job(
     stage.control_name(s), programs, schedule, data, _alone, base=run.base(), base_state=base_state(run, programs),
     evaluation=evaluation, publish=True,

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import pathlib
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -41,6 +41,7 @@ class Run:
   num_devices: int = 0  # that are used, the first ones; 0: all
   disk: disks.Disk = disks.SHARED  # of the workdir
   profiler: profiling.Profiler = profiling.NONE
+  steps_taken: Sequence[int] = ()  # by path, where they are not those of the config: see dense_control.py
 
   def record(self, name: str) -> dict[str, Any] | None:
     """Returns the record of a finished stage; None if it is not finished."""
@@ -79,7 +80,7 @@ class Run:
   @functools.cached_property
   def control_programs(self) -> programs_lib.Programs:
     """Programs of the dense control: those of the base model, unless its batches or its schedule differ."""
-    dense = dense_control.control_settings(self.settings)
+    dense = dense_control.control_settings(self.settings, self.steps_taken)
     programs = self._programs(dense, 'train')
     is_same = programs.placement == self.base_programs.placement and dense.decay_steps == self.settings.decay_steps
     return self.base_programs if is_same else programs

@@ -1,6 +1,7 @@
 """A run is computed again by the decisions that its facts tell: phases end by time, and a worker is killed."""
 
 import json
+import math
 import os
 import pathlib
 import signal
@@ -15,7 +16,7 @@ import tiny_run
 
 from dipaco_jax.islands import decisions
 
-TIMED = '--config.train.phase_s=1', '--config.train.steps_per_phase=40', '--config.train.phases=4'
+TIMED = tiny_run.CONTROL, '--config.train.phase_s=1', '--config.train.steps_per_phase=40', '--config.train.phases=4'
 
 
 pytestmark = pytest.mark.slow
@@ -57,8 +58,11 @@ def test_a_killed_run_of_timed_phases_is_computed_again_to_the_bit(tmp_path):
   out, _ = first.communicate(timeout=tiny_run.PATIENCE_S)
   assert first.returncode == 0, out
   facts = tmp_path / 'run' / decisions.FILE
-  steps = {taken for *_, taken in json.loads(facts.read_text())['steps']}
-  assert len(steps) > 1, 'all phases had as many steps'
+  steps = [taken for *_, taken in json.loads(facts.read_text())['steps']]
+  assert len({*steps}) > 1, 'all phases had as many steps'
+  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
+  assert sum(report['steps_by_path']) == sum(steps)
+  assert report['control_steps'] == 4 * math.ceil(sum(steps) / 4 / len(report['steps_by_path']))
 
   again = start('local', config, tmp_path / 'again', '--workers=1', *TIMED, f'--replay={facts}')
   check(again, tmp_path / 'again', tmp_path / 'run')

@@ -91,6 +91,18 @@ def test_a_given_decay_is_as_much_longer_as_its_training():
   assert dense_control.control_settings(as_steps).decay_steps == 112
 
 
+@pytest.mark.parametrize('budget, steps, decay', [('steps', 4, 36), ('flops', 11, 12 + 66)])
+def test_it_takes_as_many_steps_as_paths_have_taken(budget, steps, decay):
+  """Which are not those of the config where phases end by time; and its rate decays as theirs do."""
+  s = settings.Settings(
+    grid=(('a', 3),), pretrain=settings.Pretrain(steps=12), train=settings.Train(phases=4, steps_per_phase=6),
+    evaluate=settings.Evaluate(control_budget=budget),
+  )  # fmt: skip
+  control = dense_control.control_settings(s, (24, 15, 5))
+  assert (control.train.phases, control.train.steps_per_phase) == (4, steps)
+  assert control.decay_steps == decay
+
+
 def test_its_hold_out_is_that_of_all_text(undisturbed, unattended):
   run = unattended(undisturbed)
   rows = jobs.control_job(run).evaluation.holdout
