@@ -232,6 +232,8 @@ def main(argv: list[str]) -> None:
   del argv
   make_trainer = trainers() if FLAGS.train else lambda name: None
   known = SETUPS if FLAGS.train else SETUPS | LARGE
+  if unknown := {*(FLAGS.setups or ())} - {*known}:
+    raise app.UsageError(f'--setups={min(unknown)!r} is simulated alone: add --notrain')
   setups: dict[str, tuple[str, ...]] = {
     name: of_setup for name, (_, _, of_setup) in known.items() if name in (FLAGS.setups or known)
   }

@@ -14,8 +14,8 @@ the reference, for DiLoCo with 8 workers and DiPaCo with 4x4 paths:
 
 The mean worker takes tau steps in a phase. The number of phases is such that outer steps contain as many inner steps as
 those of `wait`. Paths are small models of experiments/config.py, begin from a base that was trained for a few steps,
-and decay their learning rates over as many of their own steps as a path of `wait` takes. Results are kept in
-DIR/results.json, and the same command continues.
+and decay their learning rates over as many of their own steps as a path of `wait` takes; a phase in which a path is
+late is none of these. Results are kept in DIR/results.json, and the same command continues.
 
 Prints a table in Markdown: the median perplexity over the seeds, and the median of the differences from `wait` with the
 same seed.
@@ -54,6 +54,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 VARIANTS = {'diloco': 'micro,diloco,8', 'grid': 'micro,dipaco,4x4'}
 SPEEDS = 1.0, 0.5, 0.25, 0.1  # relative
 MOST = 4  # times tau, that a path may take in a phase
+DISPATCH = 2  # steps, of which each phase has a multiple
 QUORUM = 0.75
 CONFIG = """
 import runpy
@@ -62,8 +63,8 @@ def get_config():
   c = runpy.run_path({experiments!r})['get_config']({variant!r})
   c.data.update(source='files', train=({data!r},), validation=({validation!r},), max_documents={documents})
   c.pretrain.update(steps=200, batch_size=16)
-  c.train.update(phases={phases}, steps_per_phase={steps}, phase_s={phase_s}, batch_size=16, steps_per_dispatch=10)
-  c.train.early_stopping = False
+  c.train.update(phases={phases}, steps_per_phase={steps}, phase_s={phase_s})
+  c.train.update(batch_size=16, steps_per_dispatch={dispatch}, early_stopping=False)
   c.inner.decay_steps = 200 + {all_steps}
   c.outer.update(row_weights=False, quorum={quorum}, grace_s={grace_s})
   c.checkpoint.every_steps = 1_000_000
@@ -114,9 +115,14 @@ def draw_phases(setup: str, rule: Rule, seed: int) -> list[Phase]:
     if rule.moves:
       draw.shuffle(speeds)
     late = draw_late(modules, paths, draw) if rule.is_late else frozenset()
-    steps = [max(1, round(TAU.value * speed)) if rule.by_time else TAU.value for speed in speeds]
+    steps = [to_dispatches(TAU.value * speed) if rule.by_time else TAU.value for speed in speeds]
     phases.append(Phase(late, tuple(steps)))
   return phases
+
+
+def to_dispatches(steps: float) -> int:
+  """Returns the nearest number of steps that a phase can have."""
+  return DISPATCH * max(1, round(steps / DISPATCH))
 
 
 def draw_late(modules: Sequence[Sequence[int]], paths: int, draw: random.Random) -> frozenset[int]:
@@ -131,15 +137,18 @@ def draw_late(modules: Sequence[Sequence[int]], paths: int, draw: random.Random)
   return frozenset(late)
 
 
-def to_facts(phases: Sequence[Phase], rule: Rule, settings: settings_lib.Settings) -> dict[str, Any]:
-  """Returns the content of facts.json, without the digests of modules, which nobody knows yet."""
+def to_facts(phases: Sequence[Phase], settings: settings_lib.Settings) -> dict[str, Any]:
+  """Returns the content of facts.json, without the digests of modules, which nobody knows yet.
+
+  All runs but that of `wait` have timed phases, so that learning rates follow the paths' own steps.
+  """
   own = [settings.pretrain.steps] * len(phases[0].steps)
   late, steps = list[list[int]](), list[list[int]]()
   for number, phase in enumerate(phases):
     for path, planned in enumerate(phase.steps):
       taken = 0 if path in phase.late else planned
       late += [[path, number]] if path in phase.late else []
-      steps += [[path, number, own[path], taken]] if rule.by_time else []
+      steps += [[path, number, own[path], taken]] if settings.train.phase_s else []
       own[path] += taken
   excluded = [[*at, 'late: drawn'] for at in late]
   config = settings_lib.recorded(settings)
@@ -158,23 +167,29 @@ def measure(folder: pathlib.Path, setup: str, name: str, seed: int) -> dict[str,
   about = text | {'experiments': str(ROOT / 'experiments' / 'config.py'), 'variant': VARIANTS[setup], 'seed': seed}
   about |= {'documents': DOCUMENTS.value, 'phases': len(phases), 'all_steps': PHASES.value * TAU.value}
   about |= {'quorum': QUORUM, 'grace_s': 1.0} if rule.is_late else {'quorum': 1.0, 'grace_s': 0.0}
-  about |= {'phase_s': 1.0, 'steps': MOST * TAU.value} if rule.by_time else {'phase_s': 0.0, 'steps': TAU.value}
+  about |= {'phase_s': 0.0, 'steps': TAU.value} if rule == Rule() else {'phase_s': 1.0, 'steps': MOST * TAU.value}
+  about['dispatch'] = DISPATCH
   config.write_text(CONFIG.format(**about))
   settings = settings_lib.from_dict(config_file.read(str(config), [], ''))
-  (folder / 'facts.json').write_text(json.dumps(to_facts(phases, rule, settings)))
+  (folder / 'facts.json').write_text(json.dumps(to_facts(phases, settings)))
   run, env = folder / 'run', os.environ | {'JAX_PLATFORMS': 'cpu', 'PYTHONPATH': str(ROOT)}
   command = [sys.executable, '-m', 'dipaco_jax.main', f'--config={config}', f'--workdir={run}']
   with (folder / 'log').open('a') as log:
     status = subprocess.run([*command, f'--replay={folder}/facts.json'], env=env, stdout=log, stderr=log).returncode
-  if status != 1:  # all modules are others than the ones that are not known
+  if status != 1 or not (run / 'report.json').exists():  # 1: modules are others than those that are not known
     raise RuntimeError(f'{folder}/log: the run ended with status {status}')
   report = json.loads((run / 'report.json').read_text())
   shutil.rmtree(run)
   counted = sum(phase.counted for phase in phases)
   return {
     'setup': setup, 'rule': name, 'seed': seed, 'perplexity': report['perplexity'], 'phases': len(phases),
-    'steps': counted, 'late': sum(len(phase.late) for phase in phases),
+    'steps': counted, 'late': sum(len(phase.late) for phase in phases), 'about': about_all(),
   }  # fmt: skip
+
+
+def about_all() -> list[Any]:
+  """Returns what all rows of a table have in common."""
+  return [PHASES.value, TAU.value, DOCUMENTS.value, DATA.value, VALIDATION.value]
 
 
 def to_text(rows: Sequence[dict[str, Any]]) -> str:
@@ -198,6 +213,8 @@ def main(_: Sequence[str]):
   folder.mkdir(parents=True, exist_ok=True)
   file = folder / 'results.json'
   rows: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+  if any(row['about'] != about_all() for row in rows):
+    raise app.UsageError(f'{file} has results of other options: {rows[0]["about"]}; choose another --workdir')
   for seed in map(int, SEEDS.value):
     for setup in SETUPS.value:
       for name in NAMES.value:

@@ -56,7 +56,7 @@ def parse_options() -> tuple[argparse.Namespace, list[str]]:
   parser.add_argument(
     '--replay',
     default='',
-    help='facts.json of a finished run, which is computed again by its decisions and compared.',
+    help='facts.json of a finished run, or its registry. The run is computed again by its decisions, and compared.',
   )
   options, rest = parser.parse_known_args()
   check_numbers(parser, options)

@@ -10,9 +10,8 @@ bfloat16 and codes q of 2, 4 or 8 bits:
     int4    0, +-1, ..., +-7            1/7      to the even q    4.25
     int2    0, +-1                      1/2      to the even q    2.25
 
-The scale of int2 is nearly that of the smallest mean squared error with three values if x is normally distributed
-(1.22 standard deviations; the largest of 64 values is 2.4 of them). What lies beyond it is sent as +-s, and the rest of
-it later.
+The scale of int2 is close to that of the smallest mean squared error with three values if x is normally distributed:
+1.3 instead of 1.22 standard deviations on average. What lies beyond it is sent as +-s, and the rest of it later.
 
 A path sends Q of its outer gradient plus its residual, the rounding errors so far (error feedback). The module m that
 paths read follows the module M of the outer optimizer by rounded differences, so that the next one corrects rounding

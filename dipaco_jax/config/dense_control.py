@@ -22,7 +22,8 @@ def steps_per_phase(s: Settings, taken: Sequence[int] = ()) -> int:
   t = s.train
   if taken:
     num_runs = len(taken) if s.evaluate.control_budget == 'steps' else 1
-    return max(1, -(-sum(taken) // (t.phases * num_runs)))
+    steps, whole = -(-sum(taken) // (t.phases * num_runs)), t.steps_per_dispatch
+    return -(-steps // whole) * whole if steps > whole else max(1, steps)
   if s.evaluate.control_budget == 'steps':
     return t.steps_per_phase
   return -(-count_path_phases(s) * t.steps_per_phase // t.phases)

@@ -7,16 +7,15 @@ process. What a monitor does is done by a thread.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import jax
 
-from dipaco_jax.core.errors import Diverged
 from dipaco_jax.islands import evaluator, monitor, outer_executor
 from dipaco_jax.islands.island import Island
 from dipaco_jax.islands.lease import Lease
 from dipaco_jax.islands.role_loop import Perform, Publish
-from dipaco_jax.registry.registry import Task
+from dipaco_jax.registry.registry import Fact, Task
 
 KINDS = (*outer_executor.KINDS, *evaluator.KINDS)  # of tasks, beside those of a worker
 
@@ -25,10 +24,16 @@ def perform(own_worker: Perform, executor: Perform) -> Perform:
   """Returns a function that performs tasks of any role."""
 
   def perform_any(island: Island, task: Task, lease: Lease) -> Publish | None:
-    if task.kind in outer_executor.KINDS:
+    if task.kind not in outer_executor.KINDS:
+      return (evaluator.perform if task.kind in evaluator.KINDS else own_worker)(island, task, lease)
+    with on_cpu():
+      publish = executor(island, task, lease)
+
+    def publish_on_cpu() -> Sequence[Fact]:  # in another thread, which has a default device of its own
       with on_cpu():
-        return executor(island, task, lease)
-    return (evaluator.perform if task.kind in evaluator.KINDS else own_worker)(island, task, lease)
+        return publish() if publish else ()
+
+    return publish_on_cpu if publish else None
 
   return perform_any
 
@@ -42,15 +47,35 @@ def on_cpu() -> contextlib.AbstractContextManager:
 
 
 @contextlib.contextmanager
-def watched(island: Island) -> Iterator[None]:
-  """Watches in another thread, which has ended after the block unless that has failed."""
-  named = dataclasses.replace(island, name=f'{island.name}-monitor')
+def watched(island: Island) -> Iterator[Callable[[], None]]:
+  """Watches in another thread, which has ended after the block unless that has failed.
+
+  Yields a function that raises the error with which the other thread has ended, as the end of the block does.
+  """
+  named, errors = dataclasses.replace(island, name=f'{island.name}-monitor'), list[Exception]()
 
   def watch():
-    with contextlib.suppress(Diverged):  # which the loop of the tasks raises, too
+    try:
       monitor.watch(named, is_alone=True)
+    except Exception as e:
+      errors.append(e)
+
+  def check():
+    if errors:
+      raise errors[0]
 
   thread = threading.Thread(target=watch, daemon=True)
   thread.start()
-  yield
+  yield check
   thread.join()
+  check()
+
+
+def checked(perform: Perform, check: Callable[[], None]) -> Perform:
+  """Returns a function that performs a task after `check`."""
+
+  def perform_checked(island: Island, task: Task, lease: Lease) -> Publish | None:
+    check()
+    return perform(island, task, lease)
+
+  return perform_checked

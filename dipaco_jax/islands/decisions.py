@@ -26,6 +26,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from dipaco_jax.algorithm.grid import largest_divisor
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
@@ -95,9 +96,11 @@ def load(source: str) -> Any:
   """
   if '://' not in source and not source.startswith(registry_url.FILE):
     return json.loads(pathlib.Path(source).read_bytes())
-  url = registry_url.given(source)
+  if printable.redacted(source) != source:  # each role would show it
+    raise InputError('it has a password, which all users of the machine can read: write it into a file, as file:PATH')
+  url = registry_url.given(source, '--replay')
   file = database.sqlite_file(url)
-  if file and not file.exists():
+  if file and not file.is_file():
     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(file))
   with contextlib.closing(Registry(url, patience_s=PATIENCE_S, reads_only=True)) as registry:
     if not registry.facts('finished'):
@@ -140,9 +143,10 @@ def check_complete(decisions: Decisions, settings: settings_lib.Settings):
   if not settings.train.phase_s:
     return
   tau = settings.train.steps_per_phase
+  dispatch = largest_divisor(tau, settings.train.steps_per_dispatch)
   for at in itertools.product(range(settings.num_paths), range(settings.train.phases)):
     steps = decisions.steps.get(at)
-    if steps is None or not (at in decisions.late or 1 <= steps.taken <= tau):
+    if steps is None or not (at in decisions.late or (1 <= steps.taken <= tau and steps.taken % dispatch == 0)):
       raise ValueError(f'it does not say how many of {tau} steps path {at[0]} took in phase {at[1] + 1}')
 
 

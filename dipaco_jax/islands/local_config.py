@@ -20,9 +20,16 @@ def keep(
     option: which names the folder.
     joined: owners that have joined the run since; the folder's config may have the first of them.
   """
+  check(local, settings, option, joined)
   if not (file := local / 'config.json').exists():
     publishing.write_json(file, settings_lib.recorded(settings))
-  elif differences := differences_of(stage_records.read_settings(local), settings, joined):
+
+
+def check(local: pathlib.Path, settings: settings_lib.Settings, option: str = '--workdir', joined: Sequence[str] = ()):
+  """Raises InputError if the folder has the config.json of a run with another config; the arguments are `keep`'s."""
+  if not (local / 'config.json').exists():
+    return
+  if differences := differences_of(stage_records.read_settings(local), settings, joined):
     raise InputError(f'{local} holds a run with another config ({differences}): use another {option}')
 
 

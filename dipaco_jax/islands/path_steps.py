@@ -46,11 +46,10 @@ def are_timed(island: Island) -> bool:
 
 
 def of_fact(island: Island, fact: Fact) -> PathSteps:
-  """Returns the steps of the phase of a checkpoint, none of a path that was late, or of the phase of a piece."""
+  """Returns the steps of the phase of a checkpoint, or of the phase that a piece belongs to."""
   if STEPS in fact.meta:
     return PathSteps(*fact.meta[STEPS])
-  steps = planned(island, pieces.part_of(island, fact).phase)
-  return steps._replace(taken=0) if pieces.LATE in fact.meta else steps
+  return planned(island, pieces.part_of(island, fact).phase)
 
 
 def planned(island: Island, phase: int) -> PathSteps:
@@ -125,16 +124,16 @@ def noted(island: Island, steps: PathSteps) -> dict[str, Any]:
 
 
 def by_path(island: Island, checkpoints: Iterable[Fact]) -> list[int]:
-  """Returns the steps of each path in the phases of these checkpoints."""
+  """Returns the steps of each path in the phases of these checkpoints, of which none is of a path that was late."""
   steps = [0] * island.layout.grid.num_paths
   for fact in checkpoints:
     steps[int(fact.key)] += of_fact(island, fact).taken
   return steps
 
 
-def are_planned(island: Island, checkpoints: Iterable[Fact]) -> bool:
-  """Returns whether paths took the steps of the config: phases are not timed, and none of these was late."""
-  return not are_timed(island) and not any(pieces.LATE in fact.meta for fact in checkpoints)
+def are_planned(island: Island) -> bool:
+  """Returns whether all paths took the steps of the config: phases are not timed, and none was late."""
+  return not are_timed(island) and not any(pieces.LATE in fact.meta for fact in island.registry.facts('excluded'))
 
 
 def share(island: Island, steps: PathSteps) -> float:

@@ -24,8 +24,10 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   """
   about: dict[str, Any] = {'config': settings_lib.recorded(settings), 'id': secrets.token_hex(8)}
   about['versions'] = run_report.versions() | {'dipaco_jax source': run_report.source_digest()}
-  if not registry.facts('config') and storage.exists(ISLANDS_MARK):
-    raise InputError(registry_url.explain_unknown(storage.url))
+  if not registry.facts('config'):
+    if storage.exists(ISLANDS_MARK):
+      raise InputError(registry_url.explain_unknown(storage.url))
+    local_config.check(local, settings)
   try:
     registry.put([Fact('config', '', 0, '', settings_lib.digest(settings), about)])
   except Conflict as e:

@@ -250,9 +250,9 @@ def serve_worker(island: Island, process: Process, hosts: Hosts, scratch: pathli
     audits = audit_facts.Queue(island, held.holder) if audit_facts.is_on(island) else None
     perform: Perform = own_worker.perform
     if process.has_all_roles:
-      stack.enter_context(all_roles.watched(island))
+      check = stack.enter_context(all_roles.watched(island))
       kinds += all_roles.KINDS
-      perform = all_roles.perform(perform, outer_executor.Executor(scratch).perform)
+      perform = all_roles.checked(all_roles.perform(perform, outer_executor.Executor(scratch).perform), check)
     claims = Claims(island, process.role, kinds, keys, keys is not None, fetches, pool, held.holder, audits)
     work(process, claims, auditor.Auditor(hosts).beside(perform))
 
@@ -310,8 +310,10 @@ def local_place(workdir: str) -> pathlib.Path:
 
 
 def make_local_place(workdir: str) -> pathlib.Path:
-  """Makes `local_place`. Raises InputError if another user may have written into it, or can."""
+  """Makes `local_place`. Raises InputError if it is no folder, or another user may have written into it, or can."""
   place = local_place(workdir)
+  if place.exists() and not place.is_dir():
+    raise InputError(f'--workdir={workdir} is a file: name a folder')
   if open_storage(workdir).local_path('here'):
     place.mkdir(parents=True, exist_ok=True)
   else:

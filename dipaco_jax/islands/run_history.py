@@ -272,7 +272,7 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
 
 def _of_taken(island: Island, checkpoints: Sequence[Fact]) -> dict[str, Any]:
   """Returns the figures that depend on the steps of paths, where they took other numbers than the config says."""
-  if path_steps.are_planned(island, checkpoints):
+  if path_steps.are_planned(island):
     return {}
   s, programs = island.run.settings, island.run.programs
   steps_P = np.array(path_steps.by_path(island, checkpoints))

@@ -21,7 +21,7 @@ import numpy as np
 
 from dipaco_jax.algorithm import grid as grid_lib, inner, modules
 from dipaco_jax.algorithm.grid import largest_divisor
-from dipaco_jax.config import choices, settings as settings_lib
+from dipaco_jax.config import choices, dense_control, settings as settings_lib
 from dipaco_jax.models import loss, transformer
 from dipaco_jax.planning import dry_run
 from dipaco_jax.telemetry import performance
@@ -116,7 +116,7 @@ def count_flops(s: settings_lib.Settings) -> dict[str, float]:
     'train': steps * tokens * per_token,
   }
   if s.evaluate.control:
-    flops['control'] = s.train.phases * s.train.steps_per_phase * tokens * per_token
+    flops['control'] = s.train.phases * dense_control.steps_per_phase(s) * tokens * per_token
   return flops | {'evaluate': _evaluated_tokens(s, num_paths) * per_token / 3}  # forward only
 
 

@@ -28,8 +28,8 @@ def explain_unknown(place: str) -> str:
   )
 
 
-def given(option: str | None) -> str:
-  """Returns the URL of --registry, else of DIPACO_REGISTRY, else ''; either may be file:PATH of the file with it.
+def given(option: str | None, name: str = '--registry') -> str:
+  """Returns the URL of the option, else of DIPACO_REGISTRY, else ''; either may be file:PATH of the file with it.
 
   Raises InputError if there is no such file, or if it contains anything but a URL.
   """
@@ -42,7 +42,7 @@ def given(option: str | None) -> str:
   try:
     url_in_file = pathlib.Path(url.removeprefix(FILE)).read_text().strip()
   except (OSError, UnicodeDecodeError) as e:
-    raise InputError(f'--registry={url}: {getattr(e, "strerror", "it is not UTF-8")}') from e
+    raise InputError(f'{name}={url}: {getattr(e, "strerror", "it is not UTF-8")}') from e
   if len(url_in_file.split()) != 1:
-    raise InputError(f'--registry={url}: the file should have one line, which is the URL')
+    raise InputError(f'{name}={url}: the file should have one line, which is the URL')
   return url_in_file

@@ -74,7 +74,7 @@ def _training(f: Facts) -> dict[str, str]:
   base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text' if s.pretrain.steps else 'no steps'
   base += f', from `{f.base_name}`' if f.base_name else ''
   tokens = (s.pretrain.steps * s.pretrain.batch_size + steps * t.batch_size) * s.model.seq_len
-  most = 'at most ' if t.phase_s else ''
+  most = 'at most ' if t.phase_s or s.outer.quorum < 1 else ''
   grid = ' x '.join(f'{name} {size}' for name, size in s.grid)
   place = ', '.join(f'{name}={i}' for (name, _), i in zip(s.grid, f.coordinates, strict=True))
   return {

@@ -78,13 +78,13 @@ def test_brackets_without_end_are_one_line(made, tmp_path):
     decisions.read(str(tmp_path / 'facts.json'), settings(made))
 
 
-@pytest.mark.parametrize('taken', [None, 0, -1, 7])
+@pytest.mark.parametrize('taken', [None, 0, -1, 7, 5])
 def test_timed_phases_have_their_steps_or_are_late(taken, made, decided):
   s = changed(settings(made), train=dict(phase_s=1.0))
   tau, phases = s.train.steps_per_phase, range(s.train.phases)
   steps = {(path, phase): PathSteps(0, tau) for path in range(s.num_paths) for phase in phases}
   decisions.check_complete(decided._replace(steps=steps), s)
-  assert tau == 6
+  assert tau == 6 and s.train.steps_per_dispatch == 2
   del steps[2, 1]
   steps |= {} if taken is None else {(2, 1): PathSteps(0, taken)}
   with pytest.raises(ValueError, match='how many of 6 steps path 2 took in phase 2'):
@@ -97,6 +97,21 @@ def test_timed_phases_have_their_steps_or_are_late(taken, made, decided):
 def test_a_file_that_is_not_there_is_one_line(made, tmp_path):
   with pytest.raises(InputError, match=r'--replay=.*cannot be read: No such file'):
     decisions.read(str(tmp_path / 'facts.json'), settings(made))
+
+
+def test_a_registry_says_the_same_once_its_run_is_finished(made, decided, tmp_path):
+  url, s = f'sqlite:///{tmp_path}/registry.db', settings(made)
+  with pytest.raises(InputError, match='its run is not finished'):
+    decisions.read(url, s)
+  made.registry.put([Fact('finished', '', 0, '', '', {})])
+  (tmp_path / 'url').write_text(url)
+  assert decisions.read(url, s) == decisions.read(f'file:{tmp_path}/url', s) == decided
+  assert decisions.load(url) == decisions.load(write(made, tmp_path / 'facts.json'))
+  with pytest.raises(InputError, match=r'cannot be read: No such file') as e:
+    decisions.read(f'sqlite:///{tmp_path}/other.db', s)
+  with pytest.raises(InputError, match=r'it has a password, which all users of the machine can read.*file:PATH') as e:
+    decisions.read('postgresql://u:hidden@host/name', s)
+  assert 'hidden' not in str(e.value)
 
 
 def test_a_run_follows_one_file_from_its_beginning(made, decided, tmp_path):
