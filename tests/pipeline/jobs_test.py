@@ -91,11 +91,12 @@ def test_a_given_decay_is_as_much_longer_as_its_training():
   assert dense_control.control_settings(as_steps).decay_steps == 112
 
 
-@pytest.mark.parametrize('budget, steps, decay', [('steps', 4, 36), ('flops', 11, 12 + 66)])
+@pytest.mark.parametrize('budget, steps, decay', [('steps', 4, 36), ('flops', 12, 12 + 72)])
 def test_it_takes_as_many_steps_as_paths_have_taken(budget, steps, decay):
   """Which are not those of the config where phases end by time; and its rate decays as theirs do."""
+  train = settings.Train(phases=4, steps_per_phase=6, steps_per_dispatch=2)
   s = settings.Settings(
-    grid=(('a', 3),), pretrain=settings.Pretrain(steps=12), train=settings.Train(phases=4, steps_per_phase=6),
+    grid=(('a', 3),), pretrain=settings.Pretrain(steps=12), train=train,
     evaluate=settings.Evaluate(control_budget=budget),
   )  # fmt: skip
   control = dense_control.control_settings(s, (24, 15, 5))
