@@ -312,9 +312,9 @@ def local_place(workdir: str) -> pathlib.Path:
 def make_local_place(workdir: str) -> pathlib.Path:
   """Makes `local_place`. Raises InputError if it is no folder, or another user may have written into it, or can."""
   place = local_place(workdir)
-  if place.exists() and not place.is_dir():
-    raise InputError(f'--workdir={workdir} is a file: name a folder')
   if open_storage(workdir).local_path('here'):
+    if place.is_file():
+      raise InputError(f'--workdir={workdir} is a file: name a folder')
     place.mkdir(parents=True, exist_ok=True)
   else:
     files.make_private_folder(place, 'TMPDIR')

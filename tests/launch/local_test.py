@@ -154,7 +154,7 @@ def test_files_that_cannot_be_read_are_an_error_in_one_line(fault, status, messa
     raise errors.Unavailable('text.txt: no answer; run it again')
 
   monkeypatch.setattr(corpus, 'check_readable', check_readable)
-  monkeypatch.setattr(local.object_store, 'open_storage', functools.partial(object_store.open_storage, patience_s=0))
+  monkeypatch.setattr(roles, 'open_storage', functools.partial(object_store.open_storage, patience_s=0))
   monkeypatch.setattr(sys, 'argv', ['local.py', f'--config={ROOT}/configs/tiny.py', '--workdir=s3://bucket/run'])
   with line.Line(9) as wire:
     wire.faults = [fault or 'absent'] * 99
