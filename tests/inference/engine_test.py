@@ -79,7 +79,7 @@ REQUESTS = st.builds(
 QUIETLY = dict(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-@settings(max_examples=3, **QUIETLY)
+@settings(max_examples=2, **QUIETLY)
 @given(st.lists(REQUESTS, min_size=1, max_size=5), st.integers(1, 4), st.integers(1, 3))
 def test_texts_are_the_same_with_the_cache_as_without(run, requests, max_batch, max_paths):
   engine = Engine(run, max_paths, max_batch)

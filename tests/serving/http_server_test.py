@@ -173,7 +173,7 @@ def generate(engine, groups, known=()) -> list[list]:
 
 def test_many_at_one_time_get_right_answers_and_clear_errors(server, engine, request):
   """A tenth of them malformed; greedy or drawn, streamed or not, alone or several, with stops, paths named or not."""
-  number = 1000 if request.config.getoption('--slow') else 30
+  number = 1000 if request.config.getoption('--slow') else 20
   rng = np.random.default_rng(0)
   drawn = [serving.draw(rng, engine.run.tokenizer) for _ in range(number * 9 // 10)]
   whole = generate(engine, [requests for _, requests in drawn])
