@@ -36,7 +36,8 @@ def test_a_run_with_late_paths_ends_and_is_computed_again(machine, prepared, tmp
   digests = [made.registry.facts('module', own, version)[0].sha256 for version in range(6)]
   assert digests[1] == digests[2] == digests[3] and len({*digests}) == 4
   assert made.registry.facts('finished')
-  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
+  [file] = (tmp_path / 'run' / 'machines').glob('*/report.json')
+  report = json.loads(file.read_text())
   tau = s.train.steps_per_phase
   assert report['steps_by_path'] == [5 * tau, 4 * tau, 3 * tau, 5 * tau] and report['steps'] == round(4.25 * tau)
   rows = monitor.LivePage(made).make_rows()
