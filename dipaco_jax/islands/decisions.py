@@ -110,6 +110,11 @@ def load(source: str) -> Any:
 
 def read(source: str, settings: settings_lib.Settings) -> Decisions:
   """Reads decisions. Raises InputError unless they are of a finished run with this config, but for where text is."""
+  return read_with_digest(source, settings)[0]
+
+
+def read_with_digest(source: str, settings: settings_lib.Settings) -> tuple[Decisions, str]:
+  """Returns what `read` does, and the sha256 of the content."""
   file = printable.redacted(source)
   try:
     about = load(source)
@@ -133,7 +138,7 @@ def read(source: str, settings: settings_lib.Settings) -> Decisions:
     raise InputError(f'--replay={file} is of a run with another config ({differences}): give the same --config')
   if settings.data.own_text:
     raise InputError(f'--replay={file}: config.data.own_text=True keeps text apart, so nobody can compute all of it')
-  return decisions
+  return decisions, hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
 def check_complete(decisions: Decisions, settings: settings_lib.Settings):
@@ -153,9 +158,7 @@ def check_complete(decisions: Decisions, settings: settings_lib.Settings):
 def follow(registry: Registry, source: str, settings: settings_lib.Settings) -> Decisions | None:
   """Returns the decisions that a run follows; None for --replay=''. Raises InputError if it was begun with others."""
   file = printable.redacted(source)
-  decisions = read(source, settings) if file else None
-  content = json.dumps(load(source), sort_keys=True) if file else ''
-  sha256 = hashlib.sha256(content.encode()).hexdigest() if file else ''
+  decisions, sha256 = read_with_digest(source, settings) if file else (None, '')
   if file and not registry.facts('module'):
     with contextlib.suppress(Conflict):  # see below
       registry.put([Fact(REPLAY, '', 0, '', sha256, {'file': file})])

@@ -249,8 +249,8 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
   s, job = run.settings, jobs.paths_job(run, run.settings.rounds)
   trained_facts = trained(island, history)
   checkpoints = [fact for fact in trained_facts if fact.kind == pieces.CHECKPOINT]
-  steps = [path_steps.of_fact(island, fact) for fact in checkpoints]
-  tokens = sum(each.taken for each in steps) * s.train.batch_size * s.model.seq_len
+  steps = path_steps.by_path(island, checkpoints)
+  tokens = sum(steps) * s.train.batch_size * s.model.seq_len
   outer_s = math.fsum(busy_seconds(phase.modules) for phase in history.phases)
   inner_s, workers = busy_seconds(checkpoints), {fact.meta['worker'] for fact in checkpoints}
   timed = sum(fact.meta['timed_steps'] for fact in checkpoints)
@@ -258,7 +258,7 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
     tokens=tokens, inner_s=history.wall_s, timed_steps=timed, timed_tokens=tokens, outer_s=outer_s
   )
   return stages.figures(run, job, record) | {
-    **_of_taken(island, checkpoints),
+    **_of_taken(island, steps),
     'phases': s.train.phases,
     'step_s': math.fsum(fact.meta['timed_s'] for fact in checkpoints) / max(1, timed),
     'outer_fraction': outer_s / (outer_s + inner_s),
@@ -270,12 +270,12 @@ def figures(island: Island, run: run_lib.Run, history: History) -> dict[str, Any
   }
 
 
-def _of_taken(island: Island, checkpoints: Sequence[Fact]) -> dict[str, Any]:
+def _of_taken(island: Island, steps: Sequence[int]) -> dict[str, Any]:
   """Returns the figures that depend on the steps of paths, where they took other numbers than the config says."""
   if path_steps.are_planned(island):
     return {}
   s, programs = island.run.settings, island.run.programs
-  steps_P = np.array(path_steps.by_path(island, checkpoints))
+  steps_P = np.array(steps)
   path_parameters = sum(x.size for x in programs.shapes.values())
   return {
     'steps': round(float(steps_P.mean())),

@@ -107,7 +107,7 @@ def test_a_registry_says_the_same_once_its_run_is_finished(made, decided, tmp_pa
   (tmp_path / 'url').write_text(url)
   assert decisions.read(url, s) == decisions.read(f'file:{tmp_path}/url', s) == decided
   assert decisions.load(url) == decisions.load(write(made, tmp_path / 'facts.json'))
-  with pytest.raises(InputError, match=r'cannot be read: No such file') as e:
+  with pytest.raises(InputError, match=r'cannot be read: No such file'):
     decisions.read(f'sqlite:///{tmp_path}/other.db', s)
   with pytest.raises(InputError, match=r'it has a password, which all users of the machine can read.*file:PATH') as e:
     decisions.read('postgresql://u:hidden@host/name', s)
