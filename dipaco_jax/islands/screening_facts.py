@@ -128,11 +128,13 @@ def exclusion(island: Island, sent: Fact, why: str, executor: str = '') -> Fact:
 
   `sent` is the fact of the checkpoint, or of the piece, with which the path would have taken part.
   """
-  phase, step, worker = pieces.part_of(island, sent).phase, path_steps.of_fact(island, sent).end, sent.meta['worker']
+  phase, step = pieces.part_of(island, sent).phase, path_steps.of_fact(island, sent).end
+  is_late = pieces.LATE in sent.meta
+  worker = '' if is_late else sent.meta['worker']  # nobody trained it in time
   message = screening.exclusion_message(island.layout.grid, int(sent.key), why, worker)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, message)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
-  about |= {pieces.LATE: True} if pieces.LATE in sent.meta else {}
+  about |= {pieces.LATE: True} if is_late else {}
   return Fact('excluded', sent.key, phase, '', '', about)
 
 
