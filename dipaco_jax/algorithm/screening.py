@@ -90,11 +90,14 @@ def exclusion_reason(moved: Mapping[str, float], usual: Mapping[str, float], exc
   )
 
 
-def exclusion_message(grid: Grid, path: int, why: str, worker: str = '') -> str:
-  """Returns the log message for a path that is left out of an outer step; `worker` trained it, if that is known."""
+def exclusion_message(grid: Grid, path: int, why: str, worker: str = '', state: str = 'fresh') -> str:
+  """Returns the log message for a path that is left out of an outer step; `worker` trained it, if that is known.
+
+  `state` says with which optimizer state it continues.
+  """
   where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
   who = f'path {grid.path_name(path)}' + (f' ({where})' if where else '') + (f' of {worker}' if worker else '')
-  return f'{who} takes no part in the outer step: {why}; it continues from the new modules, with fresh optimizer state'
+  return f'{who} takes no part in the outer step: {why}; it continues from the new modules, with {state} optimizer state'
 
 
 def count_in_a_row(before: Sequence[int], trained: np.ndarray, excluded: np.ndarray) -> list[int]:

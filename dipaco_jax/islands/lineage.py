@@ -105,6 +105,13 @@ def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
   return before, bool(exclusions(island, path, before, not island.timetable.begins_whole(phase)))
 
 
+def was_late(island: Island, path: int, phase: int) -> bool:
+  """Returns whether a path was late in the last phase before this one, which no worker has excluded then."""
+  before = pieces.trained_before(island, path, phase)
+  facts = [] if before is None else island.registry.facts('excluded', [str(path)], before)
+  return any(pieces.LATE in fact.meta for fact in facts)
+
+
 def before_exclusions(
   island: Island, held: HeldStates, path: int, phase: int | None
 ) -> tuple[int | None, Arrays | None]:  # fmt: skip

@@ -7,7 +7,7 @@ the one module that it reads. Facts name the paths that take no part:
     checkpoint (path, phase)    `excluded`: why, by its worker; it has no objects
     module (module, version)    `left_out`: why, by path; a version that is made again leaves out the same paths
     excluded (path, phase)      why, and the worker that trained it; the path's next phase begins with a fresh AdamW
-                                state
+                                state or, if it was only late, with the base model's
     diverged (number)           why the run cannot continue; all roles end. The same command withdraws the facts that
                                 block the phase, notes `diverged resumed (number)`, and trains the phase again.
 
@@ -131,7 +131,8 @@ def exclusion(island: Island, sent: Fact, why: str, executor: str = '') -> Fact:
   phase, step = pieces.part_of(island, sent).phase, path_steps.of_fact(island, sent).end
   is_late = pieces.LATE in sent.meta
   worker = '' if is_late else sent.meta['worker']  # nobody trained it in time
-  message = screening.exclusion_message(island.layout.grid, int(sent.key), why, worker)
+  state = "the base model's" if is_late and island.run.settings.inner.inherit_state else 'fresh'
+  message = screening.exclusion_message(island.layout.grid, int(sent.key), why, worker, state)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, message)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
   about |= {pieces.LATE: True} if is_late else {}

@@ -261,9 +261,8 @@ class Worker:
     if decided := path_steps.decided(island, path, phase, is_replay):
       end = decided.taken
     by_time = path_steps.are_timed(island) and not decided
-    start = Start(
-      path, phase, beginning.step, end, beginning.fresh, bool(state.inner), is_replay, is_due, first, by_time
-    )
+    fresh = beginning.fresh and not lineage.was_late(island, path, phase)  # nothing was wrong with a path that was late
+    start = Start(path, phase, beginning.step, end, fresh, bool(state.inner), is_replay, is_due, first, by_time)
     begins_with = path_exchange.parameters_before(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # a last piece may be excluded, which is not known yet

@@ -114,7 +114,7 @@ def row_weights(state, inner):
 
 def train(
   params, opt_state, batches, active, weights, grid, levels, owner, loss_fn, config, total_steps, lost=lambda phase: (),
-  excluded=lambda phase: (), taken=None,
+  excluded=lambda phase: (), late=lambda phase: (), taken=None,
 ):  # fmt: skip
   """Algorithm 1, from the base model on.
 
@@ -130,6 +130,7 @@ def train(
     total_steps: length of the cosine.
     lost: phase -> the paths whose outer gradient is lost, which go on from their own parameters.
     excluded: phase -> the paths that take no part, and go on from the new modules with a fresh AdamW state.
+    late: phase -> the paths that take no part, and go on from the new modules with the base's AdamW state.
     taken: (path, phase) -> its inner steps, where phases end after some time; learning rates are of a path's own steps.
 
   Returns:
@@ -162,6 +163,9 @@ def train(
     for path in excluded(t):
       new_params.pop(path, None), own.pop(path, None)
       states[path] = None
+    for path in late(t):
+      new_params.pop(path, None)
+      states[path] = opt_state
     by_row = rows if config.outer.row_weights else None
     layout = Layout(grid, levels)
     outer, counted = config.outer, weights

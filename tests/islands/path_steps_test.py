@@ -129,7 +129,7 @@ def check_with_reference(made, taken, late):
     job.base, base_state(job), job.data.batch, [range(paths)] * PHASES, job.weights(0).reshape(-1).tolist(),
     layout.grid, layout.levels, layout.owner, small.mean_loss(made.run.model, s.routing.prefix_tokens), s,
     s.decay_steps, taken=lambda path, phase: taken[path, phase],
-    excluded=lambda phase: late.get(phase, ()),
+    late=lambda phase: late.get(phase, ()),
   )  # fmt: skip
   steps, targets = PHASES * s.train.steps_per_phase, s.train.batch_size * s.model.seq_len
   tolerance = 1.33 * paths**0.5 * steps * small.EPS * (2 + s.inner.learning_rate * targets)
