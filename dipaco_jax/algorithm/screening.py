@@ -97,7 +97,8 @@ def exclusion_message(grid: Grid, path: int, why: str, worker: str = '', state: 
   """
   where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
   who = f'path {grid.path_name(path)}' + (f' ({where})' if where else '') + (f' of {worker}' if worker else '')
-  return f'{who} takes no part in the outer step: {why}; it continues from the new modules, with {state} optimizer state'
+  continues = f'it continues from the new modules, with {state} optimizer state'
+  return f'{who} takes no part in the outer step: {why}; {continues}'
 
 
 def count_in_a_row(before: Sequence[int], trained: np.ndarray, excluded: np.ndarray) -> list[int]:
