@@ -30,7 +30,7 @@ def rows(size: str) -> list[Row]:
   overlap = overlap_steps(size, lasting)
   late = {'outer.stream': 'on', 'outer.overlap_steps': overlap}
   short = max(1, TAU[size] * 2 // 25)
-  seldom = {'outer.closed_every': 64, 'checkpoint.state_every_phases': 64}
+  seldom = {'outer.closed_every': 128, 'checkpoint.state_every_phases': 128}
   least = seldom | {'outer.wire': 'thin', 'outer.compress': 'int2'}
   shorter = {'outer.overlap_steps': short, 'train.steps_per_dispatch': 1}
   wires: dict[str, tuple[str, dict[str, Any]]] = {
@@ -43,7 +43,7 @@ def rows(size: str) -> list[Row]:
     'wan': ('int8, streaming (wan)', {'outer.wire': 'wan'}),
     'thin': (f'int4, streaming, overlap of {overlap} (thin)', {'outer.wire': 'thin'}),
     'int2': ('int2', {'outer.compress': 'int2'}),
-    'least': (f'int2, streaming, overlap of {overlap}, closed and states every 64th phase', least),
+    'least': (f'int2, streaming, overlap of {overlap}, closed and states every 128th phase', least),
     'short': (f'int4, streaming, overlap of {short}', shorter | {'outer.wire': 'thin'}),
   }
   return [

@@ -244,7 +244,8 @@ def update(
     after, optimizer, norms[name] = step(before, state[name].optimizer, delta, total > 0)
     if name in new_masters:
       new_masters[name] = after
-      after = over_modules(functools.partial(follow, outer.compress))(modules[name], after, total > 0)
+      kind = compression.of_modules(outer.compress)
+      after = over_modules(functools.partial(follow, kind))(modules[name], after, total > 0)
     new_modules[name], new_state[name] = after, state[name]._replace(optimizer=optimizer)
   return new_modules, new_masters, new_state, norms
 
@@ -263,7 +264,7 @@ def check_rescale(rescale: bool, rows: Any) -> None:
 
 
 def follow(kind: str, module: Any, master: Any, active: Any) -> Any:
-  """Returns m(v) = m(v-1) + Q(M(v) - m(v-1)), what paths read of one module, if one took part [compression.py]."""
+  """Returns m(v) = m(v-1) + Q'(M(v) - m(v-1)), what paths read of one module, if one took part [compression.py]."""
   return jax.tree.map(lambda m, M: jnp.where(active, m + compression.rounded(M - m, kind), m), module, master)
 
 
@@ -323,11 +324,13 @@ def exchanged_bytes(
     shapes: one path's parameters.
     active: number of paths that train in a phase; the mean over phases where paths are sampled.
     row_weights: as in settings.Outer.
-    compress: how, both ways [compression.py].
+    compress: how [compression.py].
   """
   shared = [shapes[name].shape for name, level in layout.owner.items() if layout.grid.paths_through(level) > 1]
   rows = sum(shape[0] if shape else 1 for shape in shared) if row_weights else 0
-  return round(active * (2 * sum(compression.sent_bytes(shape, compress) for shape in shared) + 4 * rows))
+  both_ways = compress, compression.of_modules(compress)
+  sent = sum(compression.sent_bytes(shape, kind) for shape in shared for kind in both_ways)
+  return round(active * (sent + 4 * rows))
 
 
 def lost_paths(lost: float, shape: Sequence[int], seed: int, phase: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.algorithm import modules as modules_lib, streaming
+from dipaco_jax.algorithm import compression, modules as modules_lib, streaming
 from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.config import choices, owners, wires
 from dipaco_jax.core.errors import InputError
@@ -267,7 +267,7 @@ class Island:
     return not self.own_levels or version == 0 or any(version == jobs.round_end(s, n) for n in range(s.rounds + 1))
 
   def kind(self, level: Level) -> str:
-    """Returns how what paths exchange of a level is compressed, one of compression.KINDS."""
+    """Returns how outer gradients of a level are compressed, one of compression.KINDS."""
     return self.wire.compress if self.layout.grid.paths_through(level) > 1 else 'none'
 
   def read_weights(self, fact: Fact) -> dict[str, np.ndarray]:
@@ -299,8 +299,9 @@ class Island:
     if of and fact.meta.get(BEFORE, of) != of:
       raise Gone(fact.uri, f'{fact.uri} differs from weights that were replaced')
     level = self.parse_module(fact.key)[0]
-    like = messages.expected(self.kind(level), self.level_shapes(level))
-    return messages.add(self.kind(level), weights, self.read_object(fact.uri, fact.sha256, like))
+    kind = compression.of_modules(self.kind(level))
+    like = messages.expected(kind, self.level_shapes(level))
+    return messages.add(kind, weights, self.read_object(fact.uri, fact.sha256, like))
 
   def outer_shapes(self, level: Level) -> messages.Shapes:
     """Returns the shapes of the state of a level's outer optimizer, with M where modules are compressed."""

@@ -1,7 +1,7 @@
 """What paths and modules exchange as objects in storage, whole or compressed [2.5; algorithm/compression.py].
 
     of a path's level    whole: its parameters after the phase; compressed: Q(Delta + e)
-    of a module          whole: its weights; compressed: Q(M(v) - m(v-1)), its difference to the version before
+    of a module          whole: its weights; compressed: Q'(M(v) - m(v-1)), its difference to the version before
 
 The arrays of a compressed object are, for each parameter, `NAME:codes` and `NAME:scales`. With `outer.row_weights` a
 path's object of a level that it shares has `NAME:rows` too: the weights of the parameter's rows, float32.

@@ -28,7 +28,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dipaco_jax.algorithm import outer, screening
+from dipaco_jax.algorithm import compression, outer, screening
 from dipaco_jax.algorithm.exact_sum import ExactSum
 from dipaco_jax.algorithm.grid import Level
 from dipaco_jax.algorithm.row_sum import RowSum
@@ -316,7 +316,7 @@ def write_version(
     name, sha256 = island.write_object(f'modules/{at}', new)
     return name, sha256, {OUTER: island.write_object(f'{OUTER}/{at}', state)} if state else {}
   before = version_before(island, task)
-  difference, partial.old = messages.follow(partial.kind, partial.old, new)
+  difference, partial.old = messages.follow(compression.of_modules(partial.kind), partial.old, new)
   partial.state = state | {MASTER + name: x for name, x in new.items()}
   about: dict[str, Any] = {BEFORE: before.uri, SINCE: before.meta.get(SINCE, 0)}
   about[OUTER] = island.write_object(f'{OUTER}/{at}', partial.state)

@@ -4,7 +4,7 @@ For a path with the parameters n, and levels l that several paths share:
 
     message       of a path to the outer step of a module     parameters of l, or Q(Delta + e) [compression.py],
                                                               and with `outer.row_weights` a float32 for each row
-    version       of a module, as paths read it               parameters of l, or Q(M(v) - m(v-1))
+    version       of a module, as paths read it               parameters of l, or Q'(M(v) - m(v-1))
     state         of a path, about every k-th phase           AdamW state; residuals e; levels that are the path's own,
                                                               and of the version that early stopping points at
 
@@ -54,10 +54,10 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
   of_level = {level: {name: shapes[name] for name in layout.names(level)} for level in layout.levels}
   shared = {level: named_shapes for level, named_shapes in of_level.items() if layout.grid.paths_through(level) > 1}
   own = [named_shapes for level, named_shapes in of_level.items() if level not in shared]
-  version = {
-    level.name: sum(compression.sent_bytes(x.shape, kind) for x in named_shapes.values())
-    for level, named_shapes in shared.items()
-  }
+  message, version = (
+    {level.name: _sent_bytes(named_shapes, kind) for level, named_shapes in shared.items()}
+    for kind in (kind, compression.of_modules(kind))
+  )
   rows = {level.name: _row_bytes(s, named_shapes) for level, named_shapes in shared.items()}
   outer_bytes = {
     l.name: _outer_bytes(s, named_shapes, kind, layout.grid.paths_through(l)) for l, named_shapes in shared.items()
@@ -66,7 +66,7 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
     table=choices.make_timetable(s, layout.shared_sizes(shapes)),
     num_paths=layout.grid.num_paths,
     groups={level.name: _groups(layout, level) for level in shared},
-    message={level: size + rows[level] for level, size in version.items()},
+    message={level: size + rows[level] for level, size in message.items()},
     version=version,
     outer=outer_bytes,
     state=_state_bytes(s, shapes, shared.values(), own, kind),
@@ -93,8 +93,13 @@ def _outer_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str, 
   """
   state = jax.eval_shape(choices.make_outer_optimizer(s.outer).init, dict(level))
   state_bytes = num_bytes((level, state)) + (num_bytes(level) if kind != 'none' else 0)
-  sent = sum(compression.sent_bytes(x.shape, kind) for x in level.values())
-  return num_paths * (sent + _row_bytes(s, level)) + 2 * state_bytes + (sent if kind != 'none' else 0)
+  version = _sent_bytes(level, compression.of_modules(kind)) if kind != 'none' else 0
+  return num_paths * (_sent_bytes(level, kind) + _row_bytes(s, level)) + 2 * state_bytes + version
+
+
+def _sent_bytes(level: Mapping[str, Any], kind: str) -> int:
+  """Returns the bytes that the parameters of a level are sent in."""
+  return sum(compression.sent_bytes(x.shape, kind) for x in level.values())
 
 
 def _row_bytes(s: settings_lib.Settings, level: Mapping[str, Any]) -> int:

@@ -98,7 +98,7 @@ class Specs:
 
   @property
   def compress(self) -> str:
-    """The compression of what paths exchange, one of compression.KINDS."""
+    """How outer gradients are compressed, one of compression.KINDS."""
     return wires.make_wire(self.settings.outer, self.settings.train).compress
 
   @functools.cached_property

@@ -34,7 +34,7 @@ def test_nearest_value_of_each_block(kind):
   np.testing.assert_array_equal(jax.jit(lambda x: compression.rounded(x, kind))(x), expected)
 
 
-@pytest.mark.parametrize('kind, bits', [('int8', 8.25), ('int4', 4.25), ('int2', 2.25)])
+@pytest.mark.parametrize('kind, bits', [('int8', 8.25), ('int4', 4.25), ('int3', 3.25), ('int2', 2.25)])
 def test_bits(kind, bits):
   packed = compression.encode(jnp.ones((64, 10)), kind)
   assert 8 * sum(x.nbytes for x in packed) == bits * 640

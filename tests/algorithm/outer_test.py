@@ -161,9 +161,10 @@ def test_exchanged_bytes_are_those_of_shared_modules_both_ways():
 def test_exchanged_bytes_are_fewer_where_they_are_compressed():
   shapes = {'x': jnp.zeros((65,)), 'y': jnp.zeros((2, 64)), 'z': jnp.zeros(1)}
   blocks, rows = 2 + 2, 65 + 2
-  for kind, codes in (('int8', 64), ('int4', 32), ('int2', 16)):
+  for kind, sent, read in (('int8', 64, 64), ('int4', 32, 32), ('int2', 16, 24)):
     found = outer.exchanged_bytes(LAYOUT, shapes, 3, True, kind)
-    assert found == 3 * (2 * blocks * (codes + 2) + 4 * rows), 'whole blocks and their scales; row weights are float32'
+    codes = sent + 2 + read + 2  # of a block, with its scales
+    assert found == 3 * (blocks * codes + 4 * rows), 'whole blocks and their scales; row weights are float32'
 
 
 @pytest.mark.parametrize('optimizer', dict(fields.fields(settings.Outer))['optimizer'].choices)

@@ -76,8 +76,8 @@ class WithRate:
     self.rate, self.update = rate, UPDATES[config.optimizer]
 
 
-VALUES = {'int8': range(128), 'int4': range(8), 'int2': range(2)}
-RANGE = {'int8': 127, 'int4': 7, 'int2': 2}  # the largest value of a block, in units of its scale
+VALUES = {'int8': range(128), 'int4': range(8), 'int3': range(4), 'int2': range(2)}
+RANGE = {'int8': 127, 'int4': 7, 'int3': 3.5, 'int2': 2}  # the largest value of a block, in units of its scale
 
 
 def compressed(x, kind):
@@ -221,8 +221,8 @@ def train_by_wire(
         for module in {reference.module_of(grid, level, path) for path in paths}:
           masters[module], new = moved[module], {}
           for name, m in read[module].items():
-            lossy = kind != 'none' and shared
-            new[name] = m + compressed(masters[module][name] - m, kind) if lossy else masters[module][name]
+            lossy, of_modules = kind != 'none' and shared, 'int3' if kind == 'int2' else kind
+            new[name] = m + compressed(masters[module][name] - m, of_modules) if lossy else masters[module][name]
           read[module] = new
         later = 0 if t in closed or not shared else overlap
         due.append((now + later, level, alpha, dict(theta) if later and keeps else None, later))

@@ -37,8 +37,8 @@ SAMPLED = {'train': dict(phases=4, paths_per_phase=2)}
 PUBLISHED = {'checkpoint': dict(state_every_phases=2)}
 THIN = {'outer': dict(wire='thin', mix=0.25, closed_every=2), 'train': dict(phases=4)} | PUBLISHED
 # By how messages are compressed: nats by which losses may differ, and a quantum of a path's moves, which are below 0.1.
-LOSS_TOLERANCE = {'none': 1e-4, 'int8': 1e-2, 'int4': 1e-2}
-QUANTUM = {'none': 0, 'int8': 0.1 / 127, 'int4': 0.1 / 7}
+LOSS_TOLERANCE = {'none': 1e-4, 'int8': 1e-2, 'int4': 1e-2, 'int2': 3e-2}
+QUANTUM = {'none': 0, 'int8': 0.1 / 127, 'int4': 0.1 / 7, 'int2': 0.1 / 2}
 BY_ROW = dict(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True)
 CONFIGS = {
   'plain': (None, {}),
@@ -50,6 +50,7 @@ CONFIGS = {
   'streaming': (None, {'outer': dict(stream='on', overlap_steps=2, closed_every=2), 'train': dict(phases=3)}),
   'thin, own modules': (OWN_LEVELS, THIN),
   'thin, own modules, a round of re-sharding': (OWN_LEVELS, ROUNDS | THIN),
+  'int2': (None, {'outer': dict(compress='int2', whole_every=2), 'train': dict(phases=4)}),
   'row weights': (None, {'outer': BY_ROW}),
   'a cap on weights': (None, {'outer': dict(max_weight=0.5)}),
   'row weights, thin, own modules': (OWN_LEVELS, THIN | {'outer': BY_ROW | THIN['outer']}),

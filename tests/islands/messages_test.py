@@ -7,7 +7,7 @@ import slow
 from dipaco_jax.algorithm import compression
 from dipaco_jax.islands import messages
 
-COMPRESSED = [kind for kind in compression.KINDS if kind != 'none']
+COMPRESSED = [*compression.PLANES]
 
 
 def level(seed: int) -> dict[str, np.ndarray]:

@@ -26,15 +26,18 @@ def test_bytes_are_those_of_arrays(kind):
   s, shapes, layout = made(compress=kind, stream='on')
   found, base = wire_traffic.make_traffic(s, shapes), small.base(small.make_programs(s).model)
 
-  def packed(x):
+  def packed(x, kind):
     return x if kind == 'none' else compression.encode(x, kind)
 
-  sent = {
-    level.name: sum(x.nbytes for n in layout.names(level) for x in jax.tree.leaves(packed(base[n])))
-    for level in layout.levels
-    if level.name != 'own'
-  }
-  assert found.message == found.version == sent
+  sent, read = (
+    {
+      level.name: sum(x.nbytes for n in layout.names(level) for x in jax.tree.leaves(packed(base[n], of)))
+      for level in layout.levels
+      if level.name != 'own'
+    }
+    for of in (kind, 'int3' if kind == 'int2' else kind)
+  )
+  assert found.message == sent and found.version == read
   own = {n: x for n, x in base.items() if layout.owner[n].name == 'own'}
   shared = {n: x for n, x in base.items() if n not in own}
   adamw = choices.make_inner_of_run(s).init(base)
@@ -44,7 +47,7 @@ def test_bytes_are_those_of_arrays(kind):
   assert found.state == sum(np.asarray(x).nbytes for x in jax.tree.leaves(state))
   [low] = (level for level in layout.levels if level.name == 'low')
   there = 4 * sum(base[n].size for n in layout.names(low))  # M; as many of momentum, and of m where it is another
-  copies = 2 * 2 * there if kind == 'none' else 2 * 3 * there + sent['low']
+  copies = 2 * 2 * there if kind == 'none' else 2 * 3 * there + read['low']
   assert found.outer['low'] == 2 * sent['low'] + copies  # from the two paths that share it
 
 
