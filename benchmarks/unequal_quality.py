@@ -15,7 +15,8 @@ the reference, for DiLoCo with 8 workers and DiPaCo with 4x4 paths:
 The mean worker takes tau steps in a phase. The number of phases is such that outer steps contain as many inner steps as
 those of `wait`. Paths are small models of experiments/config.py, begin from a base that was trained for a few steps,
 and decay their learning rates over as many of their own steps as a path of `wait` takes; a phase in which a path is
-late is none of these. Results are kept in DIR/results.json, and the same command continues.
+late is none of these. Results are kept in DIR/results.json, and the same command continues; for results of another
+commit, name another DIR.
 
 Prints a table in Markdown: the median perplexity over the seeds, and the median of the differences from `wait` with the
 same seed.

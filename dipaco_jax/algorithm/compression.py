@@ -11,8 +11,8 @@ bfloat16 and codes q of 2, 3, 4 or 8 bits:
     int3    0, +-1, +-2, +-3            2/7      to the even q    3.25
     int2    0, +-1                      1/2      to the even q    2.25
 
-The scales of int3 and int2 are close to those of the smallest mean squared error if x is normally distributed: int2 has
-1.3 instead of 1.22 standard deviations on average. What lies beyond the largest value is sent later.
+If x is normally distributed, the scale of int2 has about the smallest mean squared error, and that of int3 8% more.
+What lies beyond the largest value is sent later.
 
 A path sends Q of its outer gradient plus its residual, the rounding errors so far (error feedback). The module m that
 paths read follows the module M of the outer optimizer by rounded differences, so that the next one corrects rounding

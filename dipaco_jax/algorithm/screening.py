@@ -29,6 +29,7 @@ from dipaco_jax.algorithm.modules import Layout
 
 MAX_RMS = 1e3  # maximum root mean square of parameters or momentum; thousands of times that of usual models
 BOUNDED = ('adamw', 'muon')  # inner optimizers of which h_0 is known
+FRESH = 'fresh optimizer state'
 NO_PATH_FIX = 'lower config.train.learning_rate, or raise config.outer.exclude_above'
 
 
@@ -90,15 +91,14 @@ def exclusion_reason(moved: Mapping[str, float], usual: Mapping[str, float], exc
   )
 
 
-def exclusion_message(grid: Grid, path: int, why: str, worker: str = '', state: str = 'fresh') -> str:
+def exclusion_message(grid: Grid, path: int, why: str, worker: str = '', state: str = FRESH) -> str:
   """Returns the log message for a path that is left out of an outer step; `worker` trained it, if that is known.
 
-  `state` says with which optimizer state it continues.
+  `state` names the optimizer state that it continues with.
   """
   where = ' '.join(f'{name}{c}' for name, c in zip(grid.names, grid.coordinates(path), strict=True))
   who = f'path {grid.path_name(path)}' + (f' ({where})' if where else '') + (f' of {worker}' if worker else '')
-  continues = f'it continues from the new modules, with {state} optimizer state'
-  return f'{who} takes no part in the outer step: {why}; {continues}'
+  return f'{who} takes no part in the outer step: {why}; it continues from the new modules, with {state}'
 
 
 def count_in_a_row(before: Sequence[int], trained: np.ndarray, excluded: np.ndarray) -> list[int]:

@@ -4,7 +4,7 @@ A path's state (of AdamW; with compression its residuals; modules that it has al
 it, its *holder* (held_states.py), and is published only after every k-th phase, k = `checkpoint.state_every_phases`,
 behind all messages (state_facts.py); with streaming, after the next closed phase (algorithm/streaming.py).
 Who lacks the state of a path goes back to the last phase after which it is held or published, or to the base model, or
-to a phase from which the path was excluded, after which it begins with a fresh state, but with its own modules; and
+to a phase from which the path was excluded, after which it begins without it, but with its own modules; and
 repeats the phases since: a *replay*. Modules of those versions are facts, shards and order of the rows follow from the
 settings, so the state is the same, to the bit, on machines that compute alike.
 
@@ -39,7 +39,7 @@ class NewestState(NamedTuple):
 
   parts: tuple[Part, ...]  # to train from there: those to replay, then the task's own
   carried: Arrays  # `PathState.carried` before the first of them, or {} if the path has nothing
-  fresh: bool  # whether it then gets a fresh one, rather than the base model's
+  fresh: bool  # whether it was excluded before, so that it begins without what it carried, but for its own modules
   within: tuple[int, Arrays] | None = None  # steps of the phase of the first of them, and the whole state there
 
   @property
@@ -106,7 +106,7 @@ def previous(island: Island, path: int, phase: int) -> tuple[int | None, bool]:
 
 
 def was_late(island: Island, path: int, phase: int) -> bool:
-  """Returns whether a path was late in the last phase before this one, which no worker has excluded then."""
+  """Returns whether a path was excluded from the phase before this one only because it was late."""
   before = pieces.trained_before(island, path, phase)
   facts = [] if before is None else island.registry.facts('excluded', [str(path)], before)
   return any(pieces.LATE in fact.meta for fact in facts)

@@ -129,10 +129,10 @@ def exclusion(island: Island, sent: Fact, why: str, executor: str = '') -> Fact:
   `sent` is the fact of the checkpoint, or of the piece, with which the path would have taken part.
   """
   phase, step = pieces.part_of(island, sent).phase, path_steps.of_fact(island, sent).end
-  is_late = pieces.LATE in sent.meta
-  worker = '' if is_late else sent.meta['worker']  # nobody trained it in time
-  state = "the base model's" if is_late and island.run.settings.inner.inherit_state else 'fresh'
-  message = screening.exclusion_message(island.layout.grid, int(sent.key), why, worker, state)
+  worker, is_late = sent.meta['worker'], pieces.LATE in sent.meta
+  as_at_first = is_late and island.run.settings.inner.keep_state
+  by, state = '' if is_late else worker, 'the optimizer state of its first phase' if as_at_first else screening.FRESH
+  message = screening.exclusion_message(island.layout.grid, int(sent.key), why, by, state)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, message)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
   about |= {pieces.LATE: True} if is_late else {}

@@ -60,7 +60,7 @@ class Beginning(NamedTuple):
   parts: tuple[Part, ...]  # parts to train: those to replay, then the task's own
   step: int  # of the phase, where the first part begins
   state: PathState  # before that step
-  fresh: bool  # whether a path without inner state gets a fresh one instead of the base model's
+  fresh: bool  # whether the path was excluded before [lineage.NewestState]
 
 
 class Trained(NamedTuple):
