@@ -189,6 +189,15 @@ def gather(shards: dict[str, jax.Array], dims: dict[str, int | None]) -> dict[st
   return {n: x if dims[n] is None else all_gather(x, axis=dims[n]) for n, x in shards.items()}
 
 
+def at_rest(state: InnerState) -> InnerState:
+  """Returns an inner state, on the host, with first moments m = 0: the lengths of steps without their direction."""
+
+  def is_first_moment(at: tuple[Any, ...]) -> bool:
+    return any(getattr(key, 'name', '') == 'mu' for key in at)  # as Optax names it
+
+  return jax.tree_util.tree_map_with_path(lambda at, x: np.zeros_like(x) if is_first_moment(at) else x, state)
+
+
 def step(inner: Inner, compute: Gradient, params: Any, state: InnerState, batch: tuple, s: jax.Array) -> Stepped:
   """Makes the update of the global step s, int32 []; the loss among the metrics is that before the update.
 

@@ -38,6 +38,7 @@ class Start(NamedTuple):
   evaluates: bool = False  # whether `begins_with` is evaluated first
   first: int | None = None  # the path's own steps before the phase, where phases are timed [path_steps.py]
   ends_by_time: bool = False  # whether the training may end before `end`; a replay takes as many steps as were taken
+  at_rest: bool = False  # whether the base model's inner state has no first moments [Job.first_state]
 
 
 class Result(NamedTuple):
@@ -96,7 +97,7 @@ def inner_steps(
   """
   every, profiler = island.run.settings.checkpoint.every_steps, island.run.profiler
   programs, (path, phase, step, end, fresh, *_) = job.programs, start
-  params, inner = path_state.to_devices(job, phase, state, fresh)
+  params, inner = path_state.to_devices(job, phase, state, fresh, start.at_rest)
   del state
   before = job.schedule.global_step(phase, 0) if start.first is None else start.first
   weights, turn = job.weights(phase), np.array(programs.layout.grid.coordinates(path), np.int32)

@@ -145,10 +145,10 @@ def zeros(job: Job, has_inner: bool) -> PathState:
   return PathState(params, state)
 
 
-def to_devices(job: Job, phase: int, state: PathState, fresh: bool) -> tuple[Any, Any]:
+def to_devices(job: Job, phase: int, state: PathState, fresh: bool, at_rest: bool = False) -> tuple[Any, Any]:
   """Puts a path on the devices; returns its parameters and inner state in flight.
 
-  A path without an inner state gets the base model's or, with `fresh`, a fresh one.
+  A path without an inner state gets the base model's, possibly `at_rest`, or, with `fresh`, a fresh one.
   """
   programs = job.programs
 
@@ -157,7 +157,7 @@ def to_devices(job: Job, phase: int, state: PathState, fresh: bool) -> tuple[Any
 
   params = {name: put(x, programs.specs.params[name]) for name, x in state.params.items()}
   if not state.inner:
-    return params, programs.fresh_state(params) if fresh else job.first_state(phase, params)
+    return params, programs.fresh_state(params) if fresh else job.first_state(phase, params, at_rest)
   specs = {INNER: programs.specs.state}
   return params, jax.tree.map(put, jobs.from_leaves(state.inner, specs), specs)[INNER]
 

@@ -14,8 +14,12 @@ excluded it (screening_facts.py). Its task is completed with facts that say so:
 
 They are inserted in one transaction that takes the task from its worker, if it has one, whose fence is then too old. So
 a path is either in all modules of a phase or late, and never both. It begins its next phase as all others do, with the
-newest modules, and as in the first phase with the AdamW state of the base model, if that has one, so that any worker
-may train it without a replay. From a fresh state, the first steps would be too long.
+newest modules, and with the second moments of the base model, if that has an AdamW state, so that any worker may train
+it without a replay:
+
+    m = 0        v, t: those of the base model
+
+With v = 0, the first steps would be too long; the m of the base model would lead all that were late the same way.
 
 A path whose checkpoint was withdrawn (withdrawals.py) is awaited, because a module may contain what it sent at first.
 A path is late as soon as one of its modules has waited long enough. A module of which all paths are late stays as it

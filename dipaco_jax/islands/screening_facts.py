@@ -7,7 +7,7 @@ the one module that it reads. Facts name the paths that take no part:
     checkpoint (path, phase)    `excluded`: why, by its worker; it has no objects
     module (module, version)    `left_out`: why, by path; a version that is made again leaves out the same paths
     excluded (path, phase)      why, and the worker that trained it; the path's next phase begins with a fresh AdamW
-                                state or, if it was only late, with the base model's
+                                state or, if it was only late, with the base model's second moments [quorum.py]
     diverged (number)           why the run cannot continue; all roles end. The same command withdraws the facts that
                                 block the phase, notes `diverged resumed (number)`, and trains the phase again.
 
@@ -130,8 +130,7 @@ def exclusion(island: Island, sent: Fact, why: str, executor: str = '') -> Fact:
   """
   phase, step = pieces.part_of(island, sent).phase, path_steps.of_fact(island, sent).end
   worker, is_late = sent.meta['worker'], pieces.LATE in sent.meta
-  as_at_first = is_late and island.run.settings.inner.keep_state
-  by, state = '' if is_late else worker, 'the optimizer state of its first phase' if as_at_first else screening.FRESH
+  by, state = '' if is_late else worker, "the base model's second moments" if is_late else screening.FRESH
   message = screening.exclusion_message(island.layout.grid, int(sent.key), why, by, state)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, message)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})

@@ -261,8 +261,9 @@ class Worker:
     if decided := path_steps.decided(island, path, phase, is_replay):
       end = decided.taken
     by_time = path_steps.are_timed(island) and not decided
-    fresh = beginning.fresh and not lineage.was_late(island, path, phase)  # nothing was wrong with a path that was late
-    start = Start(path, phase, beginning.step, end, fresh, bool(state.inner), is_replay, is_due, first, by_time)
+    late = beginning.fresh and lineage.was_late(island, path, phase)  # nothing was wrong with it
+    fresh = beginning.fresh and not late
+    start = Start(path, phase, beginning.step, end, fresh, bool(state.inner), is_replay, is_due, first, by_time, late)
     begins_with = path_exchange.parameters_before(island, path, phase, state) if start.evaluates else {}
     with futures.ThreadPoolExecutor(1) as writer:
       if not is_replay and not pieces.is_last(island, part):  # a last piece may be excluded, which is not known yet

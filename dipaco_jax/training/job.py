@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from dipaco_jax.algorithm import streaming, weight_cap
+from dipaco_jax.algorithm import inner, streaming, weight_cap
 from dipaco_jax.algorithm.grid import Coordinates, largest_divisor
 from dipaco_jax.config import choices
 from dipaco_jax.training.evaluation import Rows
@@ -133,12 +133,16 @@ class Job:
     trained = [self.weights(phase).reshape(-1) > 0 for phase in range(self.schedule.end)]
     return np.cumsum([np.zeros_like(trained[0]), *trained[:-1]], axis=0, dtype=np.int32)
 
-  def first_state(self, phase: int, params) -> Any:
-    """Returns the inner state of paths in flight that have none of their own: the base model's, or a fresh one."""
+  def first_state(self, phase: int, params, at_rest: bool = False) -> Any:
+    """Returns the inner state of paths in flight that have none of their own: the base model's, or a fresh one.
+
+    With `at_rest`, the base model's has first moments of 0, because its last gradients say nothing any more.
+    """
     if self.base_state is None or (phase and not self.keep_state):
       return self.programs.fresh_state(params)
+    state = inner.at_rest(self.base_state) if at_rest else self.base_state
     assemble = self.programs.placement.assemble
-    return jax.tree.map(lambda x, s: assemble(x.shape, s, lambda _: x), self.base_state, self.programs.specs.state)
+    return jax.tree.map(lambda x, s: assemble(x.shape, s, lambda _: x), state, self.programs.specs.state)
 
   def outer_weights(self, phase: int) -> np.ndarray:
     """Returns w_i of every path in the outer step, shaped like the grid, or 0 if it takes no part."""

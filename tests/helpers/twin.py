@@ -130,7 +130,7 @@ def train(
     total_steps: length of the cosine.
     lost: phase -> the paths whose outer gradient is lost, which go on from their own parameters.
     excluded: phase -> the paths that take no part, and go on from the new modules with a fresh AdamW state.
-    late: phase -> the paths that take no part, and go on from the new modules with the base's AdamW state.
+    late: phase -> the paths that take no part, and go on from the new modules with the base's v and t, and m = 0.
     taken: (path, phase) -> its inner steps, where phases end after some time; learning rates are of a path's own steps.
 
   Returns:
@@ -165,7 +165,7 @@ def train(
       states[path] = None
     for path in late(t):
       new_params.pop(path, None)
-      states[path] = opt_state
+      states[path] = opt_state | {'m': {name: np.zeros_like(x) for name, x in opt_state['m'].items()}}
     by_row = rows if config.outer.row_weights else None
     layout = Layout(grid, levels)
     outer, counted = config.outer, weights
