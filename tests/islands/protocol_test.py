@@ -337,7 +337,7 @@ def test_workers_that_compute_otherwise_agree_on_one_result(name, seed, tmp_path
 @pytest.mark.parametrize('name', slow.but(RUNS, *(name for name in RUNS if name != 'alone')))
 def test_ends_with_the_same_digest(name, tmp_path, request, monkeypatch):
   if not request.config.getoption('--slow'):
-    monkeypatch.setitem(globals(), 'FAULTY_TURNS', 250)
+    monkeypatch.setitem(globals(), 'FAULTY_TURNS', 150)
   expected, counts = play(tmp_path / 'undisturbed', name, 0, faults=False)
   for seed in range(request.config.getoption('--protocol_runs')):
     found, befell = play(tmp_path / str(seed), name, seed, faults=True)
