@@ -130,8 +130,8 @@ def exclusion(island: Island, sent: Fact, why: str, executor: str = '') -> Fact:
   """
   phase, step = pieces.part_of(island, sent).phase, path_steps.of_fact(island, sent).end
   worker, is_late = sent.meta['worker'], pieces.LATE in sent.meta
-  by, state = '' if is_late else worker, "the base model's second moments" if is_late else screening.FRESH
-  message = screening.exclusion_message(island.layout.grid, int(sent.key), why, by, state)
+  told = ('', "the base model's second moments") if is_late else (worker, screening.FRESH)
+  message = screening.exclusion_message(island.layout.grid, int(sent.key), why, *told)
   logging.warning('train, phase %d, step %d: %s', phase + 1, step, message)
   about = {'why': why, 'worker': worker, 'step': step} | ({'executor': executor} if executor else {})
   about |= {pieces.LATE: True} if is_late else {}

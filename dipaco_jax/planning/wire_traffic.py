@@ -54,11 +54,10 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
   of_level = {level: {name: shapes[name] for name in layout.names(level)} for level in layout.levels}
   shared = {level: named_shapes for level, named_shapes in of_level.items() if layout.grid.paths_through(level) > 1}
   own = [named_shapes for level, named_shapes in of_level.items() if level not in shared]
-  message, version = (
-    {level.name: _sent_bytes(named_shapes, kind) for level, named_shapes in shared.items()}
-    for kind in (kind, compression.of_modules(kind))
-  )
-  rows = {level.name: _row_bytes(s, named_shapes) for level, named_shapes in shared.items()}
+  message = {level.name: _message_bytes(s, named_shapes, kind) for level, named_shapes in shared.items()}
+  version = {
+    level.name: _sent_bytes(named_shapes, compression.of_modules(kind)) for level, named_shapes in shared.items()
+  }
   outer_bytes = {
     l.name: _outer_bytes(s, named_shapes, kind, layout.grid.paths_through(l)) for l, named_shapes in shared.items()
   }
@@ -66,7 +65,7 @@ def make_traffic(s: settings_lib.Settings, shapes: Mapping[str, jax.ShapeDtypeSt
     table=choices.make_timetable(s, layout.shared_sizes(shapes)),
     num_paths=layout.grid.num_paths,
     groups={level.name: _groups(layout, level) for level in shared},
-    message={level: size + rows[level] for level, size in message.items()},
+    message=message,
     version=version,
     outer=outer_bytes,
     state=_state_bytes(s, shapes, shared.values(), own, kind),
@@ -94,7 +93,12 @@ def _outer_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str, 
   state = jax.eval_shape(choices.make_outer_optimizer(s.outer).init, dict(level))
   state_bytes = num_bytes((level, state)) + (num_bytes(level) if kind != 'none' else 0)
   version = _sent_bytes(level, compression.of_modules(kind)) if kind != 'none' else 0
-  return num_paths * (_sent_bytes(level, kind) + _row_bytes(s, level)) + 2 * state_bytes + version
+  return num_paths * _message_bytes(s, level, kind) + 2 * state_bytes + version
+
+
+def _message_bytes(s: settings_lib.Settings, level: Mapping[str, Any], kind: str) -> int:
+  """Returns the bytes of a path's message of a level, with its row weights."""
+  return _sent_bytes(level, kind) + _row_bytes(s, level)
 
 
 def _sent_bytes(level: Mapping[str, Any], kind: str) -> int:

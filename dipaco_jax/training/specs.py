@@ -98,7 +98,7 @@ class Specs:
 
   @property
   def compress(self) -> str:
-    """How outer gradients are compressed, one of compression.KINDS."""
+    """The compression of outer gradients, one of compression.KINDS."""
     return wires.make_wire(self.settings.outer, self.settings.train).compress
 
   @functools.cached_property
