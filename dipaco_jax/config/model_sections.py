@@ -110,7 +110,7 @@ class Model:
   num_layers: int = field(12, 'Number of transformer blocks.', most=1000)
   num_heads: int = field(16, 'Number of attention heads.', most=2**16)
   head_dim: int = field(64, 'Size of each attention head; it must be even.', most=2**16)
-  mlp_dim: int = field(2432, 'Width of the hidden layer of the gated MLP.', most=2**24)
+  mlp_dim: int = field(2432, 'Width of the hidden layer of the gated MLP, or of each expert.', most=2**24)
   seq_len: int = field(
     1024,
     'Length of a training row in tokens. Longer documents are cut into sequences of at most this length.',
@@ -176,6 +176,41 @@ class Model:
   )
   activation: str = field(
     'silu', "Activation function of the MLP's gate; 'gelu' is the tanh approximation.", choices='silu gelu'
+  )
+  num_experts: int = field(
+    0,
+    'Number of experts in place of the MLP of each block (mixture of experts). 0 means one MLP for all tokens.',
+    zero=True,
+    most=2**16,
+    added=True,
+  )
+  experts_per_token: int = field(
+    2, 'Number of experts that a token passes through, with model.num_experts.', added=True
+  )
+  normalize_gates: bool = field(
+    False,
+    "Whether the probabilities of a token's experts are divided by their sum, with model.num_experts.",
+    added=True,
+  )
+  shared_expert_dim: int = field(
+    0,
+    'Width of the hidden layer of an MLP that all tokens pass through beside their experts. 0 means none.',
+    zero=True,
+    most=2**24,
+    added=True,
+  )
+  experts: str = field(
+    'auto',
+    "How experts are multiplied: 'ragged' by jax.lax.ragged_dot, 'blocked' in blocks of tokens of one expert. 'auto' is"
+    " 'blocked' on CPUs.",
+    choices='auto ragged blocked',
+    added=True,
+  )
+  balance_loss: float = field(
+    0.0, 'Weight of the loss by which a router chooses its experts equally often, in training.', zero=True, added=True
+  )
+  router_z_loss: float = field(
+    0.0, "Weight of the square of the logarithm of a router's normalizer, in training.", zero=True, added=True
   )
   embed_scale: bool = field(False, 'Whether embeddings are multiplied by sqrt(model.width).')
   query_scale: float = field(

@@ -100,6 +100,12 @@ def _check_model(m: Any) -> None:
   if m.num_kv_heads and m.num_heads % m.num_kv_heads:
     requirement = f'should divide config.model.num_heads={m.num_heads}: each serves the same number of query heads'
     raise InputError(f'config.model.num_kv_heads={m.num_kv_heads} {requirement}')
+  if m.num_experts and m.experts_per_token > m.num_experts:
+    problem = f'is more than there are: set it to config.model.num_experts={m.num_experts} or less'
+    raise InputError(f'config.model.experts_per_token={m.experts_per_token} {problem}')
+  for name in ('normalize_gates', 'shared_expert_dim', 'balance_loss', 'router_z_loss'):
+    if getattr(m, name) and not m.num_experts:
+      raise InputError(f'config.model.{name}={getattr(m, name)} requires config.model.num_experts')
   for name in ('full_every', 'rope_local_base'):
     if getattr(m, name) and not m.window:
       raise InputError(f'config.model.{name}={getattr(m, name)} requires config.model.window')

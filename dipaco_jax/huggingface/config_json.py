@@ -52,12 +52,14 @@ def read_config(theirs: Config) -> dict[str, Any]:
   Raises InputError that names every field that is not understood, or is of a model that cannot be computed here.
   """
   family = family_of(theirs)
-  rope, theirs = rope_json.read({**DEFAULTS, **family.defaults} | dict(theirs), family.windows == 'layers')
-  if missing := [name for name in (*FIELDS, 'vocab_size') if name not in theirs]:
+  named = _with_own_names(theirs, family)
+  rope, theirs = rope_json.read({**DEFAULTS, **family.defaults} | named, family.windows == 'layers')
+  field_names = _fields(family)
+  if missing := [name for name in (*field_names, 'vocab_size') if name not in theirs]:
     raise InputError(f'it has no {missing[0]}')
   _check_known(theirs, family)
   json_fields.check_integer('vocab_size', theirs['vocab_size'])
-  given = {name: field for name, field in FIELDS.items() if theirs[name] is not None or name not in DERIVED}
+  given = {name: field for name, field in field_names.items() if theirs[name] is not None or name not in DERIVED}
   values = {field: json_fields.value(name, theirs[name], field) for name, field in given.items()}
   values.setdefault('head_dim', values['width'] // values['num_heads'])
   heads, shared = values['num_heads'], values.get('num_kv_heads', values['num_heads'])
@@ -68,11 +70,27 @@ def read_config(theirs: Config) -> dict[str, Any]:
   return values | dict(family.has) | rope | block_kinds.read(family, theirs, values)
 
 
+def _fields(family: families.Family) -> dict[str, str]:
+  """Returns the fields of config.json that a family has: those of settings.Model."""
+  return {name: field for name, field in FIELDS.items() if name not in family.ignored} | dict(family.fields)
+
+
+def _with_own_names(theirs: Config, family: families.Family) -> dict[str, Any]:
+  """Returns a config.json in which the number of experts has the family's name: transformers takes either of the two."""
+  named = dict(theirs)
+  for name in family.fields.keys() & families.NUMBERS_OF_EXPERTS:
+    (other,) = families.NUMBERS_OF_EXPERTS - {name}
+    if other in named and named.setdefault(name, named[other]) != named.pop(other):
+      raise InputError(f'its {name} and {other} differ: remove one of them')
+  return named
+
+
 def _check_known(theirs: Config, family: families.Family):
   """Raises InputError that names the fields that are not understood, or not as they have to be."""
   plain = {**NEUTRAL, **block_kinds.plain(family), **family.plain}
+  plain = {name: x for name, x in plain.items() if name not in family.ignored}
   odd = [f'its {name} is {x!r}, not {plain[name]!r}' for name, x in theirs.items() if x != plain.get(name, x)]
-  known = {'architectures', *FIELDS, *plain, *block_kinds.names(family)}
+  known = {'architectures', *_fields(family), *plain, *block_kinds.names(family), *family.ignored}
   strange = {name: x for name, x in theirs.items() if name not in known and not silent_keys.is_silent(name)}
   if unknown := [f'its {name} is {x!r}, which is not understood' for name, x in strange.items()]:
     unknown[-1] += ': remove fields from config.json that do not affect the computation'
@@ -89,6 +107,8 @@ def write(
   """
   canonical_model, nearest = canonical(model), ('', {'model': ''})
   for family in families.FAMILIES:
+    if bool(family.fields) != bool(model.num_experts):
+      continue
     theirs = _of_family(family, model) | {'vocab_size': vocab_size}
     values = read_config(theirs)
     differ = {name: x for name, x in canonical_model.items() if values.get(name, DEFAULT[name]) != x}
@@ -106,13 +126,16 @@ def write(
 def _of_family(family: families.Family, model: settings.Model) -> dict[str, Any]:
   """Returns a model's config.json as one of a family, but for its vocabulary."""
   theirs: dict[str, Any] = {'architectures': [family.architecture], 'model_type': family.model_type}
-  theirs |= {name: getattr(model, field) for name, field in FIELDS.items()} | dict(family.plain)
+  theirs |= {name: getattr(model, field) for name, field in (FIELDS | _fields(family)).items()} | dict(family.plain)
   theirs['num_key_value_heads'] = model.num_kv_heads or model.num_heads
   theirs |= {'max_position_embeddings': model.seq_len, 'rope_scaling': rope_json.write(model)}
   return theirs | block_kinds.write(family, model)
 
 
-COMPUTED = tuple('seq_len dtype product_dtype attention layers remat loss_chunk vocab_chunk'.split())  # how, not what
+COMPUTED = (  # how, not what; or in training alone
+  'seq_len', 'dtype', 'product_dtype', 'attention', 'experts', 'layers', 'remat', 'loss_chunk', 'vocab_chunk',
+  'balance_loss', 'router_z_loss',
+)  # fmt: skip
 READ = [name for name in DEFAULT if name not in COMPUTED]
 
 
@@ -121,6 +144,8 @@ def canonical(model: settings.Model) -> dict[str, Any]:
   values = {name: x for name, x in dataclasses.asdict(model).items() if name in READ}
   if model.num_kv_heads == model.num_heads:
     values['num_kv_heads'] = 0
+  if not model.num_experts:
+    values['experts_per_token'] = DEFAULT['experts_per_token']
   if model.query_scale == model.head_dim:
     values['query_scale'] = 0.0
   for name in ('full_every', 'no_rope_every'):

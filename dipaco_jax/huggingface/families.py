@@ -6,7 +6,7 @@ dimension: our q of [D, H, K] is theirs of [H * K, D]. Both rotate dimension i o
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,12 +23,14 @@ class Family(NamedTuple):
   model_type: str
   architecture: str
   has: Mapping[str, Any]  # fields of settings.Model that all models of the family have
-  names: Mapping[str, str]  # in a block, beside MATRICES
+  names: Mapping[str, str]  # in a block, beside MATRICES; {} is the number of an expert
   defaults: Mapping[str, Any]  # of its config.json, where they are not everybody's
   plain: Mapping[str, Any]  # fields of config.json that it writes, and that have to be so
-  # Blocks that have one: 'all'; 'switched': by use_sliding_window; 'unturned': likewise, of blocks that have no rotary
-  # embedding; 'layers': by block.
+  # Blocks that have a window: 'all'; 'switched': by use_sliding_window; 'unturned': likewise, of blocks that have no
+  # rotary embedding; 'layers': by block.
   windows: str = ''
+  fields: Mapping[str, str] = {}  # more fields of config.json: those of settings.Model
+  ignored: Sequence[str] = ()  # fields of config.json of which no value changes what a model of the family computes
 
 
 ENDS = {
@@ -40,6 +42,13 @@ MATRICES = {f'attention/{x}': f'self_attn.{x}_proj.weight' for x in 'qkvo'} | {
   f'mlp/{x}': f'mlp.{x}_proj.weight' for x in ('gate', 'up', 'down')
 }
 BEFORE = {'attention_norm/scale': 'input_layernorm.weight', 'mlp_norm/scale': 'post_attention_layernorm.weight'}
+EXPERTS = {'mlp/router': 'mlp.gate.weight'} | {
+  f'mlp/expert/{x}': f'mlp.experts.{{}}.{x}_proj.weight' for x in ('gate', 'up', 'down')
+}
+MIXTRAL_EXPERTS = {'mlp/router': 'block_sparse_moe.gate.weight'} | {
+  f'mlp/expert/{ours}': f'block_sparse_moe.experts.{{}}.{theirs}.weight'
+  for ours, theirs in (('gate', 'w1'), ('up', 'w3'), ('down', 'w2'))
+}
 AFTER = {
   'attention_post_norm/scale': 'post_attention_layernorm.weight',
   'mlp_post_norm/scale': 'post_feedforward_layernorm.weight',
@@ -68,6 +77,28 @@ SMOLLM3_DEFAULTS = {
   'tie_word_embeddings': True, 'rope_theta': 2e6, 'num_key_value_heads': 4, 'no_rope_layer_interval': 4,
 }  # fmt: skip
 QK_AFTER = {'norms': 'after', 'qk_norm': 'all'}
+EXPERTS_FIELDS = {
+  'num_experts': 'num_experts', 'num_experts_per_tok': 'experts_per_token', 'norm_topk_prob': 'normalize_gates',
+}  # fmt: skip
+NUMBERS_OF_EXPERTS = {'num_experts', 'num_local_experts'}  # names of the same field
+MIXTRAL_FIELDS = {'num_local_experts': 'num_experts', 'num_experts_per_tok': 'experts_per_token'}
+MIXTRAL_DEFAULTS = {
+  'num_key_value_heads': 8, 'sliding_window': None, 'num_local_experts': 8, 'num_experts_per_tok': 2,
+  'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
+}  # fmt: skip
+QWEN3_MOE_FIELDS = EXPERTS_FIELDS | {'moe_intermediate_size': 'mlp_dim'}
+QWEN3_MOE_DEFAULTS = {
+  'num_key_value_heads': 4, 'num_experts': 128, 'num_experts_per_tok': 8, 'norm_topk_prob': False,
+  'moe_intermediate_size': 768,
+}  # fmt: skip
+QWEN3_MOE_PLAIN = SILU | NO_BIAS | {'decoder_sparse_step': 1, 'mlp_only_layers': [], 'use_sliding_window': False}
+OLMOE_DEFAULTS = {
+  'num_experts': 64, 'num_experts_per_tok': 8, 'norm_topk_prob': False, 'rms_norm_eps': 1e-5,
+}  # fmt: skip
+FLEX_OLMO_DEFAULTS = {
+  'num_experts': 7, 'num_experts_per_tok': 5, 'norm_topk_prob': False, 'rope_theta': 5e5,
+}  # fmt: skip
+ROUTER_LOSS = ('router_aux_loss_coef', 'output_router_logits')
 
 # A path is exported as the first that has all of it.
 FAMILIES = (
@@ -89,6 +120,23 @@ FAMILIES = (
     'Gemma 3 (text)', 'gemma3_text', 'Gemma3ForCausalLM', GEMMA, BOTH | QK_NORMS, GEMMA_DEFAULTS,
     GEMMA_PLAIN | NO_BIAS, 'layers',
   ),
+  Family(
+    'Mixtral', 'mixtral', 'MixtralForCausalLM', {'normalize_gates': True}, BEFORE | MIXTRAL_EXPERTS, MIXTRAL_DEFAULTS,
+    SILU | {'router_jitter_noise': 0.0}, 'all', MIXTRAL_FIELDS, ROUTER_LOSS,
+  ),
+  Family(
+    'Qwen 3 MoE', 'qwen3_moe', 'Qwen3MoeForCausalLM', {'qk_norm': 'head'}, BEFORE | QK_NORMS | EXPERTS,
+    QWEN3_MOE_DEFAULTS, QWEN3_MOE_PLAIN, '', QWEN3_MOE_FIELDS,
+    (*ROUTER_LOSS, 'intermediate_size', 'sliding_window', 'max_window_layers'),
+  ),
+  Family(
+    'OLMoE', 'olmoe', 'OlmoeForCausalLM', {'qk_norm': 'all'}, BEFORE | QK_NORMS | EXPERTS, OLMOE_DEFAULTS,
+    SILU | NO_BIAS, '', EXPERTS_FIELDS, ROUTER_LOSS,
+  ),
+  Family(
+    'FlexOlmo', 'flex_olmo', 'FlexOlmoForCausalLM', QK_AFTER, AFTER | QK_NORMS | EXPERTS, FLEX_OLMO_DEFAULTS,
+    SILU | NO_BIAS, '', EXPERTS_FIELDS, ROUTER_LOSS,
+  ),
 )  # fmt: skip
 
 DERIVED = r'(.*rotary_emb\.inv_freq)'  # of older files: computed here
@@ -98,10 +146,12 @@ def their_name(family: Family, name: str) -> str:
   """Returns the family's name of a parameter of ours; raises InputError if it has none."""
   if not (match := re.fullmatch(r'block_(\d+)/(.*)', name)):
     return ENDS[name]
-  in_block = {**MATRICES, **family.names}
-  if match[2] not in in_block:
+  in_block, expert = {**MATRICES, **family.names}, re.fullmatch(r'mlp/expert_(\d+)/(\w+)', match[2])
+  ours = f'mlp/expert/{expert[2]}' if expert else match[2]
+  if ours not in in_block:
     raise InputError(f'{family.title} has no {name}')
-  return f'model.layers.{match[1]}.{in_block[match[2]]}'
+  theirs = in_block[ours].format(expert[1]) if expert else in_block[ours]
+  return f'model.layers.{match[1]}.{theirs}'
 
 
 def to_theirs(family: Family, params: Arrays) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""A block of a path: attention, then an MLP; or a user-defined block (`config.model.block`).
+"""A block of a path: attention, then an MLP or a mixture of experts; or a user-defined block (`config.model.block`).
 
 A block is a Flax module that is called in two ways, and returns the hidden state and its cache, any pytree of arrays:
 
@@ -24,7 +24,7 @@ from flax import linen as nn
 
 from dipaco_jax.config import extension, settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.models import attention, rotary
+from dipaco_jax.models import attention, experts, rotary
 from dipaco_jax.models.layers import MLP, Layer, RMSNorm, is_wide, layer, make_norm, scaled_normal
 from dipaco_jax.models.products import product
 
@@ -96,7 +96,8 @@ class Block(nn.Module):
       self.attention_norm, self.mlp_norm = make_norm(c), make_norm(c)
     if c.norms != 'before':
       self.attention_post_norm, self.mlp_post_norm = make_norm(c), make_norm(c)
-    self.attention, self.mlp = Attention(c, self.layer), MLP(c)
+    self.attention = Attention(c, self.layer)
+    self.mlp: Any = experts.Mixture(c) if c.num_experts else MLP(c)
 
   def __call__(
     self, x_BLD: jax.Array, positions_BL: jax.Array, segments_BL: jax.Array, cache: Any = None
@@ -105,7 +106,8 @@ class Block(nn.Module):
     normed_BLD = x_BLD if norms == 'after' else self.attention_norm(x_BLD)
     added_BLD, cache = self.attention(normed_BLD, positions_BL, segments_BL, cache)
     x_BLD = x_BLD + (added_BLD if norms == 'before' else self.attention_post_norm(added_BLD))
-    added_BLD = self.mlp(x_BLD if norms == 'after' else self.mlp_norm(x_BLD))
+    normed_BLD = x_BLD if norms == 'after' else self.mlp_norm(x_BLD)
+    added_BLD = self.mlp(normed_BLD, segments_BL) if self.config.num_experts else self.mlp(normed_BLD)
     return x_BLD + (added_BLD if norms == 'before' else self.mlp_post_norm(added_BLD)), cache
 
 

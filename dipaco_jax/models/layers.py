@@ -12,6 +12,8 @@ from flax import linen as nn
 from dipaco_jax.config import settings
 from dipaco_jax.models.products import product
 
+Weights = tuple[jax.Array, jax.Array, jax.Array]  # gate and up, [D, F], and down, [F, D], of an MLP
+
 
 class Layer(NamedTuple):
   """What differs from block to block."""
@@ -85,18 +87,23 @@ def _backward(_: None, gradients: Any) -> tuple[Any]:
 together.defvjp(_forward, _backward)
 
 
+def mlp_weights(module: nn.Module, c: settings.Model, F: int) -> Weights:
+  """Makes or reads the parameters gate and up, [D, F], and down, [F, D], of a module."""
+  D = c.width
+  gate_DF, up_DF = (module.param(name, scaled_normal(1, D), (D, F)) for name in ('gate', 'up'))
+  return gate_DF, up_DF, module.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D))
+
+
 class MLP(nn.Module):
   """SwiGLU: (silu(x gate) * (x up)) down; or with gelu (arXiv 2002.05202)."""
 
   config: settings.Model
+  dim: int = 0  # F; 0: config.mlp_dim
 
   @nn.compact
   def __call__(self, x_BLD: jax.Array) -> jax.Array:
     c = self.config
-    D = self.config.width
-    F = self.config.mlp_dim
-    gate_DF, up_DF = (self.param(name, scaled_normal(1, D), (D, F)) for name in ('gate', 'up'))
-    down_FD = self.param('down', scaled_normal(1 / math.sqrt(2 * c.num_layers), F), (F, D))
+    gate_DF, up_DF, down_FD = mlp_weights(self, c, self.dim or c.mlp_dim)
     joined = together if c.layers == 'scanned' else tuple
     x_BLD, gate_DF, up_DF = joined((x_BLD, gate_DF, up_DF))
     gate_BLF, up_BLF = (product('BLD,DF->BLF', x_BLD, w_DF, is_wide(c)) for w_DF in (gate_DF, up_DF))

@@ -155,12 +155,17 @@ summed_nll.defvjp(_forward, _backward)
 def path_loss(
   model: Transformer, prefix_tokens: int, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the summed nll in nats, and the number of targets that count."""
-  x_BLD, head_DV = transformer.logit_factors(model, params, tokens_BL, segments_BL, jnp.float32)
+  """Returns the summed nll in nats, and the number of targets that count.
+
+  The gradient of the former is that of nll + sum over rows of targets * (losses of routers), see `experts`.
+  """
+  (x_BLD, head_DV), added_B = transformer.logit_factors_and_losses(model, params, tokens_BL, segments_BL)
   targets_BL, counts_BL = targets(tokens_BL, segments_BL, prefix_tokens)
   x_ND = x_BLD.reshape(-1, x_BLD.shape[-1])
   chunks = model.config.loss_chunk, model.config.vocab_chunk
   nll = summed_nll(x_ND, head_DV, targets_BL.reshape(-1), counts_BL.reshape(-1), *chunks)
+  if added_B is not None:
+    nll += jnp.sum(counts_BL.sum(1) * (added_B - jax.lax.stop_gradient(added_B)))
   return nll, counts_BL.sum()
 
 

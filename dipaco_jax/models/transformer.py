@@ -13,9 +13,11 @@ and, where the config has them, in a block
 
     attention/{q,k,v}_bias         [H K] or [G K]      attention_post_norm/scale   mlp_post_norm/scale   [D]
     attention/{q,k}_norm/scale     [K], or [H K] and [G K]
+    mlp/router                     [D, E]; mlp/expert_<e>/{gate,up,down} in place of mlp/{gate,up,down}
+    mlp/shared/{gate,up} [D, S]    mlp/shared/down [S, D]
 
-Dimensions: B batch, L length, D width, H heads, G heads of keys and values, K head size, F MLP width, V vocabulary,
-N layers.
+Dimensions: B batch, L length, D width, H heads, G heads of keys and values, K head size, F MLP width, E experts,
+S width of a shared expert, V vocabulary, N layers.
 """
 
 import dataclasses
@@ -30,7 +32,7 @@ from flax import linen as nn, traverse_util
 
 from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.models import block as block_lib, flash
+from dipaco_jax.models import block as block_lib, experts, flash
 from dipaco_jax.models.layers import make_norm, scaled_normal
 
 Params = dict[str, jax.Array]  # flat: name to array
@@ -88,16 +90,26 @@ class Transformer(nn.Module):
     params = [self.variables['params'].get(f'block_{n}', {}) for n in range(c.num_layers)]
     num_scanned = c.num_layers // every * every if every < c.num_layers else 0
 
-    def one(x_BLD: Any, params: Sequence[Any]) -> tuple[Any, None]:
-      for block, mine in zip(blocks, params, strict=False):
-        x_BLD = _output(c, functools.partial(block.apply, {'params': mine}), x_BLD, positions_BL, segments_BL)
-      return x_BLD, None
+    def one(x_BLD: Any, params: Sequence[Any]) -> tuple[Any, jax.Array | None]:
+      sown = dict[str, Any]()
+      for n, (block, mine) in enumerate(zip(blocks, params, strict=False)):
+        run = functools.partial(_apply, block, mine, sown, f'block_{n}')
+        x_BLD = _output(c, run, x_BLD, positions_BL, segments_BL)
+      return x_BLD, experts.total(sown)
 
     if c.remat in REMAT_POLICIES:
       one = jax.checkpoint(one, policy=REMAT_POLICIES[c.remat], prevent_cse=False)  # a scan's body is compiled alone
+    losses: list[Any] = []
     if num_scanned:
-      x_BLD = jax.lax.scan(one, x_BLD, [self._stacked(params[n:num_scanned:every]) for n in range(every)])[0]
-    return one(x_BLD, params[num_scanned:])[0] if num_scanned < c.num_layers else x_BLD
+      stacked = [self._stacked(params[n:num_scanned:every]) for n in range(every)]
+      x_BLD, losses_PB = jax.lax.scan(one, x_BLD, stacked)
+      losses += [] if losses_PB is None else [losses_PB.sum(0)]
+    if num_scanned < c.num_layers:
+      x_BLD, losses_B = one(x_BLD, params[num_scanned:])
+      losses += [losses_B]
+    if (losses_B := experts.total(losses)) is not None:
+      experts.sow(self, losses_B)
+    return x_BLD
 
   def _stacked(self, params: Sequence[Any]) -> Any:
     """Returns the parameters of several blocks as one, matrices in compute dtype."""
@@ -126,6 +138,12 @@ class Transformer(nn.Module):
 def _output(config: settings.Model, block: Any, *args: jax.Array) -> jax.Array:
   """Returns the hidden state after a block, without its cache."""
   return block_lib.call(config, block, *args)[0]
+
+
+def _apply(block: Any, params: Any, sown: dict[str, Any], name: str, *args: Any) -> Any:
+  """Returns what a block returns; what it adds to the loss is put into `sown`."""
+  outputs, sown[name] = block.apply({'params': params}, *args, mutable=[experts.LOSSES])
+  return outputs
 
 
 class Embedding(nn.Module):
@@ -167,7 +185,10 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
   kernel = {'tpu': 'splash', 'cpu': 'blocked'}.get(platform, gpus)
   layers = 'scanned' if platform == 'tpu' else 'unrolled'
   products = 'float32' if platform == 'cpu' else 'bfloat16'
-  chosen = {'dtype': dtype, 'attention': kernel, 'layers': layers, 'product_dtype': products}
+  experts_by = 'blocked' if platform == 'cpu' else 'ragged'
+  chosen = {
+    'dtype': dtype, 'attention': kernel, 'layers': layers, 'product_dtype': products, 'experts': experts_by,
+  }  # fmt: skip
   unset: Any = {name: x for name, x in chosen.items() if getattr(config, name) == 'auto'}
   return dataclasses.replace(config, **unset)
 
@@ -208,6 +229,15 @@ def logit_factors(
 ) -> Any:
   """Returns the normed hidden state [B, L, D] and the head [D, V], whose product is the logits."""
   return model.apply(variables(params), tokens_BL, segments_BL, head_dtype, method=Transformer.logit_factors)
+
+
+def logit_factors_and_losses(
+  model: Transformer, params: Params, tokens_BL: jax.Array, segments_BL: jax.Array
+) -> tuple[Any, jax.Array | None]:
+  """Returns the factors of the logits, the head as float32, and the losses of each row's routers, [B], or None."""
+  arguments = variables(params), tokens_BL, segments_BL, jnp.float32
+  factors, more = model.apply(*arguments, method=Transformer.logit_factors, mutable=[experts.LOSSES])
+  return factors, experts.total(more)
 
 
 def features(model: Transformer, params: Params, tokens_BL: jax.Array) -> jax.Array:

@@ -140,9 +140,11 @@ def bound_bytes(s: settings_lib.Settings) -> int:
   """Returns more bytes than a run takes, by sizes alone: to know in no time that a run is small."""
   m, vocab_size = s.model, s.tokenizer.vocab_size
   heads = m.head_dim * (m.num_heads + (m.num_kv_heads or m.num_heads))
-  parameters = m.num_layers * (2 * m.width * heads + 3 * m.width * m.mlp_dim) + 2 * m.width * vocab_size
+  mlp_dim = max(1, m.num_experts) * m.mlp_dim + m.shared_expert_dim
+  parameters = m.num_layers * (2 * m.width * heads + 3 * m.width * mlp_dim + m.width * m.num_experts)
+  parameters += 2 * m.width * vocab_size
   rows = max(s.train.batch_size, s.pretrain.batch_size if s.pretrain.steps else 0, s.evaluate.batch_size)
-  of_token = m.num_layers * (16 * m.width + 8 * heads + 8 * m.mlp_dim) + 2 * m.num_heads * m.seq_len * m.num_layers
+  of_token = m.num_layers * (16 * m.width + 8 * heads + 8 * mlp_dim) + 2 * m.num_heads * m.seq_len * m.num_layers
   paths = grid_lib.Grid(s.grid).num_paths
   states = 10 * paths * parameters  # modules, sums, AdamW, and a copy
   return PROCESS_BYTES // 2 + 4 * (states + rows * m.seq_len * of_token + LOGITS * m.loss_chunk * vocab_size)

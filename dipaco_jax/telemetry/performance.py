@@ -124,6 +124,8 @@ def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int
 
       6 (N (2 D H K + 2 D G K + 3 D F) + D V) + 12 N L H K        (arXiv 2204.02311, appendix B)
 
+  A mixture of experts has 3 D (k F + S) + D E in place of 3 D F, for the k experts of a token, a shared one of width S,
+  and the router of E experts.
   The head counts, tied or not; the embedding's look-up and rematerialization don't; attention counts as if it were
   neither causal nor cut into segments, but a block with a window w counts min(w, L) instead of L. Of blocks of the
   user's own it is three times the products of the forward pass, as traced with plain attention.
@@ -133,7 +135,10 @@ def flops_per_token(model: settings.Model, vocab_size: int, seq_len: int) -> int
   m = model
   queries = model.num_heads * model.head_dim
   keys = (model.num_kv_heads or model.num_heads) * model.head_dim
-  products = m.num_layers * (2 * m.width * (queries + keys) + 3 * m.width * m.mlp_dim) + m.width * vocab_size
+  mlp = 3 * m.width * m.mlp_dim
+  if m.num_experts:
+    mlp = mlp * m.experts_per_token + 3 * m.width * m.shared_expert_dim + m.width * m.num_experts
+  products = m.num_layers * (2 * m.width * (queries + keys) + mlp) + m.width * vocab_size
   windows = (layers.layer(m, n).window or seq_len for n in range(m.num_layers))
   return 6 * products + 12 * queries * sum(min(window, seq_len) for window in windows)
 

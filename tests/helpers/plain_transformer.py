@@ -79,6 +79,18 @@ def mlp(h_LD, p, name, config):
   return (bent * (h_LD @ p[f'{name}/up'])) @ p[f'{name}/down']
 
 
+def mixture(h_LD, p, name, config):
+  """Each token's MLPs of the largest probabilities, times these; one token after the other."""
+  out_LD = mlp(h_LD, p, f'{name}/shared', config) if config.shared_expert_dim else np.zeros_like(h_LD)
+  for i, h_D in enumerate(h_LD):
+    odds = np.exp(h_D @ p[f'{name}/router'])
+    odds /= odds.sum()
+    chosen = np.argsort(-odds)[: config.experts_per_token]
+    whole = odds[chosen].sum() if config.normalize_gates else 1
+    out_LD[i] += sum(odds[e] / whole * mlp(h_D, p, f'{name}/expert_{e}', config) for e in chosen)
+  return out_LD
+
+
 def hidden(params, tokens, config):
   """The last block's output, [L, D]."""
   p = {name: np.asarray(x, np.float64) for name, x in params.items()}
@@ -86,7 +98,7 @@ def hidden(params, tokens, config):
   for n in range(config.num_layers):
     for part, added in (
       ('attention', lambda h_LD, n=n: attention(h_LD, p, n, config)),
-      ('mlp', lambda h_LD, n=n: mlp(h_LD, p, f'block_{n}/mlp', config)),
+      ('mlp', lambda h_LD, n=n: (mixture if config.num_experts else mlp)(h_LD, p, f'block_{n}/mlp', config)),
     ):
       h_LD = x_LD if config.norms == 'after' else norm(x_LD, p[f'block_{n}/{part}_norm/scale'], config)
       h_LD = added(h_LD)

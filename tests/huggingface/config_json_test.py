@@ -118,6 +118,45 @@ PUBLISHED = {
       embed_scale=True,
     ),
   ),
+  'Mixtral-8x7B-v0.1': (
+    dict(
+      architectures=['MixtralForCausalLM'], hidden_size=4096, intermediate_size=14336, max_position_embeddings=32768,
+      model_type='mixtral', num_attention_heads=32, num_experts_per_tok=2, num_hidden_layers=32, num_key_value_heads=8,
+      num_local_experts=8, output_router_logits=False, rms_norm_eps=1e-5, rope_theta=1000000.0,
+      router_aux_loss_coef=0.02, sliding_window=None, tie_word_embeddings=False, vocab_size=32000,
+    ),
+    dict(
+      width=4096, mlp_dim=14336, num_heads=32, num_layers=32, num_kv_heads=8, head_dim=128, norm_epsilon=1e-5,
+      rope_base=1e6, tied=False, num_experts=8, experts_per_token=2, normalize_gates=True,
+    ),
+  ),
+  'Qwen3-30B-A3B': (
+    dict(
+      architectures=['Qwen3MoeForCausalLM'], attention_bias=False, decoder_sparse_step=1, head_dim=128,
+      hidden_size=2048, intermediate_size=6144, max_position_embeddings=40960, max_window_layers=48, mlp_only_layers=[],
+      model_type='qwen3_moe', moe_intermediate_size=768, norm_topk_prob=True, num_attention_heads=32, num_experts=128,
+      num_experts_per_tok=8, num_hidden_layers=48, num_key_value_heads=4, output_router_logits=False,
+      rms_norm_eps=1e-6, rope_scaling=None, rope_theta=1000000.0, router_aux_loss_coef=0.001, sliding_window=None,
+      tie_word_embeddings=False, use_sliding_window=False, vocab_size=151936,
+    ),
+    dict(
+      width=2048, mlp_dim=768, num_heads=32, num_layers=48, num_kv_heads=4, head_dim=128, rope_base=1e6, tied=False,
+      qk_norm='head', num_experts=128, experts_per_token=8, normalize_gates=True,
+    ),
+  ),
+  'OLMoE-1B-7B-0924': (
+    dict(
+      architectures=['OlmoeForCausalLM'], attention_bias=False, clip_qkv=None, hidden_size=2048, intermediate_size=1024,
+      max_position_embeddings=4096, model_type='olmoe', norm_topk_prob=False, num_attention_heads=16, num_experts=64,
+      num_experts_per_tok=8, num_hidden_layers=16, num_key_value_heads=16, output_router_logits=False, pad_token_id=1,
+      rms_norm_eps=1e-5, rope_scaling=None, rope_theta=10000.0, router_aux_loss_coef=0.01, tie_word_embeddings=False,
+      vocab_size=50304,
+    ),
+    dict(
+      width=2048, mlp_dim=1024, num_layers=16, head_dim=128, norm_epsilon=1e-5, tied=False, qk_norm='all',
+      num_experts=64, experts_per_token=8,
+    ),
+  ),
 }  # fmt: skip
 
 
@@ -281,3 +320,21 @@ def test_keys_of_fewer_heads_may_be_copied():
   assert config_json.misfits(published('SmolLM2-135M'), dataclasses.replace(model, num_kv_heads=1))
   biased = settings.Model(**config_json.read_config(published('Qwen2.5-0.5B')))
   assert config_json.misfits(published('Qwen2.5-0.5B'), dataclasses.replace(biased, num_kv_heads=0))
+
+
+def test_the_number_of_experts_has_either_name():
+  theirs = published('Qwen3-30B-A3B')
+  found = config_json.read_config(theirs)
+  both = theirs | {'num_local_experts': 128}
+  other = {name: x for name, x in both.items() if name != 'num_experts'}
+  assert config_json.read_config(both) == config_json.read_config(other) == found
+  with pytest.raises(InputError, match='num_experts and num_local_experts differ'):
+    config_json.read_config(both | {'num_experts': 64})
+
+
+@pytest.mark.parametrize(
+  'field, value', [('mlp_only_layers', [0]), ('decoder_sparse_step', 2), ('use_sliding_window', True)]
+)
+def test_mixtures_with_other_blocks_are_rejected(field, value):
+  with pytest.raises(InputError, match=f'its {field} is'):
+    config_json.read_config(published('Qwen3-30B-A3B') | {field: value})
