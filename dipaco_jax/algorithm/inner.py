@@ -7,12 +7,14 @@ With g the gradient clipped to norm c, and eta_s the learning rate of the global
 
 lambda is 0 for vectors (the scales of norms). With Muon, the first term is that of muon.py. t counts the path's own
 updates and s is an argument: the schedule belongs to the run, the moments to the path. A step with a loss or |g| that
-is not finite is skipped, up to `inner.max_skipped` times in a row: theta, m, v and t do not change.
+is not finite is skipped, up to `inner.max_skipped` times in a row: theta, m, v and t do not change. Frozen parameters
+have neither a gradient nor an update.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -116,6 +118,24 @@ def muon_or_adamw(
 ) -> optax.GradientTransformation:  # fmt: skip
   """Returns u of Muon for the matrices of blocks, of AdamW for all else [muon.py]."""
   return _with_decay(muon.scale_by_muon(momentum, optax.scale_by_adam(b1, b2, epsilon)), weight_decay)
+
+
+def freeze(frozen: str) -> optax.GradientTransformation:
+  """Makes the updates 0 of parameters in whose names a regular expression is found."""
+  return optax.masked(optax.set_to_zero(), lambda tree: {name: bool(re.search(frozen, name)) for name in tree})
+
+
+def without_gradients(loss: Loss, frozen: str) -> Loss:
+  """Returns a loss that gives no gradients to parameters in whose names a regular expression is found.
+
+  They are then in no norm of a gradient, and XLA does not compute them.
+  """
+
+  def of_trained(params: Mapping[str, jax.Array], *batch: jax.Array) -> tuple[jax.Array, jax.Array]:
+    is_frozen = {name: bool(re.search(frozen, name)) for name in params}
+    return loss({name: jax.lax.stop_gradient(x) if is_frozen[name] else x for name, x in params.items()}, *batch)
+
+  return of_trained if frozen else loss
 
 
 def _with_decay(transformation: optax.GradientTransformation, weight_decay: float) -> optax.GradientTransformation:

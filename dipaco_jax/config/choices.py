@@ -33,7 +33,10 @@ def make_inner(config: Inner, decay_steps: int, pretrain_steps: int, path_rate: 
     InputError: a user-defined part cannot be made.
   """
   rate = make_schedule(config, decay_steps, pretrain_steps, path_rate)
-  return inner.make(make_transformation(config), rate, config.clip_norm, config.max_skipped)
+  transformation = make_transformation(config)
+  if config.frozen:
+    transformation = optax.chain(transformation, inner.freeze(config.frozen))
+  return inner.make(transformation, rate, config.clip_norm, config.max_skipped)
 
 
 def make_inner_of_run(s: Settings) -> inner.Inner:

@@ -201,9 +201,10 @@ class Model:
   )
   experts: str = field(
     'auto',
-    "How experts are multiplied: 'ragged' by jax.lax.ragged_dot, 'blocked' in blocks of tokens of one expert. 'auto' is"
-    " 'blocked' on CPUs.",
-    choices='auto ragged blocked',
+    "How experts are multiplied: 'ragged' by jax.lax.ragged_dot; 'megablox' likewise, with a kernel for TPUs for the "
+    "gradients of their matrices; 'blocked' in blocks of tokens of one expert. 'auto' is 'megablox' on TPUs, 'blocked' "
+    "on CPUs and 'ragged' elsewhere.",
+    choices='auto ragged megablox blocked',
     added=True,
   )
   balance_loss: float = field(

@@ -121,6 +121,12 @@ class Inner:
     'Whether a path keeps its optimizer state from phase to phase, as a worker of DiLoCo does. If False, '
     'each phase begins with a fresh state.',
   )
+  frozen: str = field(
+    '',
+    'Parameters that are not trained: a regular expression that matches anywhere in their names, as in config.levels. '
+    'Empty means none.',
+    added=True,
+  )
   inherit_state: bool = field(True, "Whether paths start with the base model's optimizer state instead of a fresh one.")
   max_skipped: int = field(
     10,

@@ -76,7 +76,7 @@ def _fields(family: families.Family) -> dict[str, str]:
 
 
 def _with_own_names(theirs: Config, family: families.Family) -> dict[str, Any]:
-  """Returns a config.json in which the number of experts has the family's name: transformers takes either of the two."""
+  """Returns a config.json in which the number of experts has the family's name; transformers takes either of two."""
   named = dict(theirs)
   for name in family.fields.keys() & families.NUMBERS_OF_EXPERTS:
     (other,) = families.NUMBERS_OF_EXPERTS - {name}

@@ -1,8 +1,8 @@
 """MLPs of groups of rows: each pair of a token and an expert is a row, and rows are sorted by their expert.
 
-A group may have any number of rows, also none, so that no token is dropped. Where jax.lax.ragged_dot is a kernel, it
-multiplies the groups. On CPUs, where it would multiply all rows by all experts, each group is cut into blocks of a few
-sizes. Gradients are look-ups and products, in place of sums in an order that nobody knows.
+A group may have any number of rows, also none, so that no token is dropped. On TPUs, jax.lax.ragged_dot multiplies the
+groups, and a kernel that comes with JAX computes the gradients of matrices [arXiv 2211.15841]. On CPUs, where
+ragged_dot would multiply all rows by all experts, each group is cut into blocks of a few sizes.
 
 Dimensions: D width, E experts, M pairs, P places of the sorted pairs, B rows of a block, F MLP width.
 """
@@ -13,10 +13,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
 from dipaco_jax.models.layers import GATES, Weights
 from dipaco_jax.models.products import into_float32
 
+PRODUCTS = 'products of experts'  # their name, by which remat='dots' keeps them
+TILES = 512, 256, 128  # rows of a tile of the kernel for TPUs
+INTERPRET = False  # whether that kernel is computed with plain operations, for tests
 LARGEST, SIZES = 1024, 5  # blocks of rows that a CPU multiplies by the matrices of one expert: most rows, and sizes
 
 
@@ -68,7 +73,7 @@ rearranged.defvjp(_forward, _backward)
 
 
 def apply_experts(
-  x_MD: jax.Array, experts_M: jax.Array, experts: list[Weights], activation: str, wide: bool, in_blocks: bool
+  x_MD: jax.Array, experts_M: jax.Array, experts: list[Weights], activation: str, method: str, wide: bool = False
 ) -> jax.Array:
   """Returns MLP_e(x) of each pair, [M, D], computed in the dtype of x.
 
@@ -77,20 +82,45 @@ def apply_experts(
     experts_M: the expert of each pair.
     experts: all experts' matrices.
     activation: of the gate.
-    wide: products of 16 bits are computed into float32.
-    in_blocks: groups are multiplied in blocks of rows, instead of by jax.lax.ragged_dot.
+    method: 'ragged', 'megablox' or 'blocked', as `model.experts`.
+    wide: products of 16 bits are computed into float32, by 'blocked'.
   """
-  blocks = block_sizes(len(experts_M) // len(experts)) if in_blocks else (1,)
+  blocks = block_sizes(len(experts_M) // len(experts)) if method == 'blocked' else (1,)
   groups = group(experts_M, len(experts), blocks[-1])
   x_PD = rearranged(x_MD, groups.pairs_P, groups.places_M)
-  if in_blocks:
+  if method == 'blocked':
     y_PD = _blockwise(activation, wide, blocks, x_PD, groups, experts)
   else:
+    multiply = _multiply if method == 'megablox' and _tile(len(x_PD)) else jax.lax.ragged_dot
     gate_EDF, up_EDF, down_EFD = (jnp.stack([w.astype(x_MD.dtype) for w in ws]) for ws in zip(*experts, strict=True))
-    hidden_PF = GATES[activation](jax.lax.ragged_dot(x_PD, gate_EDF, groups.sizes_E))
-    hidden_PF *= jax.lax.ragged_dot(x_PD, up_EDF, groups.sizes_E)
-    y_PD = jax.lax.ragged_dot(hidden_PF, down_EFD, groups.sizes_E)
+    gate_PF, up_PF = (checkpoint_name(multiply(x_PD, w_EDF, groups.sizes_E), PRODUCTS) for w_EDF in (gate_EDF, up_EDF))
+    y_PD = checkpoint_name(multiply(GATES[activation](gate_PF) * up_PF, down_EFD, groups.sizes_E), PRODUCTS)
   return rearranged(y_PD, groups.places_M, groups.pairs_P)
+
+
+def _tile(num_rows: int) -> int:
+  """Returns the rows of a tile of the kernel, which have to divide all rows, or 0 if there are none."""
+  return next((rows for rows in TILES if num_rows % rows == 0), 0)
+
+
+@jax.custom_vjp
+def _multiply(x_PD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> jax.Array:
+  """Returns jax.lax.ragged_dot, whose gradient of w XLA for TPUs would compute from all rows for each expert."""
+  return jax.lax.ragged_dot(x_PD, w_EDF, sizes_E)
+
+
+def _multiply_forward(x_PD: jax.Array, w_EDF: jax.Array, sizes_E: jax.Array) -> tuple[jax.Array, Any]:
+  return jax.lax.ragged_dot(x_PD, w_EDF, sizes_E), (x_PD, w_EDF, sizes_E)
+
+
+def _multiply_backward(kept: Any, dy_PF: jax.Array) -> tuple[jax.Array, jax.Array, None]:
+  x_PD, w_EDF, sizes_E = kept
+  dx_PD = jax.lax.ragged_dot(dy_PF, w_EDF.swapaxes(1, 2), sizes_E)
+  tiling = _tile(len(x_PD)), *(min(TILES[0], size) for size in w_EDF.shape[1:])
+  return dx_PD, tgmm(x_PD.T, dy_PF, sizes_E, w_EDF.dtype, tiling, interpret=INTERPRET), None
+
+
+_multiply.defvjp(_multiply_forward, _multiply_backward)
 
 
 def block_sizes(mean_rows: int) -> tuple[int, ...]:

@@ -95,8 +95,8 @@ class Mixture(nn.Module):
       losses_B = c.balance_loss * balance(logits_BLE, experts_BLK, counts_BL)
       sow(self, losses_B + c.router_z_loss * square_z(logits_BLE, counts_BL))
     x_MD = jnp.repeat(x_BLD.reshape(-1, D), c.experts_per_token, axis=0)
-    weights, is_blocked = [expert() for expert in self.experts], c.experts == 'blocked'
-    y_MD = apply_experts(x_MD, experts_BLK.reshape(-1), weights, c.activation, is_wide(c), is_blocked)
+    weights = [expert() for expert in self.experts]
+    y_MD = apply_experts(x_MD, experts_BLK.reshape(-1), weights, c.activation, c.experts, is_wide(c))
     y_BLKD = y_MD.reshape(*experts_BLK.shape, D)
     y_BLD = jnp.einsum('BLKD,BLK->BLD', y_BLKD, gates_BLK, preferred_element_type=jnp.float32).astype(x_BLD.dtype)
     return y_BLD + self.shared(x_BLD) if self.shared else y_BLD

@@ -32,7 +32,7 @@ from flax import linen as nn, traverse_util
 
 from dipaco_jax.config import settings
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.models import block as block_lib, experts, flash
+from dipaco_jax.models import block as block_lib, expert_groups, experts, flash
 from dipaco_jax.models.layers import make_norm, scaled_normal
 
 Params = dict[str, jax.Array]  # flat: name to array
@@ -47,7 +47,7 @@ REMAT_POLICIES = {
   'full': jax.checkpoint_policies.nothing_saveable,
   'dots': jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    jax.checkpoint_policies.save_only_these_names(flash.RESIDUALS),
+    jax.checkpoint_policies.save_only_these_names(flash.RESIDUALS, expert_groups.PRODUCTS),
   ),
 }
 
@@ -185,7 +185,7 @@ def for_device(config: settings.Model, platform: str) -> settings.Model:
   kernel = {'tpu': 'splash', 'cpu': 'blocked'}.get(platform, gpus)
   layers = 'scanned' if platform == 'tpu' else 'unrolled'
   products = 'float32' if platform == 'cpu' else 'bfloat16'
-  experts_by = 'blocked' if platform == 'cpu' else 'ragged'
+  experts_by = {'tpu': 'megablox', 'cpu': 'blocked'}.get(platform, 'ragged')
   chosen = {
     'dtype': dtype, 'attention': kernel, 'layers': layers, 'product_dtype': products, 'experts': experts_by,
   }  # fmt: skip

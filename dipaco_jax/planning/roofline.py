@@ -28,6 +28,9 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   """Returns the FLOPs of one inner step of one path, from the program before it is optimized, with loops unrolled."""
   rows = s.train.batch_size * s.model.seq_len
   plain = dataclasses.replace(s.model, loss_chunk=rows, vocab_chunk=0, layers='unrolled', attention='xla')
+  if plain.num_experts:  # one MLP does as much
+    width = plain.experts_per_token * plain.mlp_dim + plain.shared_expert_dim
+    plain = dataclasses.replace(plain, mlp_dim=width, num_experts=0)
   model = transformer.make_model(plain, s.tokenizer.vocab_size)
   compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, model, s.num_untrained_tokens), 0)
   optimizer = choices.make_inner_of_run(s)
@@ -36,7 +39,8 @@ def flops_of_step(s: settings_lib.Settings) -> float:
   step = functools.partial(inner.step, optimizer, compute)
   state = jax.eval_shape(optimizer.init, params)
   lowered: Any = jax.jit(step).lower(params, state, (tokens, tokens), jax.ShapeDtypeStruct((), np.int32))
-  return lowered.cost_analysis()['flops'] + tokens.size * extra_splash_flops(s.model)
+  router = 6 * tokens.size * s.model.num_layers * s.model.width * s.model.num_experts
+  return lowered.cost_analysis()['flops'] + router + tokens.size * extra_splash_flops(s.model)
 
 
 # Number of products of the size of queries with keys, per token: forward, backward, and recomputed.

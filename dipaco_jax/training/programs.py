@@ -141,7 +141,8 @@ class Programs:
 
     Donates params and state. If paths are sampled, a path of weight 0 is not trained.
     """
-    loss = functools.partial(loss_lib.path_loss, self.model, self.settings.num_untrained_tokens)
+    of_all = functools.partial(loss_lib.path_loss, self.model, self.settings.num_untrained_tokens)
+    loss = inner_lib.without_gradients(of_all, self.settings.inner.frozen)
     at_once = self.settings.train.microbatch
     compute = functools.partial(inner_lib.gradient, loss, at_once)
     if self.placement.data > 1:

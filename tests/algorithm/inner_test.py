@@ -89,6 +89,15 @@ def test_clipping_is_by_the_global_norm(clip):
   np.testing.assert_allclose(params['matrix'], 2 - rate(20) * 3 * min(1, clip / norm), rtol=1e-6)
 
 
+def test_frozen_parameters_have_no_update_no_decay_and_no_gradient():
+  config = dataclasses.replace(CONFIG, frozen='^mat')
+  params, _, _ = one_step(config)
+  assert (params['matrix'] == PARAMS['matrix']).all() and (params['scale'] != PARAMS['scale']).all()
+  loss = lambda params, x: (x * params['matrix'].sum() * params['scale'].sum(), jnp.float32(1))  # noqa: E731
+  _, grads, norm = inner.gradient(inner.without_gradients(loss, '^mat'), 0, PARAMS, jnp.ones(()))
+  assert not grads['matrix'].any() and norm == pytest.approx(float(jnp.sqrt(jnp.sum(grads['scale'] ** 2)))) and norm > 0
+
+
 def test_a_gradient_of_zero_is_no_nan():
   params, _, _ = one_step(dataclasses.replace(CONFIG, weight_decay=0.0), jax.tree.map(jnp.zeros_like, GRADS))
   small.assert_close(params, PARAMS, 0)

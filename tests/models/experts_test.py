@@ -42,13 +42,14 @@ def test_pairs_are_sorted_and_groups_begin_at_blocks(block):
   assert (np.asarray(groups.pairs_P) == 50).sum() == len(groups.pairs_P) - 50
 
 
-@pytest.mark.parametrize('is_blocked', [True, False])
+@pytest.mark.parametrize('method', ['blocked', 'ragged', 'megablox'])
 @pytest.mark.parametrize('which', ['some', 'one', 'few'])
-def test_groups_give_values_and_gradients_of_single_rows(is_blocked, which):
+def test_groups_give_values_and_gradients_of_single_rows(method, which, monkeypatch):
+  monkeypatch.setattr(expert_groups, 'INTERPRET', True)  # of the kernel for TPUs
   rng = np.random.default_rng(2)
-  chosen = {'some': rng.choice([0, 2, 3], 150), 'one': np.full(40, 1), 'few': np.array([3, 0, 3])}[which]
+  chosen = {'some': rng.choice([0, 2, 3], 128), 'one': np.full(40, 1), 'few': np.array([3, 0, 3])}[which]
   x_MD, out_MD = rng.normal(size=(2, len(chosen), D)).astype('f')
-  grouped = lambda x, ws: expert_groups.apply_experts(x, jnp.asarray(chosen), ws, 'silu', False, is_blocked)  # noqa: E731
+  grouped = lambda x, ws: expert_groups.apply_experts(x, jnp.asarray(chosen), ws, 'silu', method)  # noqa: E731
   found, back = jax.vjp(jax.jit(grouped), x_MD, weights())
   expected, expected_back = jax.vjp(functools.partial(naive, chosen=chosen), x_MD, weights())
   terms = F * D * float(jnp.abs(expected).max())
@@ -57,10 +58,20 @@ def test_groups_give_values_and_gradients_of_single_rows(is_blocked, which):
     np.testing.assert_allclose(x, y, atol=small.EPS * F * len(chosen) * max(1, float(jnp.abs(y).max())))
 
 
+def test_a_step_for_tpus_multiplies_no_row_by_all_experts():
+  """XLA's own gradient of ragged_dot would, with a mask of rows by experts."""
+  c = small.settings(model=MIXTURE | {'seq_len': 128, 'dtype': 'bfloat16'}).model
+  made = transformer.make_model(dataclasses.replace(c, experts='megablox', attention='xla'), small.VOCAB)
+  tokens = jax.ShapeDtypeStruct((2, 128), np.int32)
+  step = jax.jit(jax.grad(lambda p, tokens: loss.path_loss(made, 8, p, tokens, jnp.ones_like(tokens))[0]))
+  text = step.trace(transformer.shapes(made), tokens).lower(lowering_platforms=('tpu',)).as_text()
+  assert text.count('call @tgmm') == 3 * c.num_layers and 'tpu_custom_call' in text
+
+
 def test_blocks_of_paths_together_are_those_one_by_one():
   rng = np.random.default_rng(3)
   chosen_PM, x_PMD = rng.integers(0, E, (3, 60)), rng.normal(size=(3, 60, D)).astype('f')
-  run = lambda x, chosen: expert_groups.apply_experts(x, chosen, weights(), 'silu', False, True)  # noqa: E731
+  run = lambda x, chosen: expert_groups.apply_experts(x, chosen, weights(), 'silu', 'blocked')  # noqa: E731
   together = jax.jit(jax.vmap(run))(x_PMD, chosen_PM)
   for path in range(3):
     np.testing.assert_allclose(together[path], run(x_PMD[path], chosen_PM[path]), rtol=1e-5, atol=1e-4)
@@ -69,13 +80,13 @@ def test_blocks_of_paths_together_are_those_one_by_one():
 def test_products_of_16_bits_are_nearly_those_of_32():
   rng = np.random.default_rng(4)
   chosen, x_MD = rng.integers(0, E, 60), rng.normal(size=(60, D)).astype('f')
-  of = lambda x, wide: expert_groups.apply_experts(x, chosen, weights(), 'silu', wide, True)  # noqa: E731
+  of = lambda x, wide: expert_groups.apply_experts(x, chosen, weights(), 'silu', 'blocked', wide)  # noqa: E731
   expected = np.asarray(of(x_MD, False))
   found = of(jnp.asarray(x_MD, jnp.bfloat16), True)
   assert found.dtype == jnp.bfloat16
   assert np.abs(np.asarray(found, 'f') - expected).max() < 0.05 * np.abs(expected).max()
   gradient = jax.grad(lambda ws: expert_groups.apply_experts(
-    jnp.asarray(x_MD, jnp.bfloat16), chosen, ws, 'silu', True, True).astype('f').sum())(weights())  # fmt: skip
+    jnp.asarray(x_MD, jnp.bfloat16), chosen, ws, 'silu', 'blocked', True).astype('f').sum())(weights())  # fmt: skip
   assert {x.dtype for x in jax.tree.leaves(gradient)} == {np.dtype('f')}
 
 

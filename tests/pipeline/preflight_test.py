@@ -4,10 +4,12 @@ import dataclasses
 import errno
 import pathlib
 
+import numpy as np
 import pytest
+import small
 
 from dipaco_jax.config.settings import Settings, from_dict, recorded
-from dipaco_jax.core.errors import Unavailable
+from dipaco_jax.core.errors import InputError, Unavailable
 from dipaco_jax.data import json_tokenizer
 from dipaco_jax.pipeline import preflight, tokenize_stage
 from dipaco_jax.planning import cost_check
@@ -109,3 +111,24 @@ def test_it_may_become_longer_before_its_last_phase(tmp_path):
 def test_the_last_phase_of_a_run_may_have_been_of_the_usual_kind(tmp_path):
   for wire, every in (('lan', 16), ('thin', 2)):  # after every second phase all is exchanged
     preflight.settle_config(tmp_path, lasting(begun(tmp_path, wire, 4, 3, closed_every=every), 8), '')
+
+
+@pytest.mark.parametrize(
+  'frozen, problem', [('block_7', 'matches none'), ('.', 'matches all'), ('(', 'is not a regular')]
+)
+def test_frozen_parameters_have_to_be_some(frozen, problem):
+  with pytest.raises(InputError, match=rf'config\.inner\.frozen=.*{problem}'):
+    preflight.check_model(small.on_2x2(inner=dict(frozen=frozen)))
+
+
+def test_frozen_modules_stay_as_they_were(tmp_path):
+  s = small.on_2x2(
+    inner=dict(frozen='block_0|embed'), outer=dict(optimizer='nesterov', learning_rate=0.7, momentum=0.9)
+  )
+  preflight.check_model(s)
+  made = small.make_programs(s)
+  trained, base = small.fetched(small.train(small.make_job(made), tmp_path / 'run').modules), small.base(made.model)
+  for level, modules in trained.items():
+    for name, x in modules.items():
+      same = (x == np.broadcast_to(base[name], x.shape)).all()
+      assert same == ('block_0' in name or 'embed' in name), (level, name)

@@ -40,6 +40,12 @@ def test_flops_are_those_of_a_hand_count():
   assert by_hand < flops_of_row(seq_len=128) < 1.2 * by_hand
 
 
+def test_flops_of_experts_are_those_of_a_token_s():
+  mixture = dict(seq_len=128, mlp_dim=344, num_experts=8, experts_per_token=2)
+  router = 6 * 3 * 128 * 256 * 8
+  assert flops_of_row(**mixture) == pytest.approx(flops_of_row(seq_len=128) + router, rel=1e-6)
+
+
 @pytest.mark.slow
 def test_flops_that_are_done_again_count():
   kept, length = flops_of_row(seq_len=1024), 1024
