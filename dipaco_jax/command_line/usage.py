@@ -42,6 +42,10 @@ COMMANDS = {  # {module of this package: (example of options, description)}
     '--workdir=runs/tiny --path=3 --out=DIR',
     'Exports a path in the format of Hugging Face transformers, for other engines.',
   ),
+  'merge': (
+    '--workdir=runs/tiny --to=moe --out=DIR',
+    'Merges paths into one model: a mixture of experts, or their mean.',
+  ),
   'harness': ('--workdir=runs/tiny --tasks=NAME,NAME', 'Evaluates a run on tasks of the LM Evaluation Harness.'),
   'inspect': ('--workdir=runs/tiny --text=WORDS', 'Shows which path reads each part of a text, and its loss.'),
   'report': (

@@ -4,8 +4,8 @@
 a `request` into a text, which grows in a `batch` with others on its path, through `models.decoding`. A `conversation`
 becomes a prompt by
 `chat_template`, which runs in a `template_sandbox` with `template_limits`; `batched_router` routes many prompts at
-once. `lm_eval_model` and `lm_eval_tasks` are a run as the LM Evaluation Harness sees it; `excerpts` tells which path
-reads what in any text.
+once. `merging` makes one model of several paths. `lm_eval_model` and `lm_eval_tasks` are a run as the LM Evaluation
+Harness sees it; `excerpts` tells which path reads what in any text.
 
 Imports from `algorithm`, `core`, `config`, `models`, `storage`, `routing`, `data` and `pipeline`.
 """

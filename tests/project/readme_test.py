@@ -47,6 +47,7 @@ COMMANDS = (
   'serve',
   'route',
   'export',
+  'merge',
   'harness',
   'report',
   'inspect',

@@ -20,7 +20,7 @@ ROOMS = (  # each imports from those before it, and from itself
 ).split()
 PURE = ('algorithm', 'core', 'config', 'models', 'routing')
 COMMANDS = (
-  'main size recipe local hub join gateway status registry owners assemble generate serve route export harness '
+  'main size recipe local hub join gateway status registry owners assemble generate serve route export merge harness '
   'inspect report'
 ).split()
 FOLDERS = {'gateway', 'inspect', 'registry'}  # commands that are a __main__.py
