@@ -166,12 +166,12 @@ def measure(run: TrainedRun, version: int, path: int, num_rows: int) -> dict[int
   """Returns the moments of what enters each block's MLP, over a path's first rows. Raises InputError."""
   tokens_NL, segments_NL = read_rows(run, path, num_rows)
   loaded = run.path(path, version)
-  found = dict.fromkeys(range(run.settings.model.num_layers), NOTHING)
+  moments = dict.fromkeys(range(run.settings.model.num_layers), NOTHING)
   for start in range(0, len(tokens_NL), BATCH):
     part = slice(start, start + BATCH)
     sums = mlp_inputs(loaded.model, loaded.params, tokens_NL[part], segments_NL[part])
-    found = {block: of_block + Moments(*map(np.float64, sums[block])) for block, of_block in found.items()}
-  return found
+    moments = {block: of_block + Moments(*map(np.float64, sums[block])) for block, of_block in moments.items()}
+  return moments
 
 
 def read_rows(run: TrainedRun, path: int, num_rows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -195,15 +195,15 @@ def mlp_inputs(
   unrolled = transformer.Transformer(
     dataclasses.replace(model.config, layers='unrolled'), model.vocab_size, model.dtype
   )  # scanned blocks have no names
-  is_text_BL1, found = (segments_BL > 0)[..., None], dict[int, Any]()
+  is_text_BL1, sums = (segments_BL > 0)[..., None], dict[int, Any]()
 
   def note(next_call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     if isinstance(context.module, layers.MLP) and context.method_name == '__call__':
       x_BLD = jnp.where(is_text_BL1, args[0].astype(jnp.float32), 0)
       block = int(context.module.path[0].removeprefix('block_'))
-      found[block] = x_BLD.sum((0, 1)), jnp.sum(x_BLD**2), is_text_BL1.sum()
+      sums[block] = x_BLD.sum((0, 1)), jnp.sum(x_BLD**2), is_text_BL1.sum()
     return next_call(*args, **kwargs)
 
   with nn.intercept_methods(note):
     transformer.hidden(unrolled, params, tokens_BL, segments_BL)
-  return found
+  return sums
