@@ -238,6 +238,7 @@ def compile_only(settings: settings_lib.Settings):
     os.environ['JAX_PLATFORMS'] = 'cpu'  # the TPU compiler would look for a TPU
   command.quiet()
   with display.doing('loading JAX', tells=False, at_once=True):
+    from dipaco_jax.algorithm import inner
     from dipaco_jax.huggingface import model_folder
     from dipaco_jax.planning import barriers, cost_check, cost_text, dry_run, topology
     from dipaco_jax.telemetry import metrics_log, performance
@@ -246,6 +247,7 @@ def compile_only(settings: settings_lib.Settings):
     settings = dataclasses.replace(settings, tokenizer=sized)
     topologies = [] if is_here else [topology.find_topology(name) for name in FLAGS.topology.split(',')]
     grid = dry_run.layout_and_shapes(settings)
+    inner.check_frozen(settings.inner.frozen, grid[1])
     parameters = cost_text.parameters_to_text(dry_run.count_parameters(*grid))
     parameters = '\n'.join([parameters, *(f'barrier        {line}' for line in barriers.lines(*grid))])
     if is_here:

@@ -25,6 +25,19 @@ from dipaco_jax.processes import display
 ROUTERS_ALONE = '^(?!.*mlp/router)'
 
 
+def _paths(run, named: list[str]) -> list[int]:
+  """Returns the numbers of the paths to merge. Raises InputError if they are less than two, or one is named twice."""
+  try:
+    paths = [run.layout.grid.find(path) for path in named] or list(run.paths_here)
+  except InputError as e:
+    raise InputError(f'--paths={e}') from e
+  if len({*paths}) < len(paths):
+    raise InputError(f'--paths={",".join(named)} names a path twice')
+  if len(paths) < 2:
+    raise InputError('merging takes two paths or more; dipaco export writes a single one')
+  return paths
+
+
 def main():
   options = flags.FLAGS
   if not options.workdir or not options.out:
@@ -33,14 +46,15 @@ def main():
     raise InputError('say what the paths become: --to=moe, a mixture of their MLPs, or --to=dense, their mean')
   if '://' in options.out:
     raise InputError(f'--out={options.out}: name a folder of this machine, and copy it from there')
-  if options.to == 'dense' and options.average:
-    raise InputError('--average is for --to=moe: --to=dense takes the mean of all levels')
+  given = [name for name in ('average', 'experts_per_token', 'rows') if options[name].present]
+  if given and options.to == 'dense':
+    raise InputError(f'--{given[0]} is for --to=moe: --to=dense takes the mean of all levels')
   export.check_outside(options.workdir, options.out)
   command.quiet()
   os.environ.setdefault('JAX_PLATFORMS', 'cpu')
   command.check_devices()
   from dipaco_jax.huggingface import config_json, model_folder
-  from dipaco_jax.inference import merging
+  from dipaco_jax.inference import merging, path_arrays
   from dipaco_jax.inference.trained_run import TrainedRun
 
   run, out = TrainedRun(options.workdir, needs_modules=False), pathlib.Path(options.out)
@@ -52,17 +66,18 @@ def main():
     raise InputError('the paths of this run are mixtures already: export one of them')
   export.check_tokenizer(run.settings)
   export.check_out(out)
-  paths = [run.number(path) for path in options.paths] or list(run.paths_here)
-  if len({*paths}) < 2:
-    raise InputError(f'--paths={",".join(options.paths)}: name two paths or more; dipaco export writes a single one')
+  paths = _paths(run, options.paths)
   version = merging.newest_version(run) if options.version is None else options.version
+  planned, model = merging.plan(run, paths), run.settings.model
+  if options.to == 'moe':
+    model = merging.mixed_model(run, planned, options.average, options.experts_per_token)
+  family, _ = config_json.write(model, run.tokenizer.vocab_size, {})
   with display.doing('reading the paths', tells=False):
     if options.to == 'moe':
-      chosen = paths, options.average, options.experts_per_token, options.rows
-      model, params = merging.to_mixture(run, version, *chosen)
+      params = merging.to_mixture(run, version, planned, options.rows)
     else:
-      model, params = run.settings.model, merging.mean(merging.read_modules(run, version, paths))
-  family, _ = config_json.write(model, len(params['embed/tokens']), {})
+      params = merging.mean(planned, merging.read_modules(run, version, planned))
+  path_arrays.check(params, model, f'modules of version {version}')
   name = run.layout.grid.path_name
   about = {'merged': options.to, 'paths': [name(path) for path in paths], 'version': version}
   files = model_folder.make_files(params, model, run.tokenizer, options.dtype, about, run.max_positions)

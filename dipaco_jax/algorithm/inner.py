@@ -14,7 +14,7 @@ have neither a gradient nor an update.
 import dataclasses
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -23,6 +23,7 @@ import numpy as np
 import optax
 
 from dipaco_jax.algorithm import muon
+from dipaco_jax.algorithm.errors import InputError
 from dipaco_jax.algorithm.grid import largest_divisor
 
 MANY_STEPS = 1 << 20
@@ -123,6 +124,15 @@ def muon_or_adamw(
 def freeze(frozen: str) -> optax.GradientTransformation:
   """Makes the updates 0 of parameters in whose names a regular expression is found."""
   return optax.masked(optax.set_to_zero(), lambda tree: {name: bool(re.search(frozen, name)) for name in tree})
+
+
+def check_frozen(frozen: str, names: Collection[str]) -> None:
+  """Raises InputError if a regular expression for frozen parameters is found in none of the names, or in all."""
+  matching = [name for name in names if re.search(frozen, name)]
+  if frozen and len(matching) in (0, len(names)):
+    which = 'all' if matching else 'none'
+    problem = f'matches {which} of the parameters, such as {min(names)}: name those that are not trained'
+    raise InputError(f'config.inner.frozen={frozen!r} {problem}')
 
 
 def without_gradients(loss: Loss, frozen: str) -> Loss:

@@ -1,6 +1,7 @@
 """Checks of settings: the range of each field, and the constraints between fields. `s` is a Settings."""
 
 import math
+import re
 from typing import Any
 
 from dipaco_jax.algorithm.grid import Grid
@@ -36,6 +37,10 @@ def check(s: Any) -> None:
   _check_quorum(s)
   if s.data.own_text:
     _check_own_text(s)
+  try:
+    re.compile(s.inner.frozen)
+  except re.error as e:
+    raise InputError(f'config.inner.frozen={s.inner.frozen!r} is not a regular expression: {e}') from e
   if s.outer.row_weights and s.inner.optimizer != 'adamw':
     raise InputError("config.outer.row_weights needs AdamW's second moments: leave config.inner.optimizer='adamw'")
   if s.outer.row_weights and s.outer.rescale:
@@ -103,6 +108,11 @@ def _check_model(m: Any) -> None:
   if m.num_experts and m.experts_per_token > m.num_experts:
     problem = f'is more than there are: set it to config.model.num_experts={m.num_experts} or less'
     raise InputError(f'config.model.experts_per_token={m.experts_per_token} {problem}')
+  if m.num_experts and m.experts_per_token == 1 and m.normalize_gates:
+    problem = 'would make the gate of the only expert 1, and the router would learn nothing: set it to False'
+    raise InputError(f'config.model.normalize_gates=True with config.model.experts_per_token=1 {problem}')
+  if m.num_experts and m.block:
+    raise InputError(f'config.model.num_experts={m.num_experts} is of the built-in block, not of config.model.block')
   for name in ('normalize_gates', 'shared_expert_dim', 'balance_loss', 'router_z_loss'):
     if getattr(m, name) and not m.num_experts:
       raise InputError(f'config.model.{name}={getattr(m, name)} requires config.model.num_experts')

@@ -124,7 +124,7 @@ class Inner:
   frozen: str = field(
     '',
     'Parameters that are not trained: a regular expression that matches anywhere in their names, as in config.levels. '
-    'Empty means none.',
+    'Empty means none. MFU and estimated FLOPs count all parameters.',
     added=True,
   )
   inherit_state: bool = field(True, "Whether paths start with the base model's optimizer state instead of a fresh one.")

@@ -62,6 +62,8 @@ def read_config(theirs: Config) -> dict[str, Any]:
   given = {name: field for name, field in field_names.items() if theirs[name] is not None or name not in DERIVED}
   values = {field: json_fields.value(name, theirs[name], field) for name, field in given.items()}
   values.setdefault('head_dim', values['width'] // values['num_heads'])
+  if family.has_whole_heads and values['num_heads'] * values['head_dim'] != values['width']:
+    raise InputError(f'its head_dim is {values["head_dim"]}, but {family.title} has hidden_size / num_attention_heads')
   heads, shared = values['num_heads'], values.get('num_kv_heads', values['num_heads'])
   if heads % shared:
     raise InputError(f'its num_key_value_heads is {shared}, which does not divide its num_attention_heads, {heads}')
@@ -108,6 +110,8 @@ def write(
   canonical_model, nearest = canonical(model), ('', {'model': ''})
   for family in families.FAMILIES:
     if bool(family.fields) != bool(model.num_experts):
+      continue
+    if family.has_whole_heads and model.num_heads * model.head_dim != model.width:
       continue
     theirs = _of_family(family, model) | {'vocab_size': vocab_size}
     values = read_config(theirs)

@@ -30,6 +30,7 @@ class Family(NamedTuple):
   # rotary embedding; 'layers': by block.
   windows: str = ''
   fields: Mapping[str, str] = {}  # more fields of config.json: those of settings.Model
+  has_whole_heads: bool = False  # whether all heads together are as wide as the hidden state
   ignored: Sequence[str] = ()  # fields of config.json of which no value changes what a model of the family computes
 
 
@@ -122,20 +123,20 @@ FAMILIES = (
   ),
   Family(
     'Mixtral', 'mixtral', 'MixtralForCausalLM', {'normalize_gates': True}, BEFORE | MIXTRAL_EXPERTS, MIXTRAL_DEFAULTS,
-    SILU | {'router_jitter_noise': 0.0}, 'all', MIXTRAL_FIELDS, ROUTER_LOSS,
+    SILU | {'router_jitter_noise': 0.0}, 'all', MIXTRAL_FIELDS, False, ROUTER_LOSS,
   ),
   Family(
     'Qwen 3 MoE', 'qwen3_moe', 'Qwen3MoeForCausalLM', {'qk_norm': 'head'}, BEFORE | QK_NORMS | EXPERTS,
-    QWEN3_MOE_DEFAULTS, QWEN3_MOE_PLAIN, '', QWEN3_MOE_FIELDS,
+    QWEN3_MOE_DEFAULTS, QWEN3_MOE_PLAIN, '', QWEN3_MOE_FIELDS, False,
     (*ROUTER_LOSS, 'intermediate_size', 'sliding_window', 'max_window_layers'),
   ),
   Family(
     'OLMoE', 'olmoe', 'OlmoeForCausalLM', {'qk_norm': 'all'}, BEFORE | QK_NORMS | EXPERTS, OLMOE_DEFAULTS,
-    SILU | NO_BIAS, '', EXPERTS_FIELDS, ROUTER_LOSS,
+    SILU | NO_BIAS, '', EXPERTS_FIELDS, True, ROUTER_LOSS,
   ),
   Family(
     'FlexOlmo', 'flex_olmo', 'FlexOlmoForCausalLM', QK_AFTER, AFTER | QK_NORMS | EXPERTS, FLEX_OLMO_DEFAULTS,
-    SILU | NO_BIAS, '', EXPERTS_FIELDS, ROUTER_LOSS,
+    SILU | NO_BIAS, '', EXPERTS_FIELDS, False, ROUTER_LOSS,
   ),
 )  # fmt: skip
 

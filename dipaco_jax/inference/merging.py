@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from dipaco_jax.algorithm.grid import Level
+from dipaco_jax.algorithm.grid import Coordinates, Level
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import loader
@@ -57,87 +57,109 @@ def newest_version(run: TrainedRun) -> int:
   return max((int(folder) for folder in folders if folder.isdecimal()), default=max(run.best_versions))
 
 
-def read_modules(run: TrainedRun, version: int, paths: Sequence[int]) -> dict[str, list[Arrays]]:
-  """Returns the modules of these paths by level, each once, in their order. Raises InputError."""
-  names = collections.defaultdict[str, dict[tuple[int, ...], tuple[str, str]]](dict)
-  for path in paths:
-    coordinates = run.layout.grid.coordinates(path)
-    for level, file in run.module_files(path, version).items():
-      names[level][run.layout.grid.module(_level(run, level), coordinates)] = file
-  return {level: [run.finite_arrays(*files[at]) for at in sorted(files)] for level, files in names.items()}
+class Plan(NamedTuple):
+  """Which modules are merged: for each level those of the paths, in their order, with the number of paths through."""
+
+  paths: Sequence[int]
+  modules: Mapping[str, Mapping[Coordinates, int]]
+
+
+def plan(run: TrainedRun, paths: Sequence[int]) -> Plan:
+  """Returns the plan of some paths of a run."""
+  grid, modules = run.layout.grid, dict[str, Mapping[Coordinates, int]]()
+  for level in run.layout.levels:
+    counts = collections.Counter(grid.module(level, grid.coordinates(path)) for path in paths)
+    modules[level.name] = dict(sorted(counts.items()))
+  return Plan(paths, modules)
+
+
+def read_modules(run: TrainedRun, version: int, planned: Plan) -> dict[str, list[Arrays]]:
+  """Returns the modules of a plan by level, in their order. Raises InputError."""
+  files = {
+    (level, run.layout.grid.module(_level(run, level), run.layout.grid.coordinates(path))): file
+    for path in planned.paths
+    for level, file in run.module_files(path, version).items()
+  }
+  return {
+    level: [run.finite_arrays(*files[level, at]) for at in of_level] for level, of_level in planned.modules.items()
+  }
 
 
 def _level(run: TrainedRun, name: str) -> Level:
   return next(level for level in run.layout.levels if level.name == name)
 
 
-def mean(modules: Mapping[str, Sequence[Arrays]]) -> Arrays:
-  """Returns the mean of each level's modules, in float64 and then float32."""
-  return {
-    name: np.asarray(np.mean([module[name] for module in of_level], axis=0, dtype=np.float64), np.float32)
-    for of_level in modules.values()
-    for name in of_level[0]
-  }
+def mean(planned: Plan, modules: Mapping[str, Sequence[Arrays]]) -> Arrays:
+  """Returns the mean of the paths, in float64 and then float32."""
+  means: Arrays = {}
+  for level, of_level in modules.items():
+    weights = [*planned.modules[level].values()]
+    for name in of_level[0]:
+      stacked = np.stack([module[name] for module in of_level]).astype(np.float64)
+      means[name] = np.asarray(np.average(stacked, axis=0, weights=weights), np.float32)
+  return means
 
 
 MLP = re.compile(r'block_(\d+)/mlp/(gate|up|down)')
 
 
-def check_shared(modules: Mapping[str, Sequence[Arrays]], average: Collection[str]):
-  """Raises InputError where parameters other than MLPs are not shared by the paths, and their level is not averaged."""
-  if unknown := sorted({*average} - modules.keys()):
-    raise InputError(f'--average={unknown[0]}: there is no such level; there are {", ".join(modules)}')
-  for level, of_level in modules.items():
-    others = [name for name in of_level[0] if not MLP.fullmatch(name)]
+def mixed_model(run: TrainedRun, planned: Plan, average: Collection[str], per_token: int) -> settings_lib.Model:
+  """Returns the mixture that the paths become, as `config.model`; reads nothing.
+
+  Args:
+    run, planned: whose modules will be mixed.
+    average: levels whose modules are averaged in all but their MLPs.
+    per_token: experts of a token.
+
+  Raises InputError if parameters other than MLPs differ, or blocks have different numbers of MLPs, or all of them one.
+  """
+  if unknown := sorted({*average} - planned.modules.keys()):
+    raise InputError(f'--average={unknown[0]}: there is no such level; there are {", ".join(planned.modules)}')
+  for level, of_level in planned.modules.items():
+    others = [name for name in run.layout.names(_level(run, level)) if not MLP.fullmatch(name)]
     if len(of_level) > 1 and others and level not in average:
       problem = f'has {len(of_level)} modules, and {min(others)} is not part of an MLP'
       advice = 'a mixture has one of each such parameter: take their mean with'
       raise InputError(f'the level {level} {problem}; {advice} --average={level}')
+  num_experts = _number_of_experts(run, planned)
+  if not 2 <= per_token <= num_experts:
+    raise InputError(f'--experts_per_token={per_token} should be 2 to {num_experts}, the number of experts')
+  return dataclasses.replace(
+    run.settings.model, num_experts=num_experts, experts_per_token=per_token, normalize_gates=True
+  )
 
 
-def number_of_experts(modules: Mapping[str, Sequence[Arrays]]) -> int:
-  """Returns E. Raises InputError if blocks have different numbers of MLPs, or all of them one."""
-  counts = {
-    int(match[1]): len(of_level)
-    for of_level in modules.values()
-    for name in of_level[0]
-    if (match := MLP.fullmatch(name))
-  }
-  if len(different := {*counts.values()}) > 1:
-    listed = ', '.join(f'block {n} has {count}' for n, count in sorted(counts.items()))
+def _number_of_experts(run: TrainedRun, planned: Plan) -> int:
+  counts = []
+  for block in range(run.settings.model.num_layers):
+    gate, *others = (run.layout.owner[f'block_{block}/mlp/{name}'].name for name in ('gate', 'up', 'down'))
+    if odd := next((level for level in others if level != gate), ''):
+      raise InputError(f'the MLP of block {block} is in the levels {gate} and {odd}: its matrices cannot be one expert')
+    counts.append(len(planned.modules[gate]))
+  if len({*counts}) > 1:
+    listed = ', '.join(f'block {block} has {count}' for block, count in enumerate(counts))
     raise InputError(f'all blocks of a mixture have the same number of experts, but {listed}: use --to=dense')
-  if different == {1}:
+  if counts[0] == 1:
     raise InputError('these paths share their MLPs: there is nothing to mix; use --to=dense or dipaco export')
-  return different.pop()
+  return counts[0]
 
 
-def to_mixture(
-  run: TrainedRun, version: int, paths: Sequence[int], average: Collection[str], per_token: int, num_rows: int
-) -> tuple[settings_lib.Model, Arrays]:
-  """Returns a mixture of the MLPs of paths, as fields of `config.model` and parameters. Raises InputError.
+def to_mixture(run: TrainedRun, version: int, planned: Plan, num_rows: int) -> Arrays:
+  """Returns the parameters of `mixed_model`. Raises InputError.
 
   Args:
-    run, version, paths: whose modules are read.
-    average: levels whose modules are averaged in all but their MLPs.
-    per_token: experts of a token.
+    run, version, planned: whose modules are read.
     num_rows: rows of each path's shard from which the routers are made.
   """
-  modules = read_modules(run, version, paths)
-  check_shared(modules, average)
-  num_experts = number_of_experts(modules)
-  if not 0 < per_token <= num_experts:
-    raise InputError(f'--experts_per_token={per_token} should be 1 to {num_experts}, the number of experts')
-  params = mean(modules)
+  routers = make_routers(run, version, planned.paths, num_rows)
+  modules = read_modules(run, version, planned)
+  params = mean(planned, modules) | routers
   for of_level in modules.values():
     for name in of_level[0]:
       if match := MLP.fullmatch(name):
         del params[name]
         params |= {f'block_{match[1]}/mlp/expert_{e}/{match[2]}': m[name] for e, m in enumerate(of_level)}
-  params |= make_routers(run, version, paths, num_rows)
-  model = dataclasses.replace(
-    run.settings.model, num_experts=num_experts, experts_per_token=per_token, normalize_gates=True
-  )
-  return model, dict(sorted(params.items()))
+  return dict(sorted(params.items()))
 
 
 def make_routers(run: TrainedRun, version: int, paths: Sequence[int], num_rows: int) -> Arrays:
@@ -193,8 +215,8 @@ def mlp_inputs(
 ) -> dict[int, tuple[jax.Array, jax.Array, jax.Array]]:
   """Returns by block the sum of what enters its MLP, [D], the sum of squares, and the number of tokens."""
   unrolled = transformer.Transformer(
-    dataclasses.replace(model.config, layers='unrolled'), model.vocab_size, model.dtype
-  )  # scanned blocks have no names
+    dataclasses.replace(model.config, layers='unrolled', remat='none'), model.vocab_size, model.dtype
+  )  # scanned blocks have no names, and what is recomputed cannot be looked at
   is_text_BL1, sums = (segments_BL > 0)[..., None], dict[int, Any]()
 
   def note(next_call: Any, args: Any, kwargs: Any, context: Any) -> Any:

@@ -56,8 +56,9 @@ def find_fault(arrays: Mapping[str, np.ndarray], file: str) -> str:
 
 
 def on_device(arrays: dict[str, np.ndarray], model: transformer.Transformer) -> dict[str, Any]:
-  """Puts arrays on the device; matrices in the model's dtype, in which they are used."""
-  return {name: jnp.asarray(x, model.dtype if x.ndim > 1 else x.dtype) for name, x in arrays.items()}
+  """Puts arrays on the device; matrices in the model's dtype, in which they are used, but for those of routers."""
+  rounded = {name for name, x in arrays.items() if x.ndim > 1 and not transformer.is_router(name)}
+  return {name: jnp.asarray(x, model.dtype if name in rounded else x.dtype) for name, x in arrays.items()}
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -2,7 +2,9 @@
 
 A group may have any number of rows, also none, so that no token is dropped. On TPUs, jax.lax.ragged_dot multiplies the
 groups, and a kernel that comes with JAX computes the gradients of matrices [arXiv 2211.15841]. On CPUs, where
-ragged_dot would multiply all rows by all experts, each group is cut into blocks of a few sizes.
+ragged_dot would multiply all rows by all experts, each group is cut into blocks of a few sizes. On GPUs, XLA may do as
+it would on CPUs: this has not been measured. JAX cannot vectorize the gradients of ragged_dot by vmap, those of blocks
+it can.
 
 Dimensions: D width, E experts, M pairs, P places of the sorted pairs, B rows of a block, F MLP width.
 """
@@ -192,7 +194,7 @@ def _blockwise_forward(
 
   between_PF = jnp.zeros((len(x_PD), experts[0][0].shape[1]), x_PD.dtype)
   results = jnp.zeros_like(x_PD), between_PF, between_PF
-  y_PD, *between = _over_experts(groups, add_expert, results)
+  y_PD, *between = (checkpoint_name(x, PRODUCTS) for x in _over_experts(groups, add_expert, results))
   return y_PD, (x_PD, groups, experts, between)
 
 

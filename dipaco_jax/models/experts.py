@@ -29,7 +29,9 @@ from dipaco_jax.config import settings
 from dipaco_jax.models.expert_groups import apply_experts
 from dipaco_jax.models.layers import MLP, Weights, is_wide, mlp_weights, scaled_normal
 
-LOSSES = 'losses'  # collection of Flax in which blocks put what training adds to the mean cross-entropy of each row
+LOSSES = (
+  'router_losses'  # collection of Flax in which blocks put what training adds to the mean cross-entropy of each row
+)
 
 
 def choose(logits_BLE: jax.Array, num_chosen: int, normalize: bool) -> tuple[jax.Array, jax.Array]:
@@ -88,7 +90,7 @@ class Mixture(nn.Module):
   def __call__(self, x_BLD: jax.Array, segments_BL: jax.Array) -> jax.Array:
     """Returns the sum of the experts' outputs, [B, L, D]; tokens of segment 0 are in no loss of the router."""
     c, (*_, D) = self.config, x_BLD.shape
-    logits_BLE = x_BLD.astype(jnp.float32) @ self.router
+    logits_BLE = jnp.matmul(x_BLD.astype(jnp.float32), self.router.astype(jnp.float32), precision='highest')
     gates_BLK, experts_BLK = choose(logits_BLE, c.experts_per_token, c.normalize_gates)
     if c.balance_loss or c.router_z_loss:
       counts_BL = (segments_BL > 0).astype(jnp.float32)

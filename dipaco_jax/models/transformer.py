@@ -112,8 +112,13 @@ class Transformer(nn.Module):
     return x_BLD
 
   def _stacked(self, params: Sequence[Any]) -> Any:
-    """Returns the parameters of several blocks as one, matrices in compute dtype."""
-    return jax.tree.map(lambda *xs: jnp.stack([x.astype(self.dtype) if x.ndim > 1 else x for x in xs]), *params)
+    """Returns the parameters of several blocks as one, matrices in compute dtype, but for those of routers."""
+
+    def stack(at: Any, *xs: jax.Array) -> jax.Array:
+      is_rounded = xs[0].ndim > 1 and not is_router(at[-1].key)
+      return jnp.stack([x.astype(self.dtype) if is_rounded else x for x in xs])
+
+    return jax.tree_util.tree_map_with_path(stack, *params)
 
   def embedded(self, tokens_BL: jax.Array) -> jax.Array:
     """Returns the hidden state that enters block 0, [B, L, D]."""
@@ -138,6 +143,11 @@ class Transformer(nn.Module):
 def _output(config: settings.Model, block: Any, *args: jax.Array) -> jax.Array:
   """Returns the hidden state after a block, without its cache."""
   return block_lib.call(config, block, *args)[0]
+
+
+def is_router(name: str) -> bool:
+  """Returns whether a parameter is the matrix of a router, which is used in float32."""
+  return name.split('/')[-1] == 'router'
 
 
 def _apply(block: Any, params: Any, sown: dict[str, Any], name: str, *args: Any) -> Any:

@@ -7,9 +7,7 @@ import json
 import logging
 import os
 import pathlib
-import re
 import shutil
-from collections.abc import Collection
 
 import jax
 import jax.numpy as jnp
@@ -99,12 +97,14 @@ def check_model(settings: settings_lib.Settings):
   kernel, platform = settings.model.attention, jax.default_backend()
   if (owner := {'splash': 'tpu', 'flash': 'gpu', 'cudnn': 'gpu'}.get(kernel, platform)) != platform:
     raise InputError(f"config.model.attention='{kernel}' is for a {owner.upper()}: use 'auto'")
+  if settings.model.experts == 'megablox' and platform != 'tpu':
+    raise InputError("config.model.experts='megablox' is for a TPU: use 'auto'")
   model = transformer.make_model(settings.model, settings.tokenizer.vocab_size)
   shapes = transformer.shapes(model)
   if settings.model.block:
     block_check.check(model)
   layout = modules.make_layout(settings.grid, settings.levels, shapes)
-  _check_frozen(settings.inner.frozen, shapes)
+  inner.check_frozen(settings.inner.frozen, shapes)
   _check_optimizers(settings, shapes)
   if extension.is_reference(settings.routing.method):
     own_router.rehearse(settings)
@@ -116,20 +116,6 @@ def check_model(settings: settings_lib.Settings):
     if (used := inner.rows_at_once(rows, microbatch)) < min(microbatch, rows):
       message = 'config.train.microbatch=%d does not divide the %d rows of %s on a device: %d at a time are used'
       logging.warning(message, microbatch, rows, f'{stage}.batch_size', used)
-
-
-def _check_frozen(frozen: str, names: Collection[str]):
-  """Raises InputError if `config.inner.frozen` is no regular expression, or leaves nothing to train or to freeze."""
-  if not frozen:
-    return
-  try:
-    matching = [name for name in names if re.search(frozen, name)]
-  except re.error as e:
-    raise InputError(f'config.inner.frozen={frozen!r} is not a regular expression: {e}') from e
-  if len(matching) in (0, len(names)):
-    which = 'all' if matching else 'none'
-    problem = f'matches {which} of the parameters, such as {next(iter(names))}: name those that are not trained'
-    raise InputError(f'config.inner.frozen={frozen!r} {problem}')
 
 
 def check_costs(workdir: pathlib.Path, settings: settings_lib.Settings):

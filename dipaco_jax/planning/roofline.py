@@ -32,7 +32,8 @@ def flops_of_step(s: settings_lib.Settings) -> float:
     width = plain.experts_per_token * plain.mlp_dim + plain.shared_expert_dim
     plain = dataclasses.replace(plain, mlp_dim=width, num_experts=0)
   model = transformer.make_model(plain, s.tokenizer.vocab_size)
-  compute = functools.partial(inner.gradient, functools.partial(loss.path_loss, model, s.num_untrained_tokens), 0)
+  of_all = functools.partial(loss.path_loss, model, s.num_untrained_tokens)
+  compute = functools.partial(inner.gradient, inner.without_gradients(of_all, s.inner.frozen), 0)
   optimizer = choices.make_inner_of_run(s)
   params = transformer.shapes(model)
   tokens = jax.ShapeDtypeStruct((s.train.batch_size, s.model.seq_len), np.int32)

@@ -91,9 +91,9 @@ def loss(
 
 
 def of_chooser(config: settings.Inner) -> settings.Inner:
-  """Returns the settings of the chooser's optimizer: those of paths, AdamW's at least, without warm-up."""
+  """Returns the settings of the chooser's optimizer: those of paths, AdamW's at least; no warm-up, nothing frozen."""
   optimizer = 'sgd' if config.optimizer == 'sgd' else 'adamw'
-  return dataclasses.replace(config, optimizer=optimizer, schedule='cosine', warmup_steps=0, rewarm_steps=0)
+  return dataclasses.replace(config, optimizer=optimizer, schedule='cosine', warmup_steps=0, rewarm_steps=0, frozen='')
 
 
 def train(

@@ -42,6 +42,11 @@ def drawn(tmp_path, levels=MLPS) -> trained_run.TrainedRun:
   return trained_run.TrainedRun(made_run.write(tmp_path / 'run', made_run.settings(levels)))
 
 
+def mixed(run, version, paths, average=()):
+  planned = merging.plan(run, paths)
+  return merging.mixed_model(run, planned, average, 2), merging.to_mixture(run, version, planned, 4)
+
+
 def logits(model: settings_lib.Model, params) -> np.ndarray:
   made = transformer.make_model(model, len(params['embed/tokens']))
   return hf_small.logits(made, params, np.arange(40, dtype=np.int32)[None])
@@ -53,7 +58,7 @@ def test_a_mixture_of_equal_paths_computes_what_they_do(tmp_path, rows):
   equal = [(level, at, {n: base[n] for n in run.layout.names(level)})
            for level in run.layout.levels for at in run.layout.grid.modules(level)]  # fmt: skip
   module_publishing.publish_module_files(tmp_path / 'run', 3, equal)
-  model, params = merging.to_mixture(run, 3, [0, 1, 2, 3], (), 2, 4)
+  model, params = mixed(run, 3, [0, 1, 2, 3])
   assert (model.num_experts, model.experts_per_token) == (2, 2)
   expected = logits(run.settings.model, base)
   np.testing.assert_allclose(logits(model, params), expected, atol=1e-4 * np.abs(expected).max())
@@ -61,7 +66,7 @@ def test_a_mixture_of_equal_paths_computes_what_they_do(tmp_path, rows):
 
 def test_experts_are_the_modules_of_the_level_in_their_order(tmp_path, rows):
   run = drawn(tmp_path)
-  model, params = merging.to_mixture(run, 2, [1, 3], (), 1, 4)
+  model, params = mixed(run, 2, [1, 3])
   for path, expert in ((1, 0), (3, 1)):  # at a=0 and a=1
     own = made_run.parameters(run.workdir, 1 if path == 1 else 2)  # the last path points at an older version
     np.testing.assert_array_equal(params[f'block_2/mlp/expert_{expert}/up'], own['block_2/mlp/up'])
@@ -95,26 +100,40 @@ def test_what_enters_the_mlps_is_measured(tmp_path):
   assert found[0][1] > 0
 
 
-def test_the_mean_of_paths_is_that_of_modules(tmp_path):
-  run = drawn(tmp_path)
-  mean = merging.mean(merging.read_modules(run, 2, [0, 2]))
-  own = [made_run.parameters(run.workdir, path) for path in (0, 2)]
+def test_the_mean_is_that_of_paths(tmp_path):
+  """Two of the three share a module of each level."""
+  run = drawn(tmp_path, made_run.LEVELS)
+  planned = merging.plan(run, [0, 1, 2])
+  mean = merging.mean(planned, merging.read_modules(run, 2, planned))
+  own = [made_run.parameters(run.workdir, path) for path in (0, 1, 2)]
   for name, x in mean.items():
-    np.testing.assert_allclose(x, (own[0][name] + own[1][name]) / 2, atol=1e-6)
+    np.testing.assert_allclose(x, sum(params[name] for params in own) / 3, atol=1e-6)
+
+
+def test_a_path_whose_blocks_are_computed_again_is_measured(tmp_path, rows):
+  s = made_run.settings(MLPS)
+  s = dataclasses.replace(s, model=dataclasses.replace(s.model, remat='full'))
+  run = trained_run.TrainedRun(made_run.write(tmp_path / 'run', s))
+  plain = drawn(tmp_path / 'plain')
+  found, expected = (merging.measure(one, 2, 0, 4) for one in (run, plain))
+  np.testing.assert_allclose(found[2].sum_D, expected[2].sum_D, rtol=1e-5)
 
 
 UNEQUAL = (*made_run.LEVELS[:1], ('low', 'block_0', ('a', 'b')), made_run.LEVELS[2])
+SPLIT = (('gates', 'mlp/gate', ('a',)), ('others', 'mlp/(up|down)', ('b',)), MLPS[1])
 
 
 @pytest.mark.parametrize('levels, average, words', [
   (made_run.LEVELS, (), 'the level low has 2 modules, and block_0/attention/k is not part of an MLP.*--average=low'),
   (made_run.LEVELS, ('lo',), '--average=lo: there is no such level; there are'),
   (UNEQUAL, ('low', 'high'), 'block 0 has 4, block 1 has 2, block 2 has 2: use --to=dense'),
+  (SPLIT, (), 'the MLP of block 0 is in the levels gates and others'),
   (small.ONE_LEVEL, (), 'these paths share their MLPs'),
 ])  # fmt: skip
-def test_what_cannot_be_mixed_is_named(levels, average, words, tmp_path, rows):
+def test_what_cannot_be_mixed_is_named(levels, average, words, tmp_path):
+  run = drawn(tmp_path, levels)
   with pytest.raises(InputError, match=words):
-    merging.to_mixture(drawn(tmp_path, levels), 2, [0, 1, 2, 3], average, 2, 4)
+    merging.mixed_model(run, merging.plan(run, [0, 1, 2, 3]), average, 2)
 
 
 def test_a_run_becomes_a_mixture_that_a_run_starts_from(undisturbed, tmp_path):
@@ -134,9 +153,11 @@ WRONG = [
   ((), 'name a run with --workdir=DIR'),
   (('--workdir=DIR', '--out=OUT'), 'say what the paths become: --to=moe'),
   (('--workdir=DIR', '--out=OUT', '--to=dense', '--average=low'), '--average is for --to=moe'),
-  (('--workdir=DIR', '--out=OUT', '--to=moe', '--paths=1'), 'name two paths or more'),
-  (('--workdir=DIR', '--out=OUT', '--to=moe', '--paths=7,1'), '--path=7: the paths are 0 to 3'),
-  (('--workdir=DIR', '--out=OUT', '--to=moe', '--average=low,high', '--experts_per_token=3'), 'should be 1 to 2'),
+  (('--workdir=DIR', '--out=OUT', '--to=dense', '--rows=3'), '--rows is for --to=moe'),
+  (('--workdir=DIR', '--out=OUT', '--to=moe', '--paths=1'), 'merging takes two paths or more'),
+  (('--workdir=DIR', '--out=OUT', '--to=dense', '--paths=1,0,1'), '--paths=1,0,1 names a path twice'),
+  (('--workdir=DIR', '--out=OUT', '--to=moe', '--paths=7,1'), '--paths=7: the paths are 0 to 3'),
+  (('--workdir=DIR', '--out=OUT', '--to=moe', '--average=low,high', '--experts_per_token=3'), 'should be 2 to 2'),
 ]
 
 

@@ -180,7 +180,8 @@ TYPES = {'llama2': 'llama', 'llama3': 'llama', 'smollm2': 'llama', 'gemma3': 'ge
 
 @pytest.mark.parametrize('name', shapes_of_families.FAMILIES)
 def test_what_is_written_is_read_back_as_the_same(name):
-  sizes = dict(width=12, num_layers=4, num_heads=4, head_dim=4, mlp_dim=20)
+  width = 16 if name == 'olmoe' else 12  # its heads are as wide together
+  sizes = dict(width=width, num_layers=4, num_heads=4, head_dim=4, mlp_dim=20)
   model = settings.Model(**sizes | shapes_of_families.FAMILIES[name])
   family, theirs = config_json.write(model, 30, {'bos': 1, 'eos': 2})
   assert family.model_type == TYPES.get(name, name) and theirs['vocab_size'] == 30
@@ -338,3 +339,13 @@ def test_the_number_of_experts_has_either_name():
 def test_mixtures_with_other_blocks_are_rejected(field, value):
   with pytest.raises(InputError, match=f'its {field} is'):
     config_json.read_config(published('Qwen3-30B-A3B') | {field: value})
+
+
+def test_olmoe_has_heads_as_wide_as_the_hidden_state():
+  """Its norms of queries and keys have the width of the hidden state, whatever the heads have."""
+  model = settings.Model(qk_norm='all', num_experts=8, width=96, num_heads=4, head_dim=32)
+  with pytest.raises(InputError, match='no model family has all features'):
+    config_json.write(model, 30, {})
+  assert config_json.write(dataclasses.replace(model, head_dim=24), 30, {})[0].title == 'OLMoE'
+  with pytest.raises(InputError, match='its head_dim is 64, but OLMoE has hidden_size / num_attention_heads'):
+    config_json.read_config(published('OLMoE-1B-7B-0924') | {'head_dim': 64})

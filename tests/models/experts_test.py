@@ -154,6 +154,7 @@ def test_two_devices_inside_a_path_agree_with_one(mesh, tmp_path):
 
 @pytest.mark.parametrize('fields, words', slow.all_but([
   ({'num_experts': 2, 'experts_per_token': 3}, 'experts_per_token=3 is more than there are'),
+  ({'num_experts': 2, 'experts_per_token': 1, 'normalize_gates': True}, 'the router would learn nothing'),
   ({'balance_loss': 0.1}, 'balance_loss=0.1 requires config.model.num_experts'),
   ({'shared_expert_dim': 8}, 'shared_expert_dim=8 requires config.model.num_experts'),
 ]))  # fmt: skip

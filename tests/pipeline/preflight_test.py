@@ -132,3 +132,8 @@ def test_frozen_modules_stay_as_they_were(tmp_path):
     for name, x in modules.items():
       same = (x == np.broadcast_to(base[name], x.shape)).all()
       assert same == ('block_0' in name or 'embed' in name), (level, name)
+
+
+def test_a_kernel_for_other_devices_is_rejected():
+  with pytest.raises(InputError, match=r"config\.model\.experts='megablox' is for a TPU"):
+    preflight.check_model(small.on_2x2(model=dict(num_experts=2, experts='megablox')))

@@ -1,5 +1,7 @@
 """The learned chooser: its labels by hand, its head, and that it learns what the last tokens tell."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -136,3 +138,8 @@ def test_equal_arguments_give_equal_bits_and_are_not_used_up():
   one, two = (chunk_router.train(made, start, batch, 3, CONFIG) for _ in range(2))
   small.assert_close(one, two, 0)
   assert all((one[0][name] != x).any() for name, x in start.items())
+
+
+def test_it_is_trained_where_parameters_of_paths_are_frozen():
+  frozen = settings.Inner(frozen='^(?!.*mlp/router)', optimizer='muon')
+  assert chunk_router.of_chooser(frozen) == chunk_router.of_chooser(dataclasses.replace(frozen, frozen=''))
