@@ -184,12 +184,13 @@ def test_every_command_that_loads_a_run_has_the_option():
   package = repository.ROOT / 'dipaco_jax'
   commands = [*package.glob('*.py'), *package.glob('inspect/*.py')]
   readers = [file for file in commands if 'TrainedRun(' in file.read_text()]
-  assert {file.stem for file in readers} == {'generate', 'serve', 'route', '__main__', 'export'}
+  assert {file.stem for file in readers} == {'generate', 'serve', 'route', '__main__', 'export', 'merge'}
   for file in [*readers, package / 'harness.py']:
     text = file.read_text()
     names = {node.attr for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Attribute)}
-    assert file.stem == 'export' or {'define_trust', 'trust_modules'} <= names, file
-  assert 'needs_modules=False' in (package / 'export.py').read_text()
+    runs_none = file.stem in ('export', 'merge')
+    assert runs_none or {'define_trust', 'trust_modules'} <= names, file
+    assert not runs_none or 'needs_modules=False' in text
 
 
 def test_the_examples_of_the_page_are_checked_by_their_source(tmp_path, monkeypatch):
