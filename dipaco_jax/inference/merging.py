@@ -54,7 +54,8 @@ NOTHING = Moments(0.0, 0.0, 0.0)
 def newest_version(run: TrainedRun) -> int:
   """Returns the newest published version, which all paths have. Raises InputError if there is none."""
   folders = {name.split('/')[1] for name in run.files.storage.names('modules')}
-  return max((int(folder) for folder in folders if folder.isdecimal()), default=max(run.best_versions))
+  versions = [int(folder) for folder in folders if folder.isdecimal()]
+  return max(versions or run.best_versions)
 
 
 class Plan(NamedTuple):

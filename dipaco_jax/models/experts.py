@@ -29,9 +29,8 @@ from dipaco_jax.config import settings
 from dipaco_jax.models.expert_groups import apply_experts
 from dipaco_jax.models.layers import MLP, Weights, is_wide, mlp_weights, scaled_normal
 
-LOSSES = (
-  'router_losses'  # collection of Flax in which blocks put what training adds to the mean cross-entropy of each row
-)
+# Collection of Flax in which blocks put what training adds to the mean cross-entropy of each row.
+LOSSES = 'router_losses'
 
 
 def choose(logits_BLE: jax.Array, num_chosen: int, normalize: bool) -> tuple[jax.Array, jax.Array]:
