@@ -24,6 +24,10 @@ class Layout:
   levels: tuple[grid_lib.Level, ...]
   owner: Mapping[str, grid_lib.Level]
 
+  def level(self, name: str) -> grid_lib.Level:
+    """Returns the level of this name."""
+    return next(level for level in self.levels if level.name == name)
+
   def names(self, level: grid_lib.Level) -> tuple[str, ...]:
     """Returns the names of the level's parameters, sorted."""
     return tuple(sorted(name for name, owner in self.owner.items() if owner == level))

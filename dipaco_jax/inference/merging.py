@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from dipaco_jax.algorithm.grid import Coordinates, Level
+from dipaco_jax.algorithm.grid import Coordinates
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import loader
@@ -77,17 +77,13 @@ def plan(run: TrainedRun, paths: Sequence[int]) -> Plan:
 def read_modules(run: TrainedRun, version: int, planned: Plan) -> dict[str, list[Arrays]]:
   """Returns the modules of a plan by level, in their order. Raises InputError."""
   files = {
-    (level, run.layout.grid.module(_level(run, level), run.layout.grid.coordinates(path))): file
+    (level, run.layout.grid.module(run.layout.level(level), run.layout.grid.coordinates(path))): file
     for path in planned.paths
     for level, file in run.module_files(path, version).items()
   }
   return {
     level: [run.finite_arrays(*files[level, at]) for at in of_level] for level, of_level in planned.modules.items()
   }
-
-
-def _level(run: TrainedRun, name: str) -> Level:
-  return next(level for level in run.layout.levels if level.name == name)
 
 
 def mean(planned: Plan, modules: Mapping[str, Sequence[Arrays]]) -> Arrays:
@@ -117,7 +113,7 @@ def mixed_model(run: TrainedRun, planned: Plan, average: Collection[str], per_to
   if unknown := sorted({*average} - planned.modules.keys()):
     raise InputError(f'--average={unknown[0]}: there is no such level; there are {", ".join(planned.modules)}')
   for level, of_level in planned.modules.items():
-    others = [name for name in run.layout.names(_level(run, level)) if not MLP.fullmatch(name)]
+    others = [name for name in run.layout.names(run.layout.level(level)) if not MLP.fullmatch(name)]
     if len(of_level) > 1 and others and level not in average:
       problem = f'has {len(of_level)} modules, and {min(others)} is not part of an MLP'
       advice = 'a mixture has one of each such parameter: take their mean with'

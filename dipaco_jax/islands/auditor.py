@@ -167,7 +167,7 @@ def compare(
 
 def relative_difference(island: Island, fact: Fact, name: str, sent: Sent) -> float | None:
   """Returns |d - d'| / |d| of the outer gradients d computed here and d' published, or None if that is gone."""
-  level = next(level for level in island.layout.levels if level.name == name)
+  level = island.layout.level(name)
   try:
     theirs = island.read_contribution(fact, level)
   except Gone:

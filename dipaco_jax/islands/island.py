@@ -219,7 +219,7 @@ class Island:
   def parse_module(self, module: str) -> tuple[Level, Coordinates]:
     """Splits a module's key into its level and coordinates."""
     name, _, coordinates = module.partition('/')
-    level = next(level for level in self.layout.levels if level.name == name)
+    level = self.layout.level(name)
     return level, tuple(map(int, coordinates.split('-'))) if level.axes else ()
 
   def all_modules(self) -> list[str]:
