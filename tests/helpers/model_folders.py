@@ -14,11 +14,14 @@ from dipaco_jax.huggingface import config_json, families
 from dipaco_jax.models import transformer
 
 SIZES = {'width': 16, 'num_layers': 4, 'num_heads': 4, 'head_dim': 8, 'mlp_dim': 24, 'seq_len': 64}
+OF_FAMILY = {'olmoe': {'head_dim': 4}}  # whose heads are together as wide as the hidden state
 VOCAB = 300
 
 
 def model(family: str, **sizes: int) -> settings.Model:
-  return dataclasses.replace(settings.Model(), **SIZES | shapes_of_families.FAMILIES[family] | sizes)
+  return dataclasses.replace(
+    settings.Model(), **SIZES | shapes_of_families.FAMILIES[family] | OF_FAMILY.get(family, {}) | sizes
+  )
 
 
 def write(folder: pathlib.Path, family: str, text: list[str], **sizes: int) -> None:
