@@ -86,7 +86,7 @@ def requests_from_flags(run, max_length: int) -> list[Request]:
 
 def load_template(run):
   """Loads the chat template of a run; raises InputError."""
-  from dipaco_jax.inference import chat_template
+  from dipaco_jax.data import chat_template
 
   if flags.FLAGS.reroute_every:
     raise InputError(f'--reroute_every={flags.FLAGS.reroute_every}: with --chat, a conversation stays on its path')

@@ -54,7 +54,7 @@ def main() -> NoReturn:
   listener = listener_lib.listen(f.host, f.port)
   command.quiet()
   try:
-    from dipaco_jax.inference import chat_template
+    from dipaco_jax.data import chat_template
     from dipaco_jax.inference.engine import Engine
     from dipaco_jax.inference.trained_run import TrainedRun
     from dipaco_jax.serving import connections, http_server

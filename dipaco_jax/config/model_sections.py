@@ -56,7 +56,17 @@ class Data:
   parts: int = field(
     1, 'Number of parts in which text is tokenized. Results depend on it, but not on the number of processes.'
   )
-  text_key: str = field('text', "Key of a document's text in a record. 'a.b' is the key b inside a.")
+  format: str = field(
+    'text',
+    "What a record of the files is: 'text', or 'messages', a conversation whose answers are trained on, as a list of "
+    'objects with a role and a content. Conversations require a tokenizer with a chat template.',
+    choices='text messages',
+    added=True,
+  )
+  text_key: str = field(
+    'text',
+    "Key of a document's text in a record; 'a.b' is the key b inside a. Conversations are under 'messages' by default.",
+  )
   domain_key: str = field(
     'domain',
     "Key of a document's domain in a record; perplexity is reported by domain. Documents of files without"

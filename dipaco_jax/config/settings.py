@@ -102,7 +102,12 @@ class Settings:
   @property
   def num_untrained_tokens(self) -> int:
     """Number of tokens at the beginning of a sequence that the training loss does not count."""
-    return 0 if self.train.loss_on_prefix else self.routing.prefix_tokens
+    return 0 if self.train.loss_on_prefix else self.num_unscored_tokens
+
+  @property
+  def num_unscored_tokens(self) -> int:
+    """Number of tokens at the beginning of a sequence that no evaluation counts: of conversations, answers count."""
+    return 0 if self.data.format == 'messages' else self.routing.prefix_tokens
 
   @property
   def rounds(self) -> int:

@@ -37,6 +37,8 @@ def check(s: Any) -> None:
   _check_quorum(s)
   if s.data.own_text:
     _check_own_text(s)
+  if s.data.format == 'messages':
+    _check_messages(s)
   try:
     re.compile(s.inner.frozen)
   except re.error as e:
@@ -207,6 +209,18 @@ def _check_own_text(s: Any) -> None:
     raise InputError(f'config.{name}={unfit[name]} {elsewhere}: leave it out')
   if s.routing.top_n > 1:
     raise InputError(f'config.routing.top_n={s.routing.top_n} should be 1 with config.data.own_text=True')
+
+
+def _check_messages(s: Any) -> None:
+  """Raises InputError if a config asks for what conversations cannot be used for."""
+  only = "config.data.format='messages'"
+  if s.data.source != 'files':
+    raise InputError(f'{only} is for files: name them in config.data.train, not config.data.source={s.data.source!r}')
+  if is_reference(s.routing.method):
+    raise InputError(f'{only} needs a built-in router, not config.routing.method={s.routing.method!r}')
+  if s.evaluate.reroute_every:
+    problem = 'a conversation stays on its path: leave it out'
+    raise InputError(f'config.evaluate.reroute_every={s.evaluate.reroute_every} with {only}: {problem}')
 
 
 def _check_length(section: str, length: int, prefix: int, why: str) -> None:

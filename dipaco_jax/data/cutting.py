@@ -14,6 +14,7 @@ class Cutting(NamedTuple):
   eval_len: int  # maximum number of tokens of a validation sequence
   prefix_tokens: int  # number of first tokens that no evaluation counts; sequences that are not longer are dropped
   pieces: int = 1  # maximum number of validation sequences from a piece of a longer text
+  conversations: bool = False  # whether documents are conversations, which `answers` cuts
 
 
 class Cut(NamedTuple):
@@ -23,6 +24,7 @@ class Cut(NamedTuple):
   num_bytes: list[int] | None  # bytes of text of each kept sequence, after the prefix; None in training
   long: list[np.ndarray]  # sequences longer than the prefix, which include `kept`
   short: list[np.ndarray]  # other sequences
+  routed: np.ndarray | None = None  # of a conversation: the tokens that choose its path
 
 
 def cut_document(document: Any, tokens: np.ndarray, byte_ends: np.ndarray | None, cutting: Cutting) -> Cut:

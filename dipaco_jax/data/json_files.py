@@ -1,4 +1,7 @@
-"""Documents as lines of JSON, and the fields of a record, which are also used for other formats."""
+"""Documents as lines of JSON, and the fields of a record, which are also used for other formats.
+
+With `data.format='messages'`, a document is a conversation (`conversation.Conversation`).
+"""
 
 import functools
 import itertools
@@ -10,6 +13,7 @@ from dipaco_jax.config import settings
 from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import compressed_files, source
+from dipaco_jax.data.conversation import Conversation, for_training
 from dipaco_jax.data.tokenizer import replace_surrogates
 
 BLANK = b'\xef\xbb\xbf \t\r\n'  # with the bytes of a byte order mark
@@ -66,10 +70,33 @@ def parse_line(path: str, number: int, line: bytes, data: settings.Data, name: s
     raise source.BadRecord(reason) from e
   if not isinstance(record, dict):
     raise source.BadRecord(f'{where}: not a JSON object, as each line should be; {ONE_A_LINE[b"["]}')
+  if has_messages(data):
+    return as_conversation(value_of(record, text_key(data)), where, data), domain_of(record, data, name)
   text = value_of(record, data.text_key)
   if not isinstance(text, str):
     raise source.BadRecord(f'{where}: no text under {data.text_key!r}; {which_key(sorted(text_keys(record)))}')
   return as_text(text, path), domain_of(record, data, name)
+
+
+def has_messages(data: settings.Data) -> bool:
+  """Returns whether documents are conversations."""
+  return data.format == 'messages'
+
+
+def text_key(data: settings.Data) -> str:
+  """Returns the key of a document's text in a record, or of its messages."""
+  return 'messages' if has_messages(data) and data.text_key == 'text' else data.text_key
+
+
+def as_conversation(messages: Any, where: str, data: settings.Data) -> Conversation:
+  """Returns the conversation of a record; raises BadRecord, which names the record by `where`."""
+  key = text_key(data)
+  if messages is None:
+    raise source.BadRecord(f'{where}: no messages under {key!r}: name their key in config.data.text_key')
+  try:
+    return for_training(messages)
+  except InputError as e:
+    raise source.BadRecord(f'{where}: {str(e).replace("messages", key, 1)}') from e
 
 
 def value_of(record: Any, key: str) -> Any:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dipaco_jax.data.cutting import Cutting
+
 EARLY_DOCUMENTS = 1000  # number of records before the share left out is checked for the first time
 LARGE = 0.05  # of documents or of tokens: a larger share is worth a warning
 
@@ -27,6 +29,13 @@ NOTHING = Omitted(collections.Counter(), collections.Counter())  # to read only
 COUNTS = ('dropped', 'dropped_documents', 'dropped_tokens', 'dropped_ends')  # the first is of sequences
 
 
+def count_bad_record(bad_records: collections.Counter[str], kind: str, reason: str) -> None:
+  """Counts a bad record of a kind of file or source that is left out; logs the first."""
+  if not bad_records:
+    logging.warning('skipped this and every other bad record (config.data.skip_bad_records): %s', reason)
+  bad_records[kind] += 1
+
+
 def count(long: Sequence[np.ndarray], short: Sequence[np.ndarray]) -> dict[str, int]:
   """Returns the counts of a document's sequences that are dropped, `short`; `long` are the others."""
   return dict(zip(COUNTS, (len(short), int(not long), sum(map(len, short)), len(short) * bool(long)), strict=True))
@@ -37,10 +46,10 @@ def is_large(documents: int, dropped_documents: int, tokens: int, dropped_tokens
   return dropped_documents > LARGE * documents or dropped_tokens > LARGE * (tokens + dropped_tokens)
 
 
-def warn_early(counts: Mapping[str, int], prefix_tokens: int) -> None:
+def warn_early(counts: Mapping[str, int], cutting: Cutting) -> None:
   """Warns if a large share of the first training documents is dropped, hours before all of them are tokenized."""
   if is_large(counts['documents'], counts['dropped_documents'], counts['tokens'], counts['dropped_tokens']):
-    about = dict(counts) | {'prefix_tokens': prefix_tokens}
+    about = dict(counts) | cutting._asdict()
     logging.warning('so far, %s', describe_dropped(about))
 
 
@@ -50,6 +59,11 @@ def describe_dropped(about: Mapping[str, Any]) -> str:
   if not dropped and not ends:
     return ''
   prefix, share = about['prefix_tokens'], about['dropped_tokens'] / max(1, about['tokens'] + about['dropped_tokens'])
+  if about.get('conversations'):
+    parts_of = (
+      f'{dropped + ends:,} parts of {documents:,} conversations are left out ({100 * share:.2g}% of the tokens)'
+    )
+    return f'{parts_of}: an exchange is longer than config.model.seq_len={about["seq_len"]}, where it is cut off'
   parts = [f'{dropped:,} of {documents:,} documents'] if dropped else []
   if ends:
     of_longer = 'a longer one' if ends == 1 else f'{ends:,} longer ones'
@@ -104,12 +118,11 @@ def log_all(about: Mapping[str, Any], say: Callable[[str], object]) -> None:
     else:
       say(dropped)
   if about['dropped_validation_documents'] > LARGE * about['read_validation_documents']:
-    logging.warning(
-      '%d of %d validation documents have at most %d tokens and are left out',
-      about['dropped_validation_documents'],
-      about['read_validation_documents'],
-      about['prefix_tokens'],
-    )
+    why = 'have at most {prefix_tokens} tokens'
+    if about.get('conversations'):
+      why = 'have no answer in their first {eval_len} tokens'
+    counts = about['dropped_validation_documents'], about['read_validation_documents']
+    logging.warning('%d of %d validation documents %s and are left out', *counts, why.format(**about))
   if copies := describe_copies(about):
     logging.warning('%s', copies)
   if equal := describe_equal_validation(about):

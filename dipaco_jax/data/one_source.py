@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import heapq
 import itertools
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple, TypeVar
 
@@ -14,6 +13,7 @@ from dipaco_jax.core import printable
 from dipaco_jax.data import (
   equality,
   file_kinds,
+  left_out,
   source,
   source_files,
   source_own,
@@ -142,11 +142,9 @@ def read(
 def _count_skipped(
   skipped: collections.Counter[str] | None, data: settings.Data, item: source.Item, error: source.BadRecord
 ) -> None:
-  if skipped is None:
-    return
-  if not skipped:
-    logging.warning('skipped this and every other bad record (config.data.skip_bad_records): %s', error.reason)
-  skipped[file_kinds.suffix(item.id.rpartition(':')[0]) if data.source == 'files' else data.source] += 1
+  if skipped is not None:
+    kind = file_kinds.suffix(item.id.rpartition(':')[0]) if data.source == 'files' else data.source
+    left_out.count_bad_record(skipped, kind, error.reason)
 
 
 def _distinct(documents: Iterable[Document], side: Selection) -> Iterator[Document]:

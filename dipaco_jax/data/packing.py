@@ -1,4 +1,7 @@
-"""Sequences packed into rows of `seq_len` with segment ids; attention does not cross a segment."""
+"""Sequences packed into rows of `seq_len` with segment ids; attention does not cross a segment.
+
+A token of a conversation that is given, ~t in its sequence (`answers`), has the negative id of its segment.
+"""
 
 import collections
 from collections.abc import Iterable, Iterator
@@ -51,6 +54,8 @@ def _row(sequences: list[np.ndarray], seq_len: int) -> np.ndarray:
   for segment, tokens in enumerate(sequences, 1):
     begin, end = end, end + len(tokens)
     row[0, begin:end], row[1, begin:end] = tokens, segment
+    if tokens.dtype.kind == 'i' and (given := tokens < 0).any():
+      row[:, begin:end][:, given] = ~tokens[given], np.full(given.sum(), -segment)
   return row
 
 

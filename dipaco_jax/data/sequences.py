@@ -3,7 +3,7 @@
 A training document is cut into sequences of at most `seq_len` tokens; a sequence is what is routed, by its own first
 tokens [2.4]. A validation document gives its first `eval_len` tokens, or, if it is a piece of a longer text, some
 sequences from all over it. Those of `prefix_tokens` or fewer are dropped, as no evaluation would count them, and
-counted (`left_out`).
+counted (`left_out`). Conversations are cut by `answers`.
 
 The folder of a part has `<split>.array_record`, in which a record is one sequence with the number of its document, so
 that hold-outs are drawn by document, and the index of its domain; `<split>.documents` and `<split>.domains`, arrays of
@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import equality, left_out, prefetching
+from dipaco_jax.data import answers, equality, left_out, prefetching
 from dipaco_jax.data.cutting import Cut, Cutting, cut_document
 from dipaco_jax.storage import seals
 from dipaco_jax.storage.records import read_across, read_meta, read_records, record_reader, record_writer, write_meta
@@ -36,6 +36,8 @@ BATCH_CHARS = 250_000  # of text tokenized by a thread at one time
 MAX_DOMAINS = 256  # further ones count as 'other'
 DTYPES = {'documents': '<u4', 'domains': 'u1', 'contents': '<u8', 'lengths': '<u4', 'draws': '<f4'}  # see `_Columns`
 HEADER = struct.Struct('<IHH')  # document, domain, bytes of a token
+OF_CONVERSATION = 0x100  # added to the bytes: before the tokens come those that choose the path, behind their number
+COUNT = struct.Struct('<I')
 
 Progress = Callable[[int, int | None], None]  # done, of how many where that is known
 
@@ -46,6 +48,21 @@ class Sequence(NamedTuple):
   tokens: np.ndarray
   document: int
   domain: int
+  marked: np.ndarray | None = None  # of a conversation: its tokens, int32, of which given ones are ~t (`answers`)
+  routed: np.ndarray | None = None  # of a conversation: the tokens that choose its path
+
+  @property
+  def to_pack(self) -> np.ndarray:
+    """The tokens as `packing` takes them."""
+    return self.tokens if self.marked is None else self.marked
+
+  def prefix(self, num_tokens: int) -> np.ndarray:
+    """Returns the tokens that choose the path: `num_tokens`, or of a conversation perhaps fewer."""
+    return (self.tokens if self.routed is None else self.routed)[:num_tokens]
+
+  def num_scored(self, num_unscored: int) -> int:
+    """Returns the number of tokens that evaluation counts: all but the first `num_unscored`, or those not given."""
+    return len(self.tokens) - num_unscored if self.marked is None else int((self.marked[1:] >= 0).sum())
 
 
 class TextPart(NamedTuple):
@@ -55,6 +72,7 @@ class TextPart(NamedTuple):
   number: int = 0
   parts: int = 1
   omitted: left_out.Omitted = left_out.NOTHING  # counted while `documents` are read
+  skip_bad_records: bool = False  # whether to leave out conversations that the chat template rejects
 
 
 def write_part(
@@ -74,21 +92,24 @@ def write_part(
   """
   counts = _Counts()
   done = itertools.count(1)
+  cut_batch = functools.partial(_cut_texts, tokenizer, cutting)
+  if cutting.conversations:
+    cut_batch, threads = functools.partial(_cut_conversations, answers.Encoder(tokenizer), text, cutting), 1
   for split, count in counts.by_split.items():
     with _writer(os.path.join(out_dir, split)) as write:
-      for number, tokenized in enumerate(_tokenize(text.documents(split), tokenizer, threads, split == 'validation')):
-        document, tokens, byte_ends = tokenized
-        cut = cut_document(document, tokens.astype(_dtype(tokenizer)), byte_ends, cutting)
+      tokenized = _tokenize(text.documents(split), cut_batch(split == 'validation'), threads)
+      for number, (document, num_tokens, cut) in enumerate(tokenized):
         domain = counts.add(split, document, cut)
         content, draw = document.content, document.draw
-        write(_Columns(text.number + text.parts * number, domain, content, len(tokens), draw), cut)
+        write(_Columns(text.number + text.parts * number, domain, content, num_tokens, draw), cut)
         if (split, text.number, number + 1) == ('train', 0, left_out.EARLY_DOCUMENTS):
-          left_out.warn_early(count, cutting.prefix_tokens)
+          left_out.warn_early(count, cutting)
         progress(next(done), None)
     count.update(copies=text.omitted.copies[split])
   skipped = text.omitted.bad_records
   meta = counts.meta() | {'vocab_size': tokenizer.vocab_size}
   meta |= {'seq_len': cutting.seq_len, 'eval_len': cutting.eval_len, 'prefix_tokens': cutting.prefix_tokens}
+  meta |= {'conversations': True} if cutting.conversations else {}
   return write_meta(out_dir, meta | ({'skipped_records': skipped} if skipped else {}))
 
 
@@ -142,6 +163,8 @@ def merge_meta(folder: str, parts: int, validates: bool = True) -> dict[str, Any
       prefix = meta['prefix_tokens']
       if split == 'train' and count['copies'] and not count['documents']:
         raise InputError(left_out.describe_no_training_text(count['copies']))
+      if meta.get('conversations'):
+        raise InputError(f'no conversation of {split} has an answer within its first {meta["eval_len"]} tokens')
       fix = 'name longer ones in config.data.validation, or use more text' if split == 'validation' else 'use more text'
       raise InputError(f'no document of {split} is longer than config.routing.prefix_tokens={prefix} tokens: {fix}')
   return {
@@ -153,7 +176,7 @@ def merge_meta(folder: str, parts: int, validates: bool = True) -> dict[str, Any
     'read_validation_documents': validation['documents'], 'validation_documents': validation['sequences'],
     'validation_tokens': validation['tokens'], 'vocab_size': meta['vocab_size'], 'domains': list(domains),
     'by_domain': by_domain, 'seq_len': meta['seq_len'], 'eval_len': meta['eval_len'], 'parts': parts,
-    'prefix_tokens': meta['prefix_tokens'],
+    'prefix_tokens': meta['prefix_tokens'], **({'conversations': True} if meta.get('conversations') else {}),
   }  # fmt: skip
 
 
@@ -185,7 +208,10 @@ def _writer(stem: str) -> Iterator[Callable[[_Columns, Cut], None]]:
       if cut.num_bytes is not None:
         filled.add('bytes')
       for tokens in cut.kept:
-        records.write(HEADER.pack(columns.documents, columns.domains, tokens.itemsize) + tokens.tobytes())
+        kind, routed = tokens.itemsize, b''
+        if cut.routed is not None:
+          kind, routed = kind + OF_CONVERSATION, COUNT.pack(len(cut.routed)) + cut.routed.astype('<i4').tobytes()
+        records.write(HEADER.pack(columns.documents, columns.domains, kind) + routed + tokens.tobytes())
       for name, value in columns._asdict().items():
         files[name].write(np.full(len(cut.kept), value, DTYPES[name]).tobytes())
       files['bytes'].write(np.array(cut.num_bytes or [], '<u4').tobytes())
@@ -200,27 +226,52 @@ def _counted_as(domains: Collection[str], domain: str) -> str:
   return domain if domain in domains or len(domains) < MAX_DOMAINS - 1 else 'other'
 
 
-def _tokenize(
-  documents: Iterable, tokenizer, threads: int, with_bytes: bool
-) -> Iterator[tuple[Any, np.ndarray, np.ndarray | None]]:
-  """Yields (document without its text, tokens, `byte_ends` or None).
+CutBatch = Callable[[list], Iterable[tuple[int, Cut]]]  # documents -> of each, its number of tokens and sequences
+
+
+def _tokenize(documents: Iterable, cut_batch: CutBatch, threads: int) -> Iterator[tuple[Any, int, Cut]]:
+  """Yields (document without its text, number of tokens, sequences).
 
   Threads suffice: tokenizers release Python's lock.
   """
   threads = threads or os.cpu_count() or 1
 
-  def tokenize(batch: list) -> Iterable[tuple[Any, np.ndarray, np.ndarray | None]]:
-    encoded = iter(tokenizer.encode_batch([document.text for document in batch if isinstance(document.text, str)]))
-    tokens = [
-      next(encoded) if isinstance(document.text, str) else _checked(document, tokenizer.vocab_size)
-      for document in batch
-    ]
-    ends = [tokenizer.byte_ends(document.text) if with_bytes else None for document in batch]
+  def tokenize(batch: list) -> Iterable[tuple[Any, int, Cut]]:
     without_text = [document._replace(text='', extents=(equality.Extent(document.content),)) for document in batch]
-    return zip(without_text, tokens, ends, strict=True)
+    return [(document, *of_document) for document, of_document in zip(without_text, cut_batch(batch), strict=True)]
 
   for batch in prefetching.prefetch(tokenize, _batches(documents), 2 * threads + 1, threads):
     yield from batch
+
+
+def _cut_texts(tokenizer: Any, cutting: Cutting, is_validation: bool) -> CutBatch:
+  def cut_batch(batch: list) -> Iterator[tuple[int, Cut]]:
+    encoded = iter(tokenizer.encode_batch([document.text for document in batch if isinstance(document.text, str)]))
+    for document in batch:
+      is_text = isinstance(document.text, str)
+      tokens = next(encoded) if is_text else _checked(document, tokenizer.vocab_size)
+      ends = tokenizer.byte_ends(document.text) if is_validation else None
+      yield len(tokens), cut_document(document, tokens.astype(_dtype(tokenizer)), ends, cutting)
+
+  return cut_batch
+
+
+def _cut_conversations(encoder: answers.Encoder, text: TextPart, cutting: Cutting, is_validation: bool) -> CutBatch:
+  def cut(document: Any) -> Cut:
+    try:
+      return encoder.cut(document, cutting, is_validation)
+    except InputError as e:
+      if not text.skip_bad_records:
+        raise
+      left_out.count_bad_record(text.omitted.bad_records, 'messages', str(e))
+      return Cut([], [] if is_validation else None, [], [], np.zeros(0, np.int32))
+
+  def cut_batch(batch: list) -> Iterator[tuple[int, Cut]]:
+    for document in batch:
+      of_document = cut(document)
+      yield sum(map(len, [*of_document.long, *of_document.short])), of_document
+
+  return cut_batch
 
 
 def _checked(document: Any, vocab_size: int) -> np.ndarray:
@@ -278,9 +329,14 @@ class Sequences:
   def _read_part(self, k: int, numbers: list[int]) -> list[Sequence]:
     sequences = []
     for record in read_records(f'{self._stems[k]}.array_record', self._reader(k), numbers):
-      document, domain, itemsize = HEADER.unpack_from(record)
-      tokens = np.frombuffer(record, f'<u{itemsize}', offset=HEADER.size)
-      sequences.append(Sequence(tokens, document, int(self._domains[k][domain])))
+      document, domain, kind = HEADER.unpack_from(record)
+      at = document, int(self._domains[k][domain])
+      if kind & OF_CONVERSATION:
+        count, *_ = COUNT.unpack_from(record, HEADER.size)
+        marked = np.frombuffer(record, '<i4', offset=HEADER.size + COUNT.size)
+        sequences.append(Sequence(answers.plain(marked[count:]), *at, marked[count:], marked[:count]))
+      else:
+        sequences.append(Sequence(np.frombuffer(record, f'<u{kind}', offset=HEADER.size), *at))
     return sequences
 
   def columns(self) -> tuple[np.ndarray, np.ndarray]:

@@ -99,7 +99,7 @@ def write_rows(
   def tokens():
     for indices in chunks:
       counts.update(sequences=len(indices))
-      yield from (sequence.tokens for sequence in sequences.read(indices))
+      yield from (sequence.to_pack for sequence in sequences.read(indices))
 
   with record_writer(file) as writer:
     for row in packing.pack_in_order(tokens(), seq_len) if in_order else packing.pack(tokens(), seq_len):

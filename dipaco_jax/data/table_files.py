@@ -84,10 +84,15 @@ def _library(path: str) -> Any:
 def _columns(pyarrow: Any, schema: Any, data: settings.Data, path: str) -> dict[str, Any]:
   """Returns {key: type} of the text and domain columns in the schema. Raises InputError if there is no text."""
   types = {}
-  for key in (data.text_key, data.domain_key):
+  text_key = json_files.text_key(data)
+  for key in (text_key, data.domain_key):
     if key and (kind := _kind(pyarrow, schema, key)) is not None:
       types[key] = kind
-  if not _is_text(pyarrow, types.get(data.text_key)):
+  if json_files.has_messages(data):
+    if text_key not in types or not _is_list(pyarrow, types[text_key]):
+      found = f'lists are under {sorted(field.name for field in schema if _is_list(pyarrow, field.type))}'
+      raise InputError(f'{path}: no messages under {text_key!r}; {found}: set config.data.text_key')
+  elif not _is_text(pyarrow, types.get(text_key)):
     fix = json_files.which_key(sorted(_text_keys(pyarrow, schema)))
     raise InputError(f'{path}: no text under {data.text_key!r}; {fix}')
   return types
@@ -112,6 +117,10 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
   return t.is_string(kind) or t.is_large_string(kind) or t.is_string_view(kind)
 
 
+def _is_list(pyarrow: Any, kind: Any) -> bool:
+  return pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+
+
 def _text_keys(pyarrow: Any, fields: Any, prefix: str = '') -> Iterator[str]:
   for field in fields:
     if pyarrow.types.is_struct(field.type):
@@ -123,7 +132,8 @@ def _text_keys(pyarrow: Any, fields: Any, prefix: str = '') -> Iterator[str]:
 def _rows(batches: Any, columns: dict[str, Any], path: str, data: settings.Data, name: str) -> source.Documents:
   number = 0
   for batch in batches:
-    texts, domains = (_values(batch, key) if key in columns else None for key in (data.text_key, data.domain_key))
+    keys = json_files.text_key(data), data.domain_key
+    texts, domains = (_values(batch, key) if key in columns else None for key in keys)
     for i, text in enumerate(texts or ()):
       number += 1
       domain = domains[i] if domains else None
@@ -157,6 +167,8 @@ def _row(path: str, number: int, text: Any, domain: Any, data: settings.Data) ->
   for value in (text, domain):
     if isinstance(value, UnicodeDecodeError):
       raise source.BadRecord(f'{path}: row {number} is not UTF-8 at byte {value.start} of a text: convert the file')
+  if json_files.has_messages(data):
+    return json_files.as_conversation(text, f'{path}: row {number}', data), str(domain)
   if text is None:
     raise source.BadRecord(f'{path}: row {number} has no text under {data.text_key!r}')
   return text, str(domain)

@@ -106,6 +106,9 @@ def _parse(path: str, key: str, files: dict[str, bytes], data: settings.Data, na
     raise source.BadRecord(f'{where}.json: not JSON ({e}): correct it') from e
   if not isinstance(record, dict):
     raise source.BadRecord(f'{where}.json: not a JSON object')
+  if json_files.has_messages(data):
+    messages = json_files.value_of(record, json_files.text_key(data))
+    return json_files.as_conversation(messages, where, data), json_files.domain_of(record, data, name)
   if text is None and not isinstance(text := json_files.value_of(record, data.text_key), str):
     fix = json_files.which_key(sorted(json_files.text_keys(record))) if 'json' in files else 'leave out this file'
     raise source.BadRecord(f'{where}: no .txt, and no text under {data.text_key!r}; {fix}')

@@ -17,6 +17,7 @@ from dipaco_jax.data import special_tokens
 HALF = '\ufffd'  # a decoder's sign for bytes that are no character yet
 LONGEST = 4  # bytes of a character
 SPACE = '\u2581'  # SentencePiece's sign for one
+CHARS = 32  # of a text that are encoded at first, for each token of its beginning
 SURROGATES = re.compile('[\ud800-\udfff]')
 
 
@@ -145,6 +146,27 @@ class Tokenizer(abc.ABC):
   @abc.abstractmethod
   def piece_bytes(self) -> np.ndarray:
     """Returns the UTF-8 bytes of text that each token stands for, int32 [V]; 0 for special, 1 for unknown tokens."""
+
+
+def beginning(tokenizer: Tokenizer, text: str | Sequence[int], num_tokens: int) -> np.ndarray:
+  """Returns the first tokens of a text, or of token ids. Of a long text only the beginning is encoded, where that does.
+
+  Text that is far enough behind a token does not change it: here, as many tokens as are requested.
+  """
+  if isinstance(text, str) and len(text) > (most := CHARS * num_tokens):
+    tokens = token_ids(tokenizer, text[:most])
+    if len(tokens) >= 2 * num_tokens:
+      return tokens[:num_tokens]
+  return token_ids(tokenizer, text)[:num_tokens]
+
+
+def token_ids(tokenizer: Tokenizer, text: str | Sequence[int]) -> np.ndarray:
+  """Encodes a text, or takes its token ids; raises InputError if one is not in the vocabulary."""
+  # Without a dtype, which could not hold all that may be given: an id may be larger than int64 holds.
+  ids = np.asarray(tokenizer.encode(text, eos=False) if isinstance(text, str) else text)
+  if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
+    raise InputError(f'token ids should be from 0 to {tokenizer.vocab_size - 1}; given are {ids.min()} to {ids.max()}')
+  return ids.astype(np.int32)
 
 
 class Transcript:

@@ -23,11 +23,10 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
-from dipaco_jax.data.tokenizer import Transcript
+from dipaco_jax.data.tokenizer import Transcript, token_ids
 from dipaco_jax.inference.batch import Batch, Text
 from dipaco_jax.inference.path_arrays import lowest_block
 from dipaco_jax.inference.request import Request, check_request
-from dipaco_jax.inference.text_router import token_ids
 from dipaco_jax.inference.trained_run import ModuleMarks, Path, TrainedRun
 from dipaco_jax.models import decoding
 from dipaco_jax.models.transformer import Params, Transformer

@@ -214,7 +214,7 @@ def mlp_inputs(
   unrolled = transformer.Transformer(
     dataclasses.replace(model.config, layers='unrolled', remat='none'), model.vocab_size, model.dtype
   )  # scanned blocks have no names, and what is recomputed cannot be looked at
-  is_text_BL1, sums = (segments_BL > 0)[..., None], dict[int, Any]()
+  is_text_BL1, sums = (segments_BL != 0)[..., None], dict[int, Any]()
 
   def note(next_call: Any, args: Any, kwargs: Any, context: Any) -> Any:
     if isinstance(context.module, layers.MLP) and context.method_name == '__call__':

@@ -9,11 +9,9 @@ import numpy as np
 
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import packing
-from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import Tokenizer, beginning, token_ids
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import own_router, router
-
-CHARS = 32  # of a text that are encoded at first, for each token that is wanted
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -67,27 +65,6 @@ class TextRouter:
     lengths = lengths or [len(tokens) for tokens in prefixes]
     texts = own_router.make_texts(prefixes, lengths, self.prefix_tokens, self.tokenizer.decode, z_BD)
     return self.fitted.scores(texts)
-
-
-def beginning(tokenizer: Tokenizer, text: str | Sequence[int], num_tokens: int) -> np.ndarray:
-  """Returns the first tokens of a text, or of token ids. Of a long text only the beginning is encoded, where that does.
-
-  Text that is far enough behind a token does not change it: here, as many tokens as are requested.
-  """
-  if isinstance(text, str) and len(text) > (most := CHARS * num_tokens):
-    tokens = token_ids(tokenizer, text[:most])
-    if len(tokens) >= 2 * num_tokens:
-      return tokens[:num_tokens]
-  return token_ids(tokenizer, text)[:num_tokens]
-
-
-def token_ids(tokenizer: Tokenizer, text: str | Sequence[int]) -> np.ndarray:
-  """Encodes a text, or takes its token ids; raises InputError if one is not in the vocabulary."""
-  # Without a dtype, which could not hold all that may be given: an id may be larger than int64 holds.
-  ids = np.asarray(tokenizer.encode(text, eos=False) if isinstance(text, str) else text)
-  if len(ids) and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
-    raise InputError(f'token ids should be from 0 to {tokenizer.vocab_size - 1}; given are {ids.min()} to {ids.max()}')
-  return ids.astype(np.int32)
 
 
 @functools.partial(jax.jit, static_argnums=0)

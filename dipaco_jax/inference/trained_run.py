@@ -26,10 +26,10 @@ from dipaco_jax.algorithm import modules
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import tokenizer_files
-from dipaco_jax.data.tokenizer import Tokenizer
+from dipaco_jax.data.tokenizer import Tokenizer, token_ids
 from dipaco_jax.inference import path_arrays
 from dipaco_jax.inference.run_files import RunFiles
-from dipaco_jax.inference.text_router import TextRouter, token_ids
+from dipaco_jax.inference.text_router import TextRouter
 from dipaco_jax.models import transformer
 from dipaco_jax.routing import own_router
 from dipaco_jax.storage import files, module_store, seals, user_modules

@@ -18,11 +18,12 @@ from dipaco_jax.models.transformer import Params, Transformer
 def targets(tokens_BL: jax.Array, segments_BL: jax.Array, prefix_tokens: int) -> tuple[jax.Array, jax.Array]:
   """Returns the next token of each token, [B, L], and whether it counts, float32 [B, L].
 
-  It counts if it is in the same segment, is no padding, and is at position `prefix_tokens` or later of its sequence.
+  It counts if it is in the same segment, is no padding, is not given (of a negative segment id, as what a user says in
+  a conversation), and is at position `prefix_tokens` or later of its sequence.
   """
   follow_BL, next_segment_BL = (jnp.pad(x_BL, ((0, 0), (0, 1)))[:, 1:] for x_BL in (tokens_BL, segments_BL))
-  late_BL = transformer.positions(segments_BL) + 1 >= prefix_tokens
-  counts_BL = (next_segment_BL == segments_BL) & (segments_BL > 0) & late_BL
+  late_BL = transformer.positions(jnp.abs(segments_BL)) + 1 >= prefix_tokens
+  counts_BL = (next_segment_BL == jnp.abs(segments_BL)) & (next_segment_BL > 0) & late_BL
   return follow_BL, counts_BL.astype(jnp.float32)
 
 

@@ -68,7 +68,11 @@ class Transformer(nn.Module):
     self.head = None if c.tied else Head(self.vocab_size, c.width)
 
   def __call__(self, tokens_BL: jax.Array, segments_BL: jax.Array) -> jax.Array:
-    """Returns x_BLD, before the final norm; `segments` number a row's packed sequences from 1, and 0 is padding."""
+    """Returns x_BLD, before the final norm.
+
+    `segments` number a row's packed sequences from 1, and 0 is padding; of tokens that are given they are negative.
+    """
+    segments_BL = jnp.abs(segments_BL)
     x_BLD, places = self.embed(tokens_BL), (positions(segments_BL), segments_BL)
     if self.config.layers == 'scanned' and not self.is_initializing():
       return self._scanned(x_BLD, *places)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dipaco_jax.config import settings as settings_lib
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import holdouts, sequences
+from dipaco_jax.data import holdouts, packing, sequences
 from dipaco_jax.models import transformer
 from dipaco_jax.pipeline import run as run_lib
 from dipaco_jax.processes import display, processes
@@ -49,13 +49,16 @@ def keep(run: run_lib.Run, split: str) -> pathlib.Path | None:
 def _computed(run: run_lib.Run, split: str, indices: np.ndarray) -> Iterator[np.ndarray]:
   split_sequences, prefix = run.sequences(split), run.settings.routing.prefix_tokens
   base = jax.device_put(run.base())
+  of_conversations = run.settings.data.format == 'messages'  # of which a few tokens may choose the path
   rows = FEATURE_ROWS if sum(x.size for x in base.values()) < LARGE_MODEL else FEATURE_ROWS // 16
   progress = display.Progress(f'features of {split}', len(indices), 'sequences')
   for start in range(0, len(indices), rows):
     chosen = indices[start : start + rows]
-    tokens = np.zeros((rows, prefix), np.int32)  # of one shape, for one program
-    tokens[: len(chosen)] = [sequence.tokens[:prefix] for sequence in split_sequences.read(chosen)]
-    yield np.asarray(program(run.model)(base, tokens))[: len(chosen)]
+    empty = [np.zeros(0, np.int32)] * (rows - len(chosen))  # for one shape, and so one program
+    prefixes = [sequence.prefix(prefix) for sequence in split_sequences.read(chosen)]
+    tokens, seen = packing.pad(prefixes + empty, prefix)
+    compute_z = program(run.model, of_conversations)
+    yield np.asarray(compute_z(base, tokens, seen) if of_conversations else compute_z(base, tokens))[: len(chosen)]
     progress.update(start + len(chosen))
   progress.close()
 
@@ -75,8 +78,10 @@ def texts(run: run_lib.Run, split: str, chunks: Iterable[np.ndarray]) -> Iterato
 
 
 @functools.cache
-def program(network: transformer.Transformer):
-  return jax.jit(lambda params, tokens: transformer.features(network, params, tokens))
+def program(network: transformer.Transformer, may_be_short: bool = False):
+  """Returns (params, tokens [B, L]) -> z [B, D], or (params, tokens, seen) where texts may be shorter than L."""
+  compute_z = transformer.features_of_seen if may_be_short else transformer.features
+  return jax.jit(functools.partial(compute_z, network))
 
 
 def routed_by(run: run_lib.Run) -> np.ndarray:

@@ -27,9 +27,8 @@ from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.config import owners, settings as settings_lib
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import content, corpus, equality, left_out, loader, sequences, shards, source, source_files
-from dipaco_jax.data.cutting import Cutting
 from dipaco_jax.models import loss
-from dipaco_jax.pipeline import features, route_stage, run as run_lib
+from dipaco_jax.pipeline import features, route_stage, run as run_lib, tokenize_stage
 from dipaco_jax.processes import display
 from dipaco_jax.routing import own_router, router
 from dipaco_jax.storage import files, publishing, seals, tensors
@@ -58,7 +57,7 @@ def text_settings(s: settings_lib.Settings, globs: Sequence[str]) -> source.Text
 
 def check(s: settings_lib.Settings, text: Text):
   """Raises InputError if an owner's text cannot be read, or has too few long documents for a row of each path."""
-  prefix, paths = s.routing.prefix_tokens, owners.paths_of(Grid(s.grid), text.owner)
+  prefix, paths = s.num_unscored_tokens, owners.paths_of(Grid(s.grid), text.owner)
   data = text_settings(s, text.globs)
   source_files.check_beginnings(data)
   num_long = 0
@@ -105,13 +104,14 @@ def digest_text(s: settings_lib.Settings, text: Text) -> str:
 def _tokenize(run: run_lib.Run, text: Text, folder: pathlib.Path):
   """Writes `sequences/`: the owner's training text; parts that are there are kept."""
   s, data = run.settings, text_settings(run.settings, text.globs)
-  cutting = Cutting(s.model.seq_len, run.eval_len, s.routing.prefix_tokens, 0)
+  cutting = tokenize_stage.cutting_of(run, 0)
   parts = [folder / 'sequences' / str(k) for k in range(s.data.parts)]
   for k in publishing.missing(parts, (0, 1)):
     omitted = left_out.Omitted(collections.Counter(), collections.Counter())
     documents = functools.partial(_documents, data, text.validation, (k, len(parts)), omitted)
     with publishing.publish_directory(parts[k]) as aside, display.doing('tokenizing'):
-      sequences.write_part(sequences.TextPart(documents, k, len(parts), omitted), run.tokenizer, str(aside), cutting)
+      part = sequences.TextPart(documents, k, len(parts), omitted, s.data.skip_bad_records)
+      sequences.write_part(part, run.tokenizer, str(aside), cutting)
   meta = sequences.merge_meta(str(folder / 'sequences'), len(parts), validates=False)
   publishing.write_json(folder / 'sequences' / 'meta.json', meta)
   files.put_in_place(folder / 'sequences', run.workdir / 'sequences')
@@ -209,5 +209,5 @@ def _count_targets(run: run_lib.Run, file: pathlib.Path, rows: int) -> int:
     tokens_BL, segments_BL = map(
       jnp.asarray, loader.read_rows(str(file), start, min(start + ROWS, rows), s.model.seq_len)
     )
-    count += int(loss.targets(tokens_BL, segments_BL, s.routing.prefix_tokens)[1].sum())
+    count += int(loss.targets(tokens_BL, segments_BL, s.num_unscored_tokens)[1].sum())
   return count

@@ -111,7 +111,7 @@ def _learn(run: run_lib.Run, scored: token_losses.TokenLosses, file):
   indices, labels_NL = np.flatnonzero(features.router_data(run)), chunk_router.labels(scored.nll)
 
   def rows(sequences, chosen, length):
-    return packing.pad([x.tokens for x in sequences.read(chosen)], length)
+    return packing.pad([x.to_pack for x in sequences.read(chosen)], length)
 
   def batch(step):
     drawn = np.random.default_rng([s.seed, step]).integers(len(indices), size=s.train.batch_size)

@@ -48,7 +48,7 @@ def summarize_shards(run: run_lib.Run, number: int) -> dict[str, Any]:
   validation = run.sequences('validation')
   num_paths = run.layout.grid.num_paths
   counts = np.bincount(routed, minlength=num_paths).tolist()
-  late = [len(x.tokens) - run.settings.routing.prefix_tokens for x in validation.read(range(len(validation)))]
+  late = [x.num_scored(run.settings.num_unscored_tokens) for x in validation.read(range(len(validation)))]
   tokens = np.bincount(routed, late, num_paths).astype(int).tolist()
   if processes.is_first() and (warning := stage_records.too_little(tokens, run.settings.data.min_validation_tokens)):
     logging.warning(warning)

@@ -108,7 +108,7 @@ class Run:
     validation = self.sequences('validation')
     if (counted := validation.scored_bytes()) is not None:
       return counted.astype(np.int64)
-    sizes, prefix = self.tokenizer.piece_bytes(), self.settings.routing.prefix_tokens
+    sizes, prefix = self.tokenizer.piece_bytes(), self.settings.num_unscored_tokens
     return np.array([sizes[x.tokens[prefix:]].sum() for x in validation.read(range(len(validation)))], np.int64)
 
   def base(self) -> dict[str, np.ndarray]:

@@ -37,7 +37,7 @@ Tokens = Sequence[int] | np.ndarray
 
 def choose(run: run_lib.Run) -> list[int]:
   """Returns indices of validation documents in random order, each of the kind with the fewest so far."""
-  if not run.settings.evaluate.samples:
+  if not run.settings.evaluate.samples or run.settings.data.format == 'messages':
     return []
   split, least = run.sequences('validation'), run.settings.routing.prefix_tokens + 1
   drawn = np.random.default_rng(run.settings.seed).permutation(len(split))[:CANDIDATES].tolist()

@@ -115,7 +115,7 @@ def published(workdir: pathlib.Path, layout: modules.Layout, versions: Sequence[
 
 def _prepare(programs: Programs, sources: Sequence[str], rows: Rows, folder: pathlib.Path):
   """Removes stale files and leftovers of killed runs; then records the sources of the files, and writes `counts`."""
-  prefix = programs.settings.routing.prefix_tokens
+  prefix = programs.settings.num_unscored_tokens
   indices_sha256 = hashlib.sha256(np.asarray(rows.indices, '<i8').tobytes()).hexdigest()
   about: dict[str, Any] = {'paths': len(sources), 'sequences': len(rows.indices), 'length': rows.length}
   about |= {'prefix_tokens': prefix, 'indices_sha256': indices_sha256}
@@ -181,7 +181,7 @@ def _block(rows: Rows, start: int) -> tuple[np.ndarray, np.ndarray]:
   """Tokens and segment ids [B, L] of a batch; the last one is filled up with padding."""
   block = rows.sequences.read(rows.indices[start : start + rows.batch_size])
   empty = [np.zeros(0, np.int32)] * (rows.batch_size - len(block))
-  return packing.pad([x.tokens for x in block] + empty, rows.length)
+  return packing.pad([x.to_pack for x in block] + empty, rows.length)
 
 
 @contextlib.contextmanager

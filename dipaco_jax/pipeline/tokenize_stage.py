@@ -21,7 +21,17 @@ from dipaco_jax.algorithm.grid import Grid
 from dipaco_jax.config import owners, settings
 from dipaco_jax.config.extension import is_reference
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import corpus, equality, left_out, own_tokenizer, sequences, source, tokenizer, tokenizer_files
+from dipaco_jax.data import (
+  answers,
+  corpus,
+  equality,
+  left_out,
+  own_tokenizer,
+  sequences,
+  source,
+  tokenizer,
+  tokenizer_files,
+)
 from dipaco_jax.data.cutting import Cutting
 from dipaco_jax.huggingface import model_folder, tokenizer_json
 from dipaco_jax.pipeline import input_records, inputs, run as run_lib
@@ -139,7 +149,7 @@ def write_parts(
   """Writes the parts of a share that are missing; see `corpus.documents` for `held_text`."""
   s = run.settings
   parts, done = s.data.parts, 0
-  cutting = Cutting(s.model.seq_len, run.eval_len, s.routing.prefix_tokens, held.sequences)
+  cutting = cutting_of(run, held.sequences)
   documents = functools.partial(corpus.documents, source.settings_of(s), fraction=held.fraction, held_text=held_text)
   missing = publishing.missing([folder / str(k) for k in range(parts)], share)
   total = most_documents(s.data) * len(missing) // parts
@@ -151,10 +161,17 @@ def write_parts(
 
     with publishing.publish_directory(folder / str(k)) as aside:
       omitted = left_out.Omitted(collections.Counter(), collections.Counter())
-      text = sequences.TextPart(functools.partial(documents, part=(k, parts), omitted=omitted), k, parts, omitted)
+      of_part = functools.partial(documents, part=(k, parts), omitted=omitted)
+      text = sequences.TextPart(of_part, k, parts, omitted, s.data.skip_bad_records)
       meta = sequences.write_part(text, run.tokenizer, str(aside), cutting, progress=show)
     done += meta['train']['documents'] + meta['validation']['documents']
   shown.close()
+
+
+def cutting_of(run: run_lib.Run, pieces: int) -> Cutting:
+  """Returns how a run cuts its documents, with `pieces` validation sequences of a piece of a longer text."""
+  s = run.settings
+  return Cutting(s.model.seq_len, run.eval_len, s.routing.prefix_tokens, pieces, s.data.format == 'messages')
 
 
 def most_documents(data: settings.Data) -> int:
@@ -199,10 +216,17 @@ def check_init(s: settings.Settings):
 def check_input(s: settings.Settings):
   """Raises InputError, before any work, if a model or tokenizer cannot be used, or text is far too short."""
   check_init(s)
+  encoder = None
   if file := s.tokenizer.model_file:
     given = model_folder.open_tokenizer(s)
     _warn_of_export(file, given)
-    _log_document_end(file, given)
+    if s.data.format == 'messages':
+      encoder = answers.Encoder(given)
+    else:
+      _log_document_end(file, given)
+  elif s.data.format == 'messages':
+    fix = 'name an instruct model in config.pretrain.init, or its tokenizer in config.tokenizer.model_file'
+    raise InputError(f"config.data.format='messages' needs a tokenizer with a chat template: {fix}")
   elif is_reference(s.tokenizer.kind):
     own_tokenizer.OwnTokenizer(s.tokenizer)
   fraction = corpus.plan_held_back(s).fraction
@@ -212,10 +236,24 @@ def check_input(s: settings.Settings):
   for document in corpus.documents(source.settings_of(s), 'train', fraction=fraction, held_text=corpus.NOTHING):
     if is_by_owner(s):
       owners.check_domain(grid, document.domain)
-    most += source.most_tokens(document.text)
+    if encoder:
+      most += _count_checked(encoder, document, s)
+    else:
+      most += source.most_tokens(document.text)
     if most >= needed:
       return
   check_rows(s, most)
+
+
+def _count_checked(encoder: answers.Encoder, conversation: Any, s: settings.Settings) -> int:
+  """Returns the number of tokens of a conversation, 0 if it is to be left out; raises InputError if it is unfit."""
+  cutting = Cutting(s.model.seq_len, s.model.seq_len, s.routing.prefix_tokens, conversations=True)
+  try:
+    return sum(map(len, encoder.cut(conversation, cutting, False).kept))
+  except InputError:
+    if s.data.skip_bad_records:
+      return 0
+    raise
 
 
 def _warn_of_export(file: str, given: tokenizer.Tokenizer):
@@ -234,7 +272,7 @@ def _log_document_end(file: str, given: tokenizer.Tokenizer):
 
 def check_validation(s: settings.Settings, fraction: float):
   """Raises InputError if no validation document can be longer than the prefix, which no loss counts."""
-  prefix, longest = s.routing.prefix_tokens, 0
+  prefix, longest = s.num_unscored_tokens, 0
   for document in corpus.documents(corpus.unlimited(source.settings_of(s)), 'validation', fraction=fraction):
     longest = max(longest, source.most_tokens(document.text))
     if longest > prefix:

@@ -57,7 +57,7 @@ def validation_rows(run: run_lib.Run, assignment: np.ndarray, num_paths: int) ->
   mine = [np.flatnonzero(assignment == path) for path in range(num_paths)]
 
   def load(path, start, stop):
-    return packing.pad([x.tokens for x in validation.read(mine[path][start:stop])], run.eval_len)
+    return packing.pad([x.to_pack for x in validation.read(mine[path][start:stop])], run.eval_len)
 
   return evaluation.Rows([len(indices) for indices in mine], load, run.eval_batch, run.eval_len)
 

@@ -7,8 +7,8 @@ The extensions are those of completions except `reroute_every`, because a conver
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference import conversation
-from dipaco_jax.inference.chat_template import ChatTemplate
+from dipaco_jax.data import conversation
+from dipaco_jax.data.chat_template import ChatTemplate
 from dipaco_jax.inference.request import Request
 from dipaco_jax.serving import openai_api
 from dipaco_jax.serving.openai_api import ApiError, CompletionRequest, ServedModel

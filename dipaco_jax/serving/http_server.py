@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from dipaco_jax.inference.chat_template import ChatTemplate
+from dipaco_jax.data.chat_template import ChatTemplate
 from dipaco_jax.inference.engine import Engine
 from dipaco_jax.serving import chat_api, connections, http_app, http_messages, openai_api
 from dipaco_jax.serving.completions import Completions

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dipaco_jax.core import json_text
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference import conversation
+from dipaco_jax.data import conversation
 from dipaco_jax.serving import openai_api
 from dipaco_jax.serving.openai_api import ApiError
 

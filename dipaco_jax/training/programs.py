@@ -220,7 +220,7 @@ class Programs:
   def evaluate(self, params, tokens, segments):
     """Returns (nll [m.., B], number of targets [m.., B]) of tokens and segments [m.., B, L]."""
     params, rows = inner_lib.gather(self.squeeze(params), self.specs.dims), self.squeeze((tokens, segments))
-    losses = functools.partial(loss_lib.row_losses, self.model, self.settings.routing.prefix_tokens, params)
+    losses = functools.partial(loss_lib.row_losses, self.model, self.settings.num_unscored_tokens, params)
     return self.expand(inner_lib.in_parts(losses, self.settings.train.microbatch, *rows))
 
   # -- all paths

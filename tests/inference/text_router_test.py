@@ -9,7 +9,7 @@ import pytest
 import dipaco_jax
 from dipaco_jax.data import json_tokenizer, tokenizer_files
 from dipaco_jax.data.sequences import Sequences
-from dipaco_jax.inference import text_router
+from dipaco_jax.data.tokenizer import beginning, token_ids
 from dipaco_jax.inference.text_router import TextRouter
 
 
@@ -54,5 +54,5 @@ def test_the_beginning_of_a_long_text_is_enough(kind):
   parts = [*made_run.TEXT, ' ' * 90, '\n\n', 'x' * 50, '\u2581', 'é', '가', '🇩🇪']
   texts = [''.join(rng.choice(parts, 60)) for _ in range(50)] + [' ' * 5000, ' ' * 5000 + 'fox', 'a' * 5000]
   for text in texts:
-    whole = text_router.token_ids(tokenizer, text)[:8]
-    np.testing.assert_array_equal(text_router.beginning(tokenizer, text, 8), whole)
+    whole = token_ids(tokenizer, text)[:8]
+    np.testing.assert_array_equal(beginning(tokenizer, text, 8), whole)

@@ -6,8 +6,7 @@ import json
 import made_run
 import pytest
 
-from dipaco_jax.data import tokenizer_files
-from dipaco_jax.inference import chat_template
+from dipaco_jax.data import chat_template, tokenizer_files
 from dipaco_jax.inference.request import check_request
 from dipaco_jax.serving import chat_api, openai_api
 from dipaco_jax.serving.openai_api import ApiError, CompletionRequest

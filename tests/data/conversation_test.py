@@ -3,7 +3,7 @@
 import pytest
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.inference import conversation
+from dipaco_jax.data import conversation
 
 SYSTEM = {'role': 'system', 'content': 'You are a helpful assistant. ' * 20}
 

@@ -1,39 +1,14 @@
 """Chat templates as models come with them: what a conversation is as tokens, and what no message can do."""
 
-import json
-
 import pytest
+from chats import CHATML, END, START, chat, tokenizer
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import json_tokenizer
-from dipaco_jax.inference import chat_template, template_limits
-
-TEXT = ['def f(x):\n    return {x: [1, 2, 3]}\n']
-START, END = '<|im_start|>', '<|im_end|>'
-CHATML = (
-  "{%- for message in messages %}\n  {{- '<|im_start|>' + message.role + '\\n' }}"
-  "{%- generation %}{{ message['content'] | trim }}{%- endgeneration %}{{ '<|im_end|>\\n' }}\n{%- endfor %}"
-  "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
-)
-
-
-def tokenizer(**files) -> json_tokenizer.JsonTokenizer:
-  given = dict(json_tokenizer.train(TEXT * 20, 270))
-  made = json_tokenizer.tokenizers.Tokenizer.from_str(given['tokenizer.json'].decode())
-  made.add_special_tokens([START, END])
-  made.add_tokens(['<think>'])
-  given['tokenizer.json'] = made.to_str().encode()
-  given['tokenizer_config.json'] = json.dumps({'eos_token': END} | files.pop('config', {})).encode()
-  return json_tokenizer.JsonTokenizer(given | {f'{name}.jinja': source.encode() for name, source in files.items()})
+from dipaco_jax.data import chat_template, template_limits
 
 
 def load(template, **config) -> chat_template.ChatTemplate:
   return chat_template.load(tokenizer(chat_template=template, config=config))
-
-
-def chat(*contents) -> list[dict[str, str]]:
-  roles = ['user', 'assistant'] * len(contents)
-  return [{'role': role, 'content': content} for role, content in zip(roles, contents, strict=False)]
 
 
 def written(template, messages=None, **values) -> str:

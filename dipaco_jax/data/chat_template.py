@@ -6,18 +6,20 @@ none of them has, and it is taken out as the result is encoded. Templates may th
 as they like, and a conversation without such spellings has the ids that transformers gives it.
 """
 
+import datetime
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dipaco_jax.core.errors import InputError
-from dipaco_jax.data import special_tokens, tokenizer_files
+from dipaco_jax.data import special_tokens, template_sandbox, tokenizer_files
 from dipaco_jax.data.tokenizer import Tokenizer
-from dipaco_jax.inference import template_sandbox
 
 MAX_SOURCE_CHARS = 1 << 18
 MARKS = range(0xFDD0, 0xFDF0)  # which Unicode keeps for use inside a program
 NAMES = ('bos_token', 'eos_token', 'unk_token', 'pad_token')
+TRAINED_ON = datetime.date(2024, 7, 26)  # the date in text for training, which must not depend on the day
+Messages = Sequence[Mapping[str, str]]
 
 
 class ChatTemplate:
@@ -35,7 +37,7 @@ class ChatTemplate:
     # Tokens like <think> are none of a message's either, but an answer that is given back had them as tokens.
     self._control = self._special + [token for token in tokenizer.added if token in source and not token.isspace()]
 
-  def encode(self, messages: Sequence[Mapping[str, str]], values: Mapping[str, Any] | None = None) -> list[int]:
+  def encode(self, messages: Messages, values: Mapping[str, Any] | None = None) -> list[int]:
     """Returns the tokens of a conversation, up to where the model's answer begins; raises InputError.
 
     Args:
@@ -43,17 +45,46 @@ class ChatTemplate:
       values: other names for the template, such as `enable_thinking`.
     """
     mark = _unused_mark(json.dumps([*messages, values], ensure_ascii=False))
-    broken = [
+    extra = {name: self._break_up(value, mark) for name, value in (values or {}).items()}
+    try:
+      text = self._render(self._broken_up(messages, mark), True, extra)
+      return self._tokenizer.encode_chat(text, mark)
+    except Exception as e:  # any error that messages of another shape cause
+      raise _not_taken(e) from e
+
+  def encode_answers(self, messages: Messages) -> list[tuple[list[int], list[int]]]:
+    """Returns (tokens before it, its own tokens) of each answer, for training; raises InputError.
+
+    The tokens before an answer are those of `encode` for the messages before it, as a server has them, but that the
+    date is a fixed one. The answer's own tokens are what the template writes behind them, if the answer is the last
+    message.
+    """
+    mark = _unused_mark(json.dumps([*messages], ensure_ascii=False))
+    broken, fixed = self._broken_up(messages, mark), {'strftime_now': TRAINED_ON.strftime}
+    answers = [i for i, message in enumerate(messages) if message['role'] == 'assistant']
+    try:
+      texts = [(self._render(broken[:i], True, fixed), self._render(broken[: i + 1], False, fixed)) for i in answers]
+      return [self._split(before, whole, mark) for before, whole in texts]
+    except Exception as e:  # any error that messages of another shape cause
+      raise _not_taken(e) from e
+
+  def _split(self, before: str, whole: str, mark: str) -> tuple[list[int], list[int]]:
+    if not whole.startswith(before):
+      raise InputError('it does not write an answer behind what it writes to ask for one (add_generation_prompt)')
+    asked, both = self._tokenizer.encode_chat(before, mark), self._tokenizer.encode_chat(whole, mark)
+    if both[: len(asked)] == asked:
+      return asked, both[len(asked) :]
+    return asked, self._tokenizer.encode_chat(whole[len(before) :], mark)  # a token would cross the border
+
+  def _render(self, broken: Sequence[Any], asks: bool, extra: Mapping[str, Any]) -> str:
+    names = {'messages': broken, 'tools': None, 'documents': None, 'add_generation_prompt': asks}
+    return self._environment.render(self._template, {**self._tokens, **extra, **names})
+
+  def _broken_up(self, messages: Messages, mark: str) -> list[dict[str, Any]]:
+    return [
       {name: self._break_up(text, mark, message['role'] == 'assistant') for name, text in message.items()}
       for message in messages
     ]
-    extra = {name: self._break_up(value, mark) for name, value in (values or {}).items()}
-    names = {'messages': broken, 'tools': None, 'documents': None, 'add_generation_prompt': True}
-    try:
-      text = self._environment.render(self._template, {**self._tokens, **extra, **names})
-      return self._tokenizer.encode_chat(text, mark)
-    except Exception as e:  # any error that messages of another shape cause
-      raise InputError(f'messages: the chat template does not take them: {" ".join(str(e).split())[:200]}') from e
 
   def _break_up(self, value: Any, mark: str, is_answer: bool = False) -> Any:
     if isinstance(value, list):
@@ -62,6 +93,10 @@ class ChatTemplate:
       return {self._break_up(key, mark): self._break_up(part, mark, is_answer) for key, part in value.items()}
     spellings: Collection[str] = self._special if is_answer else self._control
     return special_tokens.break_up(value, spellings, mark) if isinstance(value, str) else value
+
+
+def _not_taken(error: Exception) -> InputError:
+  return InputError(f'messages: the chat template does not take them: {" ".join(str(error).split())[:200]}')
 
 
 def load(tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -13,7 +13,7 @@ import jinja2.nodes
 import jinja2.sandbox
 import jinja2.utils
 
-from dipaco_jax.inference import template_limits
+from dipaco_jax.data import template_limits
 
 MAX_WIDTH = 100  # that a filter may indent by, or round to
 ANY_SIZE = frozenset(['attr', 'count', 'd', 'default', 'first', 'last', 'length'])  # filters that make nothing

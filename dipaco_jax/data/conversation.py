@@ -1,13 +1,39 @@
-"""Conversations as OpenAI's API has them: what of one chooses its path, and which messages can be answered here."""
+"""Conversations as OpenAI's API has them: what of one chooses its path, and which can be answered or trained on."""
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 from dipaco_jax.core.errors import InputError
 
 SURROGATES = re.compile('[\ud800-\udfff]')
 ROLES = ('system', 'developer', 'user', 'assistant')
+INSTRUCTIONS = ('system', 'developer')  # roles of messages that many conversations share
+
+
+class Conversation(str):
+  """The messages of a conversation as a document; as a text, it is what users and the model say, a line each.
+
+  Instructions are not part of the text, by which equal documents are found, because many conversations share them.
+  """
+
+  messages: Sequence[dict[str, str]]
+
+  def __new__(cls, messages: Sequence[dict[str, str]]) -> Self:
+    made = super().__new__(cls, '\n'.join(m['content'] for m in messages if m['role'] not in INSTRUCTIONS))
+    made.messages = messages
+    return made
+
+
+def for_training(messages: Any) -> Conversation:
+  """Returns a conversation with an answer to train on; raises InputError if there is none, or a message is unfit."""
+  checked = check_messages(messages)
+  for i, message in enumerate(checked):
+    if not message['content'].strip():
+      raise InputError(f'messages[{i}].content is empty')
+  if not any(message['role'] == 'assistant' for message in checked):
+    raise InputError("messages have no answer to train on: one should have the role 'assistant'")
+  return Conversation(checked)
 
 
 def routing_text(messages: Any) -> str:
