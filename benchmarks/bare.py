@@ -36,7 +36,8 @@ class Config(NamedTuple):
 
 
 def config_of(m, prefix, attention=None) -> Config:
-  """What a bare loop has to know of the product's `config.model`."""
+  """What a bare loop has to know of the product's `config.model`, which has no experts."""
+  assert not m.num_experts, 'the bare loop has no mixtures'
   computed = jnp.dtype(m.dtype), m.rope_base, m.norm_epsilon, prefix, m.remat != 'none', attention
   of_family = m.norms, m.norm_from_one, m.qk_norm, m.activation == 'gelu', m.embed_scale, m.query_scale
   stretched = (m.rope_factor, m.rope_original_len, m.rope_low, m.rope_high) if m.rope_scaling != 'none' else ()

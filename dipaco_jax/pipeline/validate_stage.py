@@ -9,7 +9,7 @@ import numpy as np
 
 from dipaco_jax.core import bootstrap
 from dipaco_jax.data import loader, packing
-from dipaco_jax.pipeline import document_losses, group_ratios, run as run_lib, stage
+from dipaco_jax.pipeline import answer_losses, document_losses, group_ratios, run as run_lib, stage
 from dipaco_jax.processes import display
 from dipaco_jax.storage import module_store
 from dipaco_jax.training import evaluation
@@ -121,6 +121,9 @@ def evaluate_all(run: run_lib.Run, has_control: bool = False) -> dict[str, Any]:
     others['as_trained'] = _measure_paths(run, programs, load, run.routed('validation', s.rounds))
   for name, other in others.items():
     result |= _compare(run, name, best, other, groups, num_paths)
+  if s.data.format == 'messages':
+    result['perplexity_by_answer'] = answer_losses.perplexities(run, programs, load, assignment)
+    result['base_perplexity_by_answer'] = answer_losses.perplexities(run, run.base_programs, lambda _: run.base())
   nats = {'paths': best.nll} | {name: other.nll for name, other in others.items()}
   document_losses.write(run, assignment, best.targets, nats)
   if s.evaluate.matrix:

@@ -77,6 +77,7 @@ def render(run: Run, pictures: dict[str, Picture], reload_s: int = 0) -> str:
     excerpts=excerpts,
     kind_of_text=run_data.kind_of_text(run.settings),
     by_kind=result_tables.by_kind(r, run_data.kind_of_text(run.settings).partition(' ')[0]),
+    by_answer=result_tables.by_answer(r),
     by_path=result_tables.by_path(r, _row_names(run.grid)),
     training=result_tables.of_training(run, _phase_of_control(run), path_figures.best_versions(run)),
     samples=sample_views.page_content(samples.read(run.workdir), r),

@@ -35,6 +35,15 @@ def by_path(r: dict[str, Any], names: Sequence[str]) -> Table | None:
   return _table(r, 'path', 'by_path', [(names[path], path) for path in paths[:MAX_ROWS]]) if r['paths'] > 1 else None
 
 
+def by_answer(r: dict[str, Any]) -> Table | None:
+  """Returns a row for the first answers of conversations, for the second ones...; None if text is no conversation."""
+  base, paths = r['base_perplexity_by_answer'], r['perplexity_by_answer']
+  if not base or not paths:
+    return None
+  rows = [(place, f'{base[place]:.2f}', f'{paths[place]:.2f}') for place in paths]
+  return rows, ('answer', 'base', 'paths')
+
+
 def _table(r: dict[str, Any], what: str, suffix: str, groups: list[tuple[str, Any]]) -> Table | None:
   if not groups:
     return None

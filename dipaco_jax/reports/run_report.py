@@ -25,7 +25,7 @@ EVALUATE = (
   'ratio_to_base_interval_by_path ratio_to_control_by_domain ratio_to_control_interval_by_domain '
   'ratio_to_control_by_path ratio_to_control_interval_by_path validation_documents validation_documents_by_domain '
   'validation_documents_by_path validation_tokens validation_tokens_by_domain validation_tokens_by_path '
-  'bits_per_byte base_bits_per_byte reroute'
+  'bits_per_byte base_bits_per_byte reroute perplexity_by_answer base_perplexity_by_answer'
 ).split()
 TRAIN = (
   'phases steps highest_learning_rate train_tokens paths parameters_path parameters_total train_flops tokens_per_s '

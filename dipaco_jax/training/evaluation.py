@@ -64,7 +64,7 @@ def dispatch_turn(programs: Programs, turn: Coordinates, params_of_turn: ParamsO
     return PendingTurn(paths, counts, [])
   params = params_of_turn(turn)
   starts = range(0, max(counts), rows.batch_size)
-  outputs = [programs.evaluate(params, *_batch(programs, turn, rows, start)) for start in starts]
+  outputs = [programs.evaluate(params, *load_batch(programs, turn, rows, start)) for start in starts]
   return PendingTurn(paths, counts, outputs)
 
 
@@ -78,7 +78,7 @@ def collect_turn(begun: PendingTurn) -> Iterator[PathLosses]:
     yield path, nll[i, :rows], count[i, :rows]
 
 
-def _batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> list[jax.Array]:
+def load_batch(programs: Programs, turn: Coordinates, rows: Rows, start: int) -> list[jax.Array]:
   """Loads tokens and segments `[m_a, ..., B, L]`; a path that has no rows left gets padding."""
   shape = rows.batch_size, rows.seq_len
 

@@ -31,7 +31,7 @@ from dipaco_jax.storage import gateway_link
 from dipaco_jax.storage.remedies import ISLANDS_MARK
 
 pytestmark = pytest.mark.slow
-PHASES = 16
+PHASES = 20
 KILLS = 50
 KEEPERS = 'worker-0', 'outer-0', 'evaluator-0', 'monitor-0', 'gateway-0'
 JOINS_AT, LEAVES_AFTER = 3, 9  # versions of the shared module
