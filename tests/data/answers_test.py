@@ -75,7 +75,8 @@ def test_a_long_conversation_is_cut_between_exchanges_and_keeps_its_instructions
   assert len(parts.kept) > 1 and not parts.short
   assert [a for part in parts.kept for a in learned(made, part)] == [f'a{i}{chats.END}' for i in range(6)]
   for part in parts.kept:
-    assert spelled(made, answers.plain(part)).startswith(f'{chats.START}system\nBe brief.{chats.END}\n{chats.START}user')
+    before = f'{chats.START}system\nBe brief.{chats.END}\n{chats.START}user'
+    assert spelled(made, answers.plain(part)).startswith(before)
     assert len(part) <= len(whole) // 2
   assert len(cut(made, messages, len(whole) // 2, is_validation=True).kept) == 1
 
@@ -106,12 +107,12 @@ def test_text_for_training_does_not_depend_on_the_day():
 
 
 def test_errors_name_the_record_and_the_problem(made):
-  with pytest.raises(InputError, match='the tokenizer has no chat template, which config.data.format='messages' needs: name an'):
+  with pytest.raises(InputError, match=r'the tokenizer has no chat template, which .* needs: name an instruct'):
     answers.Encoder(chats.tokenizer())
   strict = chats.tokenizer(chat_template="{{ raise_exception('roles must alternate') }}")
   with pytest.raises(InputError, match=r'^a.jsonl:1: messages: the chat template does not take them: roles must alter'):
     cut(strict, chats.chat('hi', 'yes'))
-  elsewhere = chats.tokenizer(chat_template="{% if add_generation_prompt %}x{% endif %}{{ messages[0].content }}")
+  elsewhere = chats.tokenizer(chat_template='{% if add_generation_prompt %}x{% endif %}{{ messages[0].content }}')
   with pytest.raises(InputError, match='does not write an answer behind what it writes to ask for one'):
     cut(elsewhere, chats.chat('hi', 'yes'))
 

@@ -73,3 +73,28 @@ def test_an_answer_may_be_given_back_as_openais_client_has_it():
   answer = {'role': 'assistant', 'content': 'yes', 'refusal': None, 'tool_calls': None, 'annotations': []}
   found = conversation.check_messages([*chat('hi'), answer, {'role': 'user', 'content': 'so', 'name': 'Ann'}])
   assert found[1:] == [{'role': 'assistant', 'content': 'yes'}, {'role': 'user', 'content': 'so', 'name': 'Ann'}]
+
+
+def test_the_text_of_a_conversation_is_what_is_said_in_it():
+  made = conversation.for_training(
+    [SYSTEM, *chat('fox', 'yes'), {'role': 'user', 'content': [{'type': 'text', 'text': 'a'}]}]
+  )
+  assert made == 'fox\nyes\na' and isinstance(made, str)
+  assert [message['role'] for message in made.messages] == ['system', 'user', 'assistant', 'user']
+
+
+@pytest.mark.parametrize(
+  'messages, words',
+  [
+    (chat('fox'), 'messages have no answer to train on'),
+    (chat('fox', ''), r'messages\[1\].content is empty'),
+    (chat(' \n', 'yes'), r'messages\[0\].content is empty'),
+    ([{'role': 'tool', 'content': 'x'}, *chat('fox', 'yes')], r"messages\[0\].role is 'tool': it should be one of"),
+    ([{'from': 'human', 'value': 'fox'}], r'messages\[0\].role is'),
+    (chat('fox', 'yes\ud800'), r'messages\[1\].content has a lone surrogate'),
+    ([*chat('fox'), {'role': 'assistant', 'content': 'x', 'tool_calls': [1]}], r'messages\[1\].tool_calls is not supp'),
+  ],
+)
+def test_conversations_that_cannot_be_trained_on(messages, words):
+  with pytest.raises(InputError, match=words):
+    conversation.for_training(messages)

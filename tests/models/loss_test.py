@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import small
 
-from dipaco_jax.models import loss
+from dipaco_jax.models import loss, transformer
 
 N, D, V = 24, 8, 64
 
@@ -133,3 +133,22 @@ def test_path_loss_is_the_sum_of_row_losses():
   assert nll_B.shape == count_B.shape == (small.ROWS,)
   np.testing.assert_allclose(nll, nll_B.sum(), rtol=small.ROWS * small.LENGTH * small.EPS)
   assert count == count_B.sum() == small.ROWS * (12 + 8)
+
+
+def test_given_tokens_are_read_and_not_learned():
+  made = transformer.make_model(small.settings().model, small.VOCAB)
+  params, (tokens, segments) = small.base(made), small.batch(0, 0)
+  given = np.random.default_rng(0).random(segments.shape) < 0.5
+  marked = np.where(given, -segments, segments)
+  hidden_BLD = transformer.hidden(made, params, tokens, segments)
+  np.testing.assert_array_equal(transformer.hidden(made, params, tokens, marked), hidden_BLD)
+  _, counts_BL = loss.targets(tokens, segments, 8)
+  expected_BL = counts_BL * ~np.pad(given, ((0, 0), (0, 1)), constant_values=True)[:, 1:]
+  np.testing.assert_array_equal(loss.targets(tokens, marked, 8)[1], expected_BL)
+  assert 0 < expected_BL.sum() < counts_BL.sum()
+  nll_BL = loss.token_losses(made, params, tokens, segments)
+  learned_BL = loss.token_losses(made, params, tokens, marked)
+  np.testing.assert_array_equal(learned_BL * expected_BL, nll_BL * expected_BL)
+  nll, count = loss.path_loss(made, 8, params, tokens, marked)
+  np.testing.assert_allclose(nll, (nll_BL * expected_BL).sum(), rtol=1e-5)
+  assert count == expected_BL.sum()
