@@ -21,6 +21,7 @@ ELSEWHERE = {
   'dipaco_jax.route': ('helpers/serving.py', "'route': "),
   'dipaco_jax.harness': ('inference/lm_eval_model_test.py', 'dipaco_jax.harness'),
   'dipaco_jax.main': ('huggingface/pretrained_test.py', 'upcycle:'),
+  'dipaco_jax.merge': ('commands/merge_test.py', 'merge'),
 }
 
 

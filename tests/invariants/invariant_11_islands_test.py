@@ -63,7 +63,8 @@ def test_agrees_with_main(kind, machine, prepared, tmp_path, caplog):  # noqa: F
   expected, found = phases(run.workdir), rows_of(made, tmp_path / 'rows')
   for one, other in zip(found, expected, strict=True):
     assert one.keys() == other.keys() and one.get('skipped_by_path') == other.get('skipped_by_path')
-    assert one['loss_by_path'] == pytest.approx(other['loss_by_path'], abs=1e-4)
+    # Relative, too: a path that is full of noise has a loss of thousands of nats.
+    assert one['loss_by_path'] == pytest.approx(other['loss_by_path'], rel=1e-5, abs=1e-4)
     named = {path: f'{why}; trained by all' for path, why in other.get('excluded', {}).items()}
     assert one.get('excluded', {}) == named
   assert [list(row.get('excluded', {})) for row in found] == [[], [str(PATH)], []]

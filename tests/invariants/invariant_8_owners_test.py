@@ -43,7 +43,7 @@ def apart(folder) -> OwnersRun:
 def test_modules_are_those_of_islands_with_the_text_of_all(apart, folder):
   together = OwnersRun(folder, owners_run.pooled(folder, apart.place), apart.programs)
   together.place = folder / 'together'
-  with together.members(owners=()) as members:
+  with together.members(()) as members:
     together.to('checkpoint', members)
     for _ in range(owners_run.TURNS):
       for member in members:
