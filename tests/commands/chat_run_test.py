@@ -24,8 +24,8 @@ SMALL = (
 
 
 TEMPLATE = (
-  "{% for m in messages %}{{ m.role[0] }}>{{ m.content }}{{ eos_token }}{% endfor %}"
-  "{% if add_generation_prompt %}a>{% endif %}"
+  '{% for m in messages %}{{ m.role[0] }}>{{ m.content }}{{ eos_token }}{% endfor %}'
+  '{% if add_generation_prompt %}a>{% endif %}'
 )
 WORDS = [json.loads(line)['text'] for line in tiny_run.make_lines(300).splitlines()]
 

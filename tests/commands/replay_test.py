@@ -16,7 +16,8 @@ import tiny_run
 
 from dipaco_jax.islands import decisions
 
-TIMED = tiny_run.CONTROL, '--config.train.phase_s=1', '--config.train.steps_per_phase=40', '--config.train.phases=4'
+# More steps than any machine takes in this time, so that phases end by time.
+TIMED = tiny_run.CONTROL, '--config.train.phase_s=0.5', '--config.train.steps_per_phase=2000', '--config.train.phases=4'
 
 
 pytestmark = pytest.mark.slow
