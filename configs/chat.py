@@ -8,7 +8,7 @@ HuggingFaceTB/SmolLM2-135M-Instruct; docs/families.md lists the families. A reco
     {"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}], "domain": "cooking"}
 
 Only the answers are trained on, and the user's first turn chooses the path, as it does when the paths are served.
-`chat:dense:MODEL` is the control: one path that is trained for the same number of steps. The grid is that of upcycle.py.
+`chat:dense:MODEL` is the control: one path that is trained for the same number of steps.
 """
 
 from ml_collections import ConfigDict

@@ -310,7 +310,7 @@ def test_every_table_can_be_drawn_and_written(table, tmp_path):
         'bits_per_byte': 2.0 + i, 'steps_per_phase': one.settings.train.steps_per_phase, 'parameters_path': 10 + i,
         'perplexity_by_step': [[8, 9.0], [16, 8.0]], 'train_tokens': 200, 'pretrain_tokens': 100, 'pretrain_steps': 8,
         'steps': 8, 'paths': 4, 'train_flops': 1e9, 'text_tokens': 1000, 'cosine': {'low': [0.1]},
-        'averaging_gap': [0.1, 0.2], 'validation_loss': 2.0, 'loss': 2.0 + i / 10,
+        'averaging_gap': [0.1, 0.2], 'validation_loss': 2.0, 'loss': 2.0 + i / 10, 'holdout_loss': 2.1,
         'environment': {'devices': 1, 'device': 'cpu', 'cpus': 2}, 'wall_s': {'train': 1.0},
         'routers': {'first': {'value': -0.1, 'accuracy': 0.5}}, 'downstream': {'next': 0.3},
       }  # fmt: skip
