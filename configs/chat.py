@@ -29,8 +29,8 @@ def get_config(model: str, workdir: str = '') -> ConfigDict:
   c.data.update(source='files', format='messages', max_validation_documents=1000)
   c.model.seq_len = 1024  # of a row; longer conversations are cut between exchanges, and shorter ones packed
   c.pretrain.steps = 0  # the base is the model as it is
-  c.train.update(phases=20, steps_per_phase=25, batch_size=8)
-  c.inner.update(learning_rate=1e-4, warmup_steps=0, rewarm_steps=25, final_fraction=0.1)  # not tuned
+  c.train.update(phases=20, steps_per_phase=24, batch_size=8)
+  c.inner.update(learning_rate=1e-4, warmup_steps=0, rewarm_steps=24, final_fraction=0.1)  # not tuned
   c.outer.update(optimizer='sgd', learning_rate=1.0, rescale=False, row_weights=True)
   c.routing.sample = 10_000
   c.evaluate.control = False  # `dense:` is; the base alone is compared with in any case
