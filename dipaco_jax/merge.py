@@ -62,8 +62,6 @@ def main():
     raise InputError(
       f'config.model.block={own!r} has no counterpart in transformers: it cannot be merged into a folder'
     )
-  if run.settings.model.num_experts:
-    raise InputError('the paths of this run are mixtures already: export one of them')
   export.check_tokenizer(run.settings)
   export.check_out(out)
   paths = _paths(run, options.paths)
@@ -96,7 +94,11 @@ if __name__ == '__main__':
   flags.DEFINE_enum('to', None, ['moe', 'dense'], 'What the paths become: a mixture of experts, or their mean.')
   flags.DEFINE_list('paths', [], 'Paths to merge, by number or name. By default, all.')
   flags.DEFINE_list('average', [], 'Levels whose modules are averaged in all but their MLPs, with --to=moe.')
-  flags.DEFINE_integer('experts_per_token', 2, 'Number of experts that a token passes through, with --to=moe.')
+  flags.DEFINE_integer(
+    'experts_per_token',
+    0,
+    'Number of experts that a token passes through, with --to=moe. By default, 2, or that of paths which are mixtures.',
+  )
   flags.DEFINE_integer('rows', 64, "Rows of each path's shard that its experts' routers are made from.", lower_bound=1)
   flags.DEFINE_string('out', None, 'Folder to write to.')
   flags.DEFINE_integer('version', None, 'Version of the modules. By default, the newest.')

@@ -11,6 +11,9 @@ dimensions,
 
 whose logits are the log odds of Gaussians of one width, but for a constant of each expert. Experts that were trained
 apart do not mix well by that alone: the routers, or all, have to be trained for a while.
+
+Paths may be mixtures themselves, of experts of their own and one or more that all share. Then the mixture has all of
+these, and its routers are made from theirs (arXiv 2507.07024).
 """
 
 import collections
@@ -97,7 +100,17 @@ def mean(planned: Plan, modules: Mapping[str, Sequence[Arrays]]) -> Arrays:
   return means
 
 
-MLP = re.compile(r'block_(\d+)/mlp/(gate|up|down)')
+EXPERT = re.compile(r'block_\d+/mlp/(expert_\d+/)?(gate|up|down)')
+ROUTER = re.compile(r'block_\d+/mlp/router')
+
+
+class Expert(NamedTuple):
+  """Where an expert of a merged block comes from."""
+
+  level: str
+  module: int  # number of the module among those of the plan
+  number: int  # of the expert in a path's block; 0 where that has an MLP alone
+  parameters: str  # what its parameters' names begin with
 
 
 def mixed_model(run: TrainedRun, planned: Plan, average: Collection[str], per_token: int) -> settings_lib.Model:
@@ -105,40 +118,63 @@ def mixed_model(run: TrainedRun, planned: Plan, average: Collection[str], per_to
 
   Args:
     run, planned: whose modules will be mixed.
-    average: levels whose modules are averaged in all but their MLPs.
-    per_token: experts of a token.
+    average: levels whose modules are averaged in all but their experts.
+    per_token: experts of a token; 0: 2, or those of a path that is a mixture itself.
 
-  Raises InputError if parameters other than MLPs differ, or blocks have different numbers of MLPs, or all of them one.
+  Raises InputError if parameters other than experts differ, or blocks have different numbers of them, or all share all.
   """
   if unknown := sorted({*average} - planned.modules.keys()):
     raise InputError(f'--average={unknown[0]}: there is no such level; there are {", ".join(planned.modules)}')
   for level, of_level in planned.modules.items():
-    others = [name for name in run.layout.names(run.layout.level(level)) if not MLP.fullmatch(name)]
+    names = run.layout.names(run.layout.level(level))
+    others = [name for name in names if not EXPERT.fullmatch(name) and not ROUTER.fullmatch(name)]
     if len(of_level) > 1 and others and level not in average:
       problem = f'has {len(of_level)} modules, and {min(others)} is not part of an MLP'
       advice = 'a mixture has one of each such parameter: take their mean with'
       raise InputError(f'the level {level} {problem}; {advice} --average={level}')
-  num_experts = _number_of_experts(run, planned)
-  if not 2 <= per_token <= num_experts:
-    raise InputError(f'--experts_per_token={per_token} should be 2 to {num_experts}, the number of experts')
-  return dataclasses.replace(
-    run.settings.model, num_experts=num_experts, experts_per_token=per_token, normalize_gates=True
-  )
+  model, num_experts = run.settings.model, _number_of_experts(run, planned)
+  usual, least = (model.experts_per_token, 1) if model.num_experts else (2, 2)
+  per_token = per_token or usual
+  if not least <= per_token <= num_experts:
+    raise InputError(f'--experts_per_token={per_token} should be {least} to {num_experts}, the number of experts')
+  mixed = dataclasses.replace(model, num_experts=num_experts, experts_per_token=per_token)
+  return mixed if model.num_experts else dataclasses.replace(mixed, normalize_gates=True)
+
+
+def experts(run: TrainedRun, planned: Plan, block: int) -> list[Expert]:
+  """Returns the experts of a merged block: of each expert of the paths' blocks, or of their MLP, all modules in order.
+
+  Raises InputError if the matrices of one are in different levels.
+  """
+  numbers = range(run.settings.model.num_experts)
+  stems = [f'block_{block}/mlp/expert_{e}' for e in numbers] or [f'block_{block}/mlp']
+  found = []
+  for number, stem in enumerate(stems):
+    gate, *others = (run.layout.owner[f'{stem}/{name}'].name for name in ('gate', 'up', 'down'))
+    if odd := next((level for level in others if level != gate), ''):
+      raise InputError(f'the MLP of block {block} is in the levels {gate} and {odd}: its matrices cannot be one expert')
+    found += [Expert(gate, module, number, stem) for module in range(len(planned.modules[gate]))]
+  return found
 
 
 def _number_of_experts(run: TrainedRun, planned: Plan) -> int:
-  counts = []
-  for block in range(run.settings.model.num_layers):
-    gate, *others = (run.layout.owner[f'block_{block}/mlp/{name}'].name for name in ('gate', 'up', 'down'))
-    if odd := next((level for level in others if level != gate), ''):
-      raise InputError(f'the MLP of block {block} is in the levels {gate} and {odd}: its matrices cannot be one expert')
-    counts.append(len(planned.modules[gate]))
+  num_blocks, mine = run.settings.model.num_layers, max(run.settings.model.num_experts, 1)
+  counts = [len(experts(run, planned, block)) for block in range(num_blocks)]
   if len({*counts}) > 1:
     listed = ', '.join(f'block {block} has {count}' for block, count in enumerate(counts))
     raise InputError(f'all blocks of a mixture have the same number of experts, but {listed}: use --to=dense')
-  if counts[0] == 1:
+  if counts[0] == mine:
     raise InputError('these paths share their MLPs: there is nothing to mix; use --to=dense or dipaco export')
+  if mine > 1 and (block := next((n for n in range(num_blocks) if _anchor(experts(run, planned, n)) is None), None)):
+    problem = 'have no expert in common, and so their routers nothing to compare experts with: use --to=dense'
+    raise InputError(f'these paths are mixtures that, in block {block}, {problem}')
   return counts[0]
+
+
+def _anchor(of_block: Sequence[Expert]) -> int | None:
+  """Returns the number of the first expert that all paths share."""
+  modules = collections.Counter(expert.number for expert in of_block)
+  return next((number for number, count in modules.items() if count == 1), None)
 
 
 def to_mixture(run: TrainedRun, version: int, planned: Plan, num_rows: int) -> Arrays:
@@ -146,17 +182,44 @@ def to_mixture(run: TrainedRun, version: int, planned: Plan, num_rows: int) -> A
 
   Args:
     run, version, planned: whose modules are read.
-    num_rows: rows of each path's shard from which the routers are made.
+    num_rows: rows of each path's shard from which the routers are made, unless the paths have some.
   """
-  routers = make_routers(run, version, planned.paths, num_rows)
   modules = read_modules(run, version, planned)
-  params = mean(planned, modules) | routers
-  for of_level in modules.values():
-    for name in of_level[0]:
-      if match := MLP.fullmatch(name):
-        del params[name]
-        params |= {f'block_{match[1]}/mlp/expert_{e}/{match[2]}': m[name] for e, m in enumerate(of_level)}
+  if run.settings.model.num_experts:
+    routers = join_routers(run, planned, modules)
+  else:
+    routers = make_routers(run, version, planned.paths, num_rows)
+  params = {name: x for name, x in mean(planned, modules).items() if not EXPERT.fullmatch(name)} | routers
+  for block in range(run.settings.model.num_layers):
+    for number, expert in enumerate(experts(run, planned, block)):
+      mine = modules[expert.level][expert.module]
+      for name in ('gate', 'up', 'down'):
+        params[f'block_{block}/mlp/expert_{number}/{name}'] = mine[f'{expert.parameters}/{name}']
   return dict(sorted(params.items()))
+
+
+def join_routers(run: TrainedRun, planned: Plan, modules: Mapping[str, Sequence[Arrays]]) -> Arrays:
+  """Returns the router of each block, [D, E], from those of paths that are mixtures.
+
+  Only differences of logits count. With a the expert that all paths share, and R_p the router of path p, the column of
+  an expert is the mean of R_p[:, e] - R_p[:, a] over the paths that have it.
+  """
+  grid, layout = run.layout.grid, run.layout
+  at = {level: {module: i for i, module in enumerate(of_level)} for level, of_level in planned.modules.items()}
+
+  def of_path(path: int, level: str) -> int:
+    return at[level][grid.module(layout.level(level), grid.coordinates(path))]
+
+  routers: Arrays = {}
+  for block in range(run.settings.model.num_layers):
+    name, of_block = f'block_{block}/mlp/router', experts(run, planned, block)
+    level, anchor, columns = layout.owner[name].name, _anchor(of_block), list[np.ndarray]()
+    for expert in of_block:
+      owners = [path for path in planned.paths if of_path(path, expert.level) == expert.module]
+      theirs = [modules[level][of_path(path, level)][name].astype(np.float64) for path in owners]
+      columns.append(np.mean([R_DE[:, expert.number] - R_DE[:, anchor] for R_DE in theirs], axis=0))
+    routers[name] = np.ascontiguousarray(np.stack(columns, 1), np.float32)
+  return routers
 
 
 def make_routers(run: TrainedRun, version: int, paths: Sequence[int], num_rows: int) -> Arrays:

@@ -40,7 +40,7 @@ def by_answer(r: dict[str, Any]) -> Table | None:
   base, paths = r['base_perplexity_by_answer'], r['perplexity_by_answer']
   if not base or not paths:
     return None
-  rows = [(place, f'{base[place]:.2f}', f'{paths[place]:.2f}') for place in paths]
+  rows: list[tuple[str, ...]] = [(place, f'{base[place]:.2f}', f'{paths[place]:.2f}') for place in paths]
   return rows, ('answer', 'base', 'paths')
 
 

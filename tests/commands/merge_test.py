@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 
@@ -98,6 +99,41 @@ def test_what_enters_the_mlps_is_measured(tmp_path):
   assert sorted(found) == [0, 1, 2] and found[1][2] == 10
   np.testing.assert_allclose(found[2][0], whole[2][0], rtol=1e-5)
   assert found[0][1] > 0
+
+
+ANCHORED = (
+  ('own', 'mlp/(expert_1|router)', ('a',)),
+  ('shared', 'embed|final_norm|attention|mlp_norm|mlp/expert_0', ()),
+)
+PAIR = {'num_experts': 2, 'experts_per_token': 2, 'normalize_gates': True}
+
+
+def test_paths_that_are_mixtures_keep_their_own_experts_beside_the_one_they_share(tmp_path):
+  run = trained_run.TrainedRun(made_run.write(tmp_path / 'run', made_run.settings(ANCHORED, model=PAIR)))
+  model, params = mixed(run, 2, [0, 1, 2, 3])
+  assert (model.num_experts, model.experts_per_token) == (3, 2)
+  assert {*params} == {*transformer.shapes(transformer.make_model(model, 330))}
+  for path, expert in ((0, 1), (2, 2)):  # at a=0 and a=1
+    own = made_run.parameters(run.workdir, path)
+    for block in range(3):
+      for theirs, number in ((0, 0), (1, expert)):
+        names = f'block_{block}/mlp/expert_{number}/up', f'block_{block}/mlp/expert_{theirs}/up'
+        np.testing.assert_array_equal(params[names[0]], own[names[1]])
+      mine, merged = own[f'block_{block}/mlp/router'], params[f'block_{block}/mlp/router']
+      np.testing.assert_allclose(merged[:, expert] - merged[:, 0], mine[:, 1] - mine[:, 0], atol=1e-6)
+    # With these two experts alone, the merged model is the path.
+    two = {name.replace(f'expert_{expert}/', 'expert_1/'): x for name, x in params.items()
+           if not re.search(f'expert_{3 - expert}/', name)}  # fmt: skip
+    two |= {name: x[:, [0, expert]] for name, x in two.items() if name.endswith('router')}
+    expected = logits(run.settings.model, own)
+    np.testing.assert_allclose(logits(run.settings.model, two), expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_paths_that_are_mixtures_without_a_common_expert_cannot_be_mixed(tmp_path):
+  levels = (('own', 'mlp/(expert|router)', ('a',)), MLPS[1])
+  run = trained_run.TrainedRun(made_run.write(tmp_path / 'run', made_run.settings(levels, model=PAIR)))
+  with pytest.raises(InputError, match='these paths are mixtures that, in block 0, have no expert in common'):
+    merging.mixed_model(run, merging.plan(run, [0, 1, 2, 3]), (), 0)
 
 
 def test_the_mean_is_that_of_paths(tmp_path):
