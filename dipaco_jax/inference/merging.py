@@ -165,9 +165,10 @@ def _number_of_experts(run: TrainedRun, planned: Plan) -> int:
     raise InputError(f'all blocks of a mixture have the same number of experts, but {listed}: use --to=dense')
   if counts[0] == mine:
     raise InputError('these paths share their MLPs: there is nothing to mix; use --to=dense or dipaco export')
-  if mine > 1 and (block := next((n for n in range(num_blocks) if _anchor(experts(run, planned, n)) is None), None)):
+  apart = [block for block in range(num_blocks) if _anchor(experts(run, planned, block)) is None]
+  if mine > 1 and apart:
     problem = 'have no expert in common, and so their routers nothing to compare experts with: use --to=dense'
-    raise InputError(f'these paths are mixtures that, in block {block}, {problem}')
+    raise InputError(f'these paths are mixtures that, in block {apart[0]}, {problem}')
   return counts[0]
 
 
