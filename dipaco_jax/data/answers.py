@@ -107,9 +107,7 @@ def _sequences(template: ChatTemplate, end_ids: Sequence[int], messages: Message
       sequences.append([])
       so_far = []
     end = max((i + 1 for i, token in enumerate(answer) if token in end_ids), default=len(answer))
-    given = [
-      ~token for token in answer[end:]
-    ]  # such as a line break behind the end of a turn, which nobody has to write
-    sequences[-1] += [*[~token for token in asked[len(so_far) :]], *answer[:end], *given]
+    behind = [~token for token in answer[end:]]  # given, such as a line break after the end of a turn
+    sequences[-1] += [*[~token for token in asked[len(so_far) :]], *answer[:end], *behind]
     so_far = asked + answer
   return [np.array(sequence, np.int32) for sequence in sequences]

@@ -502,8 +502,8 @@ def test_settings_do_not_change():
 
 @pytest.mark.parametrize('name, variants', VARIANTS.items())
 def test_levels_of_every_config_catch_all_parameters(name, variants):
-  """Of those that take no model; pretrained_test.py looks at `upcycle`."""
-  assert {file.stem for file in CONFIGS.glob('*.py')} == VARIANTS.keys() | {'upcycle'}
+  """Of those that take no model; pretrained_test.py looks at `upcycle`, chat_run_test.py at `chat`."""
+  assert {file.stem for file in CONFIGS.glob('*.py')} == VARIANTS.keys() | {'upcycle', 'chat'}
   for variant in variants.split() or ['']:
     layout, shapes = layout_and_shapes(name, variant)
     assert layout.owner.keys() == shapes.keys()
