@@ -51,7 +51,7 @@ def test_each_kind_of_file_gives_the_same_conversations(kind, key, tmp_path):
   data = of(write(tmp_path, kind, key=key), **({} if key == 'messages' else {'text_key': key}))
   read = [document for split in ('train', 'validation') for document in corpus.documents(data, split)]
   found = sorted((document.text.messages for document in read), key=lambda m: int(m[1]['content'].split()[1]))
-  assert found == CONVERSATIONS  # and so no training conversation counts as a copy for the sake of its system message
+  assert found == CONVERSATIONS
   assert {document.domain for document in read} == {'of 0', 'of 1'}
 
 
