@@ -42,7 +42,7 @@ def greeting(name: str, paths: list[int], url: str, is_store: bool = False) -> s
   body = json.dumps({'model': first if is_store else name, 'prompt': 'The', 'max_tokens': 32})
   about = f', its paths are {first} to path-{paths[-1]}' if len(paths) > 1 else f', its path is {first}' * is_store
   return printable.text(
-    f'{name} is at {url}/v1{about}; Ctrl-C stops it\n'
+    f'{name} is at {url}/v1{about}; a page to try it is at {url}/; Ctrl-C stops it\n'
     f"curl {url}/v1/completions -H 'Content-Type: application/json' -d {shlex.quote(body)}"
   )
 

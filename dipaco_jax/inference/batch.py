@@ -29,6 +29,8 @@ class Text:
     self.turn = turn
     self.tokens = list(request.tokens)  # with the prompt
     self.paths: list[int] = []  # one after another
+    self.num_writers = 0  # how many of them have written: the last one may have been chosen only
+    self.scores: tuple[float, ...] = ()  # the router's for each path, if it made the first choice
     self.finished = ''  # or why: 'stop', 'length', 'cancelled' or 'error'
     self.set_limit()
 
@@ -51,6 +53,7 @@ class Text:
     """Appends a token, unless it is one of those that end a text."""
     if self.finished:
       return
+    self.num_writers = len(self.paths)
     if self.request.until_eos and token in end_ids:
       self.finish('stop')
       return

@@ -218,10 +218,12 @@ class Engine:
       chosen_1L = chunk_router.choose(self.run.router.model, self.run.chooser, tokens_1L, np.ones_like(tokens_1L))
       return int(chosen_1L[0, known - 1])
     prefix = self.run.settings.routing.prefix_tokens
-    if known:
-      return self.run.router.path(tokens[max(0, known - prefix) : known], length=known)
     first = text.request.routed_by or tokens
-    return self.run.router.path(first[:prefix], length=len(first))
+    seen, length = (tokens[max(0, known - prefix) : known], known) if known else (first[:prefix], len(first))
+    scores = self.run.router.scores(seen, length)
+    if not text.paths:
+      text.scores = tuple(scores.tolist())
+    return int(scores.argmax())
 
   def prefill(self, text: Text, path: Path) -> decoding.Texts:
     """Returns a row with the prompt in its cache, and with the first token after it."""

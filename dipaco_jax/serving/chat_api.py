@@ -80,9 +80,16 @@ def parse(model: ServedModel, template: ChatTemplate | None, body: bytes) -> Com
     requests = model.samples(values, request)
   except ApiError as e:
     raise _as_chat_error(e, values) from e
-  stream, usage = values.get('stream', False), openai_api.wants_usage(values)
-  prefixes = ('',) * len(requests)
-  return CompletionRequest(values['model'], tuple(requests), prefixes, len(tokens), stream, usage, ChatFormat())
+  return CompletionRequest(
+    model=values['model'],
+    requests=tuple(requests),
+    prefixes=('',) * len(requests),
+    prompt_tokens=len(tokens),
+    stream=values.get('stream', False),
+    include_usage=openai_api.wants_usage(values),
+    format=ChatFormat(),
+    num_scores=openai_api.asked_scores(values),
+  )
 
 
 def _max_tokens(values: dict[str, Any], room: int) -> int:

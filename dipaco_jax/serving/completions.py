@@ -33,7 +33,9 @@ class Completions:
       last = {delta.choice: delta async for delta in deltas}
     texts = [request.format.whole(prefix + last[index].piece) for index, prefix in enumerate(request.prefixes)]
     choices = [
-      openai_api.choice_object(index, text, last[index].paths, last[index].finished) for index, text in enumerate(texts)
+      openai_api.choice_object(index, text, last[index].paths, last[index].finished)
+      | openai_api.scores_object(last[index].scores, request.num_scores)
+      for index, text in enumerate(texts)
     ]
     usage = openai_api.usage_object(request.prompt_tokens, sum(delta.num_tokens for delta in last.values()))
     name, kind = openai_api.new_id(request.format.id_prefix), request.format.whole_object
@@ -102,8 +104,10 @@ async def _chunks(request: CompletionRequest, deltas: AsyncIterator[Delta]) -> A
   async for delta in deltas:
     is_first = delta.choice in prefixes
     piece = prefixes.pop(delta.choice, '') + delta.piece
+    scores = openai_api.scores_object(delta.scores, request.num_scores) if is_first else {}
     for text, finished in request.format.pieces(piece, is_first, delta.finished):
-      choice = openai_api.choice_object(delta.choice, text, delta.paths, finished)
+      choice = openai_api.choice_object(delta.choice, text, delta.paths, finished) | scores
+      scores = {}  # only with the first piece of a text
       yield openai_api.completion_object(name, kind, model, [choice]) | no_usage
     num_tokens += delta.num_tokens if delta.finished else 0
   if request.include_usage:

@@ -22,8 +22,9 @@ class Delta(NamedTuple):
   choice: int
   piece: str
   finished: str
-  paths: tuple[int, ...]
+  paths: tuple[int, ...]  # that have written so far: the last one wrote the end of the piece
   num_tokens: int  # written so far
+  scores: tuple[float, ...] = ()  # the router's for each path, if it made the first choice
 
 
 class PendingRequest:
@@ -159,7 +160,8 @@ class EngineThread:
           seconds = time.monotonic() - pending.first_token_at[index]
           self.metrics.token_s.observe(seconds / (text.num_new - 1))
       if piece or text.finished:
-        deltas.append(Delta(index, piece, text.finished, tuple(text.paths), text.num_new))
+        paths = tuple(text.paths[: text.num_writers])
+        deltas.append(Delta(index, piece, text.finished, paths, text.num_new, text.scores))
     return deltas
 
 

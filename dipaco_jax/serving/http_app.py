@@ -1,7 +1,7 @@
 """What our HTTP servers answer alike: their models, health and metrics, beside the POST routes that each has."""
 
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -50,8 +50,8 @@ class HttpServer(Protocol):
     """Runs around the serving of requests, as Starlette calls it."""
 
 
-def make_app(server: HttpServer) -> Starlette:
-  """Makes the app of a server; POST requests are counted by status."""
+def make_app(server: HttpServer, more_routes: Sequence[Route] = ()) -> Starlette:
+  """Makes the app of a server, with further GET routes of its own; POST requests are counted by status."""
   posts: dict[str, Callable[[Request], Awaitable[Any]]] = {
     '/v1/completions': server.complete,
     '/v1/chat/completions': server.chat,
@@ -69,8 +69,10 @@ def make_app(server: HttpServer) -> Starlette:
     *_model_routes(server.served),
     Route('/health', server.health),
     Route('/metrics', export_metrics),
+    *more_routes,
   ]
-  endpoints = f'{", ".join(f"POST {path}" for path in posts)}, GET /v1/models, GET /health and GET /metrics'
+  gets = ['/v1/models', *(route.path for route in more_routes), '/health']
+  endpoints = ', '.join([*(f'POST {path}' for path in posts), *(f'GET {path}' for path in gets)]) + ' and GET /metrics'
   return Starlette(
     routes=routes,
     middleware=[Middleware(http_messages.guarded, api_key=server.api_key, hosts=server.hosts, count=count)],

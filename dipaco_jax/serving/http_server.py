@@ -1,4 +1,4 @@
-"""A run as an HTTP server: OpenAI's completions and chat completions, health and metrics.
+"""A run as an HTTP server: OpenAI's completions and chat completions, a page to try them, health and metrics.
 
 The connections belong to an event loop, the engine to a thread: the loop passes requests to the thread, and gets new
 text after every turn of the engine.
@@ -10,15 +10,17 @@ import dataclasses
 import functools
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from dipaco_jax.data.chat_template import ChatTemplate
 from dipaco_jax.inference.engine import Engine
-from dipaco_jax.serving import chat_api, connections, http_app, http_messages, openai_api
+from dipaco_jax.serving import chat_api, connections, http_app, http_messages, openai_api, page
 from dipaco_jax.serving.completions import Completions
 from dipaco_jax.serving.engine_thread import EngineThread, Metrics
 from dipaco_jax.serving.http_lifecycle import CLOSE_S, Lifecycle
@@ -45,11 +47,13 @@ class Server:
     self.metrics.waiting.set_function(lambda: self.engine_thread.num_waiting)
     self.completions = Completions(self.engine_thread, self.max_waiting)
     self.model: openai_api.ServedModel | None = None  # until the engine is ready
+    self.description: dict[str, Any] = {}  # of the grid; from then on
     self.lifecycle = Lifecycle(lambda: len(self.completions.open), self.completions.end, self.grace_s)
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status. Raises what ended the engine's thread."""
-    status = self.lifecycle.run(http_app.make_app(self), listener, limits, access_log)
+    app = http_app.make_app(self, [Route('/', page.show), Route('/v1/grid', self.grid)])
+    status = self.lifecycle.run(app, listener, limits, access_log)
     self.engine_thread.thread.join(CLOSE_S)
     if self.engine_thread.failure:
       raise self.engine_thread.failure
@@ -77,6 +81,7 @@ class Server:
         reroute_every=self.reroute_every,
         max_texts=self.max_waiting,
       )
+      self.description = page.describe(engine, self.model, self.chat_template)
       self.started()
 
   async def complete(self, request: Request) -> ASGIApp:
@@ -91,6 +96,11 @@ class Server:
     # In a thread, because even a short template may take a second.
     parsed = await asyncio.to_thread(chat_api.parse, model, self.chat_template, body)
     return functools.partial(self.completions.stream if parsed.stream else self.completions.answer, parsed)
+
+  async def grid(self, request: Request) -> Response:
+    """GET /v1/grid."""
+    self._ready_model()
+    return JSONResponse(self.description)
 
   async def health(self, request: Request) -> Response:
     state = 'stopping' if self.lifecycle.signal else 'ready' if self.model else 'loading'

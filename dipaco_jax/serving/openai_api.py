@@ -1,8 +1,8 @@
 """The objects of OpenAI's completions API: bodies are parsed to requests, texts become choices. No HTTP, no JAX.
 
 What differs for chat completions is in `chat_api`. A field that is not supported is an error that names it: an answer
-that ignores a field is wrong. Fields that OpenAI does not have: `top_k`, `path`, `reroute_every`, models called
-NAME/path-3, and the paths of every choice.
+that ignores a field is wrong. Fields that OpenAI does not have: `top_k`, `path`, `reroute_every`, `router_scores`,
+models called NAME/path-3, and the paths of every choice.
 """
 
 import dataclasses
@@ -54,7 +54,9 @@ FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
   'stop': ('a string, or a list of strings', lambda x: x == [] or isinstance(x, str) or _is_list_of(_is_a(str))(x)),
   'stream_options': ('an object like {"include_usage": true}', _is_a(dict)),
   'user': ('a string', _is_a(str)),
-  **dict.fromkeys(('max_tokens', 'n', 'seed', 'top_k', 'path', 'reroute_every'), ('a whole number', _is_a(int))),
+  **dict.fromkeys(
+    ('max_tokens', 'n', 'seed', 'top_k', 'path', 'reroute_every', 'router_scores'), ('a whole number', _is_a(int))
+  ),
   **dict.fromkeys(('temperature', 'top_p'), ('a number', _is_a(int, float))),
   **dict.fromkeys(('stream', 'echo'), ('true or false', _is_a(bool))),
 }
@@ -109,6 +111,7 @@ class CompletionRequest:
   stream: bool
   include_usage: bool
   format: AnswerFormat = TEXT
+  num_scores: int = 0  # of the best paths, with the router's scores, that each choice lists
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,8 +141,15 @@ class ServedModel:
       samples = self.samples(values, Request(tokens, most, path, reroute_every=every))
       requests += samples
       prefixes += [text if values.get('echo') else ''] * len(samples)
-    total, stream = sum(len(tokens) for _, tokens in prompts), values.get('stream', False)
-    return CompletionRequest(values['model'], tuple(requests), tuple(prefixes), total, stream, wants_usage(values))
+    return CompletionRequest(
+      model=values['model'],
+      requests=tuple(requests),
+      prefixes=tuple(prefixes),
+      prompt_tokens=sum(len(tokens) for _, tokens in prompts),
+      stream=values.get('stream', False),
+      include_usage=wants_usage(values),
+      num_scores=asked_scores(values),
+    )
 
   def samples(self, values: Mapping[str, Any], request: Request) -> list[Request]:
     """Returns the `n` requests of a prompt, with the sampling parameters of a body; raises ApiError."""
@@ -289,6 +299,13 @@ def wants_usage(values: Mapping[str, Any]) -> bool:
   return options.get('include_usage', False)
 
 
+def asked_scores(values: Mapping[str, Any]) -> int:
+  """Returns how many of the router's scores each choice should list; raises ApiError."""
+  if (most := values.get('router_scores', 0)) < 0:
+    raise ApiError(400, f'router_scores={most} should be 0 or more', 'router_scores')
+  return most
+
+
 def new_id(prefix: str) -> str:
   return f'{prefix}-{uuid.uuid4().hex}'
 
@@ -301,6 +318,12 @@ def completion_object(name: str, kind: str, model: str, choices: list[dict[str, 
 def choice_object(index: int, text: Mapping[str, Any], paths: Sequence[int], finished: str | None) -> dict[str, Any]:
   """Returns a text, or a piece of one, in the fields `text`; `paths` wrote it so far, one after another."""
   return {'index': index, **text, 'logprobs': None, 'finish_reason': finished or None, 'paths': [*paths]}
+
+
+def scores_object(scores: Sequence[float], most: int) -> dict[str, Any]:
+  """Returns the field of a choice that lists the paths with the best scores, best first; {} if none are asked for."""
+  best = sorted(range(len(scores)), key=lambda path: -scores[path])[:most]
+  return {'router_scores': [{'path': path, 'score': scores[path]} for path in best]} if most else {}
 
 
 def usage_object(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
