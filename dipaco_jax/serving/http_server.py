@@ -52,12 +52,14 @@ class Server:
 
   def run(self, listener: socket.socket, limits: connections.Limits, access_log: bool) -> int:
     """Serves until a signal; returns the exit status. Raises what ended the engine's thread."""
-    app = http_app.make_app(self, [Route('/', page.show), Route('/v1/grid', self.grid)])
-    status = self.lifecycle.run(app, listener, limits, access_log)
+    status = self.lifecycle.run(self.make_app(), listener, limits, access_log)
     self.engine_thread.thread.join(CLOSE_S)
     if self.engine_thread.failure:
       raise self.engine_thread.failure
     return status
+
+  def make_app(self) -> Starlette:
+    return http_app.make_app(self, [Route('/', page.show), Route('/v1/grid', self.grid)])
 
   @contextlib.asynccontextmanager
   async def lifespan(self, app: Starlette) -> AsyncIterator[None]:

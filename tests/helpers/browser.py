@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import itertools
 import json
 import pathlib
 import shutil
@@ -13,7 +14,7 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
-PATIENCE_S = 120
+PATIENCE_S = 60
 # As root there is no sandbox; the pages are those of this repository.
 OPTIONS = '--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-port=0'.split()
 
@@ -24,6 +25,7 @@ class Tab:
   def __init__(self, socket: aiohttp.ClientWebSocketResponse):
     self.socket = socket
     self.problems: list[str] = []  # errors and violations of the page's policy
+    self._numbers = itertools.count(1)
     self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
     self._reader = asyncio.create_task(self._read())
 
@@ -40,7 +42,7 @@ class Tab:
         self.problems.append(str(data['params']['args']))
 
   async def call(self, method: str, **params) -> dict[str, Any]:
-    number = id(params)
+    number = next(self._numbers)
     self._answers[number] = asyncio.get_running_loop().create_future()
     answer = self._answers[number]
     await self.socket.send_json({'id': number, 'method': method, 'params': params})

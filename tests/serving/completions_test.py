@@ -1,6 +1,7 @@
 """Answers of the server, whole and as streams, with scripted deltas in place of an engine."""
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
@@ -96,6 +97,21 @@ def test_a_stream_has_an_event_for_each_delta(include_usage):
     assert chunks[-1]['usage'] == {'prompt_tokens': 3, 'completion_tokens': 6, 'total_tokens': 9}
   else:
     assert not any('usage' in chunk for chunk in chunks)
+
+
+@pytest.mark.parametrize('stream', [False, True])
+def test_the_best_scores_come_once_with_each_text(stream):
+  deltas = [Delta(0, 'a', '', (2,), 1, (0.5, -1.0, 3.0, 0.5)), Delta(0, 'b', 'stop', (2,), 2, (0.5, -1.0, 3.0, 0.5))]
+  deltas += [Delta(1, 'x', 'length', (1,), 1)]  # of a named path
+  request = dataclasses.replace(asked(stream), num_scores=3)
+  sent = respond(Completions(Script(deltas), 8), request)
+  bodies = events(sent)[:-1] if stream else [json.loads(sent[1]['body'])]
+  choices = [choice for body in bodies for choice in body['choices']]
+  assert [choice['router_scores'] for choice in choices if 'router_scores' in choice] == [
+    [{'path': 2, 'score': 3.0}, {'path': 0, 'score': 0.5}, {'path': 3, 'score': 0.5}],
+    [],
+  ]
+  assert [choice['index'] for choice in choices if 'router_scores' in choice] == [0, 1]
 
 
 def test_a_full_queue_refuses_without_a_word_to_the_engine():

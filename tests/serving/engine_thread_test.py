@@ -72,9 +72,9 @@ def pending(*lengths: int, stream: bool = True, seed: int = 0) -> PendingRequest
   return PendingRequest(CompletionRequest('run', requests, ('',) * len(lengths), 2, stream, False))
 
 
-def deltas_of(*asked: PendingRequest) -> tuple[list[list], EngineThread]:
+def deltas_of(*asked: PendingRequest, engine=Alphabet) -> tuple[list[list], EngineThread]:
   """The deltas of each request, all submitted at once, until its texts are finished; and the thread."""
-  thread = EngineThread(Alphabet, Metrics())
+  thread = EngineThread(engine, Metrics())
 
   async def all_of(one: PendingRequest) -> list:
     found = []
@@ -105,6 +105,19 @@ def test_a_stream_gets_every_piece_in_order():
     assert [delta.finished for delta in mine] == [''] * (len(text) - 1) + ['length']
     assert [delta.num_tokens for delta in mine] == [*range(1, len(text) + 1)] and mine[-1].paths == (1,)
   assert thread.num_waiting == 0 and not thread.thread.is_alive() and thread.failure is None
+
+
+def test_a_path_is_told_once_it_has_written():
+  class Rerouting(Alphabet):
+    def advance(self):
+      for text in self.texts:
+        if not text.finished:
+          super().advance()
+          text.paths.append(text.paths[-1] + 1)  # chosen for what follows
+      return 1
+
+  (found,), _ = deltas_of(pending(4), engine=Rerouting)
+  assert [delta.paths for delta in found] == [(1,), (1,), (1, 2), (1, 2, 3)]
 
 
 def test_a_whole_answer_gets_one_delta_for_each_text():

@@ -154,7 +154,7 @@ def test_keys_types_and_routes_are_checked_and_models_are_listed(server):
   status, said = server.ask({'model': 'run', 'prompt': 'fox'}, headers={'Content-Type': 'application/json'})
   assert status == 401 and said['error']['code'] == 'invalid_api_key' and 'DIPACO_API_KEY' in said['error']['message']
   assert server.ask({}, headers=serving.HEADERS | {'Content-Type': 'text/plain'})[0] == 415
-  for path, expected in {'/v1/completions': 405, '/v1/chat/completions': 405, '/': 404, '/v1/models/x': 404}.items():
+  for path, expected in {'/v1/completions': 405, '/v1/chat/completions': 405, '/nothing': 404, '/v1/models/x': 404}.items():
     status, said = server.get(path)
     assert status == expected and json.loads(said)['error']['message'].startswith('there is no ')
   assert server.get('/health') == (200, '{"status":"ready"}')
@@ -272,6 +272,28 @@ def test_openais_client_chats_with_a_path_that_stays_as_the_conversation_grows(s
     with pytest.raises(openai.BadRequestError, match='tools is not supported') as refused:
       client.chat.completions.create(**ask, tools=[{'type': 'function', 'function': {'name': 'f'}}])
     assert refused.value.param == 'tools'
+
+
+def test_a_stream_tells_the_routers_scores_and_which_path_writes(server, engine):
+  tokens = [5, 6, 7] * 4
+  body = {'model': 'run', 'prompt': tokens, 'max_tokens': 40, 'reroute_every': 16, 'seed': 3}
+  (right,) = engine.generate([Request(tuple(tokens), 40, reroute_every=16, seed=3)])
+  status, found = server.ask(body | {'stream': True, 'router_scores': 2})
+  choices = [choice for event in found[:-1] for choice in event['choices']]
+  best = [int(path) for path in np.argsort(-np.asarray(right.scores))[:2]]
+  scores = [{'path': path, 'score': pytest.approx(right.scores[path], rel=1e-5)} for path in best]
+  assert status == 200 and choices[0]['router_scores'] == scores and 'router_scores' not in choices[1]
+  assert len(right.paths) > 1 and choices[0]['paths'] == right.paths[:1] and choices[-1]['paths'] == right.paths
+  assert [len(choice['paths']) for choice in choices] == sorted(len(choice['paths']) for choice in choices)
+
+
+def test_the_page_needs_no_key_and_its_head_has_no_body(server):
+  for method in ('GET', 'HEAD'):
+    with contextlib.closing(server.connect()) as connection:
+      connection.request(method, '/')
+      response = connection.getresponse()
+      assert response.status == 200 and "frame-ancestors 'none'" in response.headers['content-security-policy']
+      assert bool(response.read()) == (method == 'GET')
 
 
 MANY = {'model': 'run/path-1', 'prompt': 'fox', 'max_tokens': 1000, 'n': 48}  # for seconds; until_eos ends few of them

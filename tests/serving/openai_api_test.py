@@ -62,6 +62,13 @@ def test_one_stop_string_is_a_list_of_one():
   assert parse(stop='.').requests[0].stop == parse(stop=['.']).requests[0].stop == ('.',)
 
 
+def test_scores_are_asked_for():
+  assert (parse().num_scores, parse(router_scores=5).num_scores) == (0, 5)
+  with pytest.raises(ApiError, match='router_scores=-1 should be 0 or more') as refused:
+    parse(router_scores=-1)
+  assert refused.value.body['error']['param'] == 'router_scores'
+
+
 def test_more_texts_than_may_wait_are_rejected():
   assert len(parse(prompt=['a', 'b'], n=3).requests) == 6
   with pytest.raises(ApiError, match='ask for 1 to 6 texts') as refused:
