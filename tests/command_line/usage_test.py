@@ -104,6 +104,15 @@ def test_wheels_contain_the_configs():
   assert {f.name for f in (ROOT / 'dipaco_jax').glob(pattern)} == {f.name for f in (ROOT / 'configs').glob('*.py')}
 
 
+def test_wheels_contain_every_file_of_the_package():
+  read = configparser.ConfigParser()
+  read.read(ROOT / 'setup.cfg')
+  packages = read['options.package_data'].items()
+  packed = {file for name, pattern in packages for file in (ROOT / name.replace('.', '/')).glob(pattern)}
+  others = {ROOT / name for name in tracked_files() if name.startswith('dipaco_jax/') and not name.endswith('.py')}
+  assert ROOT / 'dipaco_jax/serving/page.html' in others and {file for file in others if file.is_file()} <= packed
+
+
 @pytest.fixture(scope='module')
 def distributions(tmp_path_factory) -> tuple[pathlib.Path, pathlib.Path]:
   """The wheel and the source distribution of the tracked files; the wheel is built from the latter."""

@@ -1,22 +1,24 @@
 """A headless Chromium, driven by the DevTools protocol."""
 
 import asyncio
-import base64
 import contextlib
 import itertools
 import json
 import pathlib
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import aiohttp
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
-PATIENCE_S = 60
+PATIENCE_S = 30
 # As root there is no sandbox; the pages are those of this repository.
-OPTIONS = '--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-port=0'.split()
+OPTIONS = (
+  '--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run --remote-debugging-port=0'.split()
+)
 
 
 class Tab:
@@ -27,7 +29,7 @@ class Tab:
     self.problems: list[str] = []  # errors and violations of the page's policy
     self._numbers = itertools.count(1)
     self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
-    self._reader = asyncio.create_task(self._read())
+    self.reader = asyncio.create_task(self._read())
 
   async def _read(self):
     async for message in self.socket:
@@ -67,7 +69,8 @@ class Tab:
 
   async def press(self, key: str, code: int, *, ctrl: bool = False):
     event = {'key': key, 'code': key, 'windowsVirtualKeyCode': code, 'modifiers': 2 * ctrl}
-    await self.call('Input.dispatchKeyEvent', type='rawKeyDown', **event)
+    text = {'text': '\r'} if key == 'Enter' and not ctrl else {}  # which submits a form
+    await self.call('Input.dispatchKeyEvent', type='keyDown', **event, **text)
     await self.call('Input.dispatchKeyEvent', type='keyUp', **event)
 
   async def type(self, text: str):
@@ -81,32 +84,34 @@ class Tab:
     scheme = {'name': 'prefers-color-scheme', 'value': 'dark' if dark else 'light'}
     await self.call('Emulation.setEmulatedMedia', features=[scheme])
 
-  async def screenshot(self, file: pathlib.Path):
-    data = await self.call('Page.captureScreenshot', captureBeyondViewport=True)
-    file.write_bytes(base64.b64decode(data['data']))
+
+@contextlib.contextmanager
+def launched(folder: pathlib.Path) -> Iterator[str]:
+  """A browser with one tab, whose profile is in `folder`; yields the address of the DevTools protocol."""
+  command = [str(CHROMIUM), *OPTIONS, f'--user-data-dir={folder}', 'about:blank']
+  process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  try:
+    file, until = folder / 'DevToolsActivePort', time.monotonic() + PATIENCE_S
+    while not (file.exists() and '\n' in file.read_text()):
+      assert process.poll() is None and time.monotonic() < until
+      time.sleep(0.05)
+    port = file.read_text().splitlines()[0]
+    yield f'http://127.0.0.1:{port}'
+  finally:
+    process.terminate()
+    process.wait(PATIENCE_S)
 
 
 @contextlib.asynccontextmanager
 async def opened(folder: pathlib.Path) -> AsyncIterator[Tab]:
-  """A browser with one tab, whose profile is in `folder`."""
-  command = [str(CHROMIUM), *OPTIONS, f'--user-data-dir={folder}', 'about:blank']
-  process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-  try:
-    port_file = folder / 'DevToolsActivePort'
-    async with asyncio.timeout(PATIENCE_S):
-      while not (port_file.exists() and '\n' in port_file.read_text()):
-        assert process.poll() is None
-        await asyncio.sleep(0.05)
-    port = port_file.read_text().split('\n')[0]
+  """The tab of a browser, which ends with the block."""
+  with launched(folder) as address:
     async with aiohttp.ClientSession() as session:
-      async with session.get(f'http://127.0.0.1:{port}/json/list') as response:
+      async with session.get(f'{address}/json/list') as response:
         (target,) = [target for target in await response.json() if target['type'] == 'page']
       async with session.ws_connect(target['webSocketDebuggerUrl'], max_msg_size=0) as socket:
         tab = Tab(socket)
         for domain in ('Page', 'Runtime', 'Log'):
           await tab.call(f'{domain}.enable')
         yield tab
-        tab._reader.cancel()
-  finally:
-    process.terminate()
-    process.wait(30)
+        tab.reader.cancel()

@@ -154,7 +154,7 @@ def test_keys_types_and_routes_are_checked_and_models_are_listed(server):
   status, said = server.ask({'model': 'run', 'prompt': 'fox'}, headers={'Content-Type': 'application/json'})
   assert status == 401 and said['error']['code'] == 'invalid_api_key' and 'DIPACO_API_KEY' in said['error']['message']
   assert server.ask({}, headers=serving.HEADERS | {'Content-Type': 'text/plain'})[0] == 415
-  for path, expected in {'/v1/completions': 405, '/v1/chat/completions': 405, '/nothing': 404, '/v1/models/x': 404}.items():
+  for path, expected in {'/v1/completions': 405, '/v1/chat/completions': 405, '/x': 404, '/v1/models/x': 404}.items():
     status, said = server.get(path)
     assert status == expected and json.loads(said)['error']['message'].startswith('there is no ')
   assert server.get('/health') == (200, '{"status":"ready"}')
