@@ -1,4 +1,4 @@
-"""Serves a run over HTTP, as OpenAI's API of completions and chat completions.
+"""Serves a run over HTTP, as OpenAI's API of completions and chat completions, with a page to try it.
 
     python -m dipaco_jax.serve --workdir=runs/tiny [--port=8000 --max_batch=8 --max_paths=4]
 
