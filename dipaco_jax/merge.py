@@ -81,12 +81,12 @@ def main():
   files = model_folder.make_files(params, model, run.tokenizer, options.dtype, about, run.max_positions)
   with display.doing('writing the model', tells=False):
     export.write(out.resolve(), files)
-  what = f'a mixture of {model.num_experts} experts' if model.num_experts else 'the mean'
+  what = f'a mixture of {model.num_experts} experts' if options.to == 'moe' else 'the mean'
   print(f'{out}: {what} of {len(paths)} paths at version {version}, as {family.title}')
   train = (
     f'python -m dipaco_jax.main --config={shlex.quote(f"upcycle:dense:{out}")} --workdir=DIR --config.data.train=TEXT'
   )
-  print(f'train it   {train}' + (f" --config.inner.frozen='{ROUTERS_ALONE}'" if model.num_experts else ''))
+  print(f'train it   {train}' + (f" --config.inner.frozen='{ROUTERS_ALONE}'" if options.to == 'moe' else ''))
 
 
 if __name__ == '__main__':

@@ -7,9 +7,8 @@ answers differently than the last one, as without its thoughts, then each answer
 In an array of tokens, int32, a given token t is ~t, which is negative. Where a row is packed, its segment id is.
 """
 
-import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,17 +46,16 @@ class Encoder:
     messages, length = document.text.messages, cutting.eval_len if is_validation else cutting.seq_len
     routed = beginning(self._tokenizer, conversation.routing_text([*messages]), cutting.prefix_tokens)
     try:
-      parts = [*_parts(self._template, self._tokenizer.end_ids, messages, length)]
+      every_part = _parts(self._template, self._tokenizer.end_ids, messages, length)
+      parts = [next(every_part)] if is_validation else [*every_part]
     except InputError as e:
       raise InputError(f'{document.id}: {e}') from e
-    if is_validation:
-      parts = parts[:1]
     whole = [sequence for part in parts for sequence in part]
     sequences = [sequence[:length] for sequence in whole]
     long = [sequence for sequence in sequences if _has_target(sequence)]
     short = [plain(sequence) for sequence in sequences if not _has_target(sequence)]
     short += [plain(sequence[length:]) for sequence in whole if len(sequence) > length]
-    num_bytes = [int(self._sizes[x[x >= 0]].sum()) for x in long] if is_validation else None
+    num_bytes = [int(self._sizes[x[1:][x[1:] >= 0]].sum()) for x in long] if is_validation else None
     return Cut(long, num_bytes, long, short, routed)
 
 
@@ -65,29 +63,55 @@ def _has_target(sequence: np.ndarray) -> bool:
   return bool((sequence[1:] >= 0).any())
 
 
+class _Part(NamedTuple):
+  """Some exchanges, in one sequence as long as each answer continues what was before it."""
+
+  messages: Messages
+  sequences: list[list[int]]
+  so_far: list[int]  # the tokens of the last sequence, none of them as ~t
+
+
 def _parts(
   template: ChatTemplate, end_ids: Sequence[int], messages: Messages, length: int
 ) -> Iterator[list[np.ndarray]]:
   """Yields the sequences of as many exchanges as fit into `length`, from the first exchange to the last."""
-  make = functools.partial(_sequences, template, end_ids)
-  whole = make(messages)
-  if _longest(whole) <= length:
-    yield whole
-    return
   instructions, exchanges = _exchanges(messages)
-  part: list[np.ndarray] = []
-  taken: Messages = []
+  empty = _Part(instructions, [], [])
+  part = empty
   for exchange in exchanges:
-    grown = make([*instructions, *taken, *exchange])
-    if taken and _longest(grown) > length:
-      yield part
-      taken, grown = [], make([*instructions, *exchange])
-    part, taken = grown, [*taken, *exchange]
-  yield part
+    grown = _grow(template, end_ids, part, exchange)
+    if part.sequences and _longest(grown) > length:
+      yield _arrays(part)
+      grown = _grow(template, end_ids, empty, exchange)
+    part = grown
+  yield _arrays(part)
 
 
-def _longest(sequences: list[np.ndarray]) -> int:
-  return max(map(len, sequences), default=0)
+def _grow(template: ChatTemplate, end_ids: Sequence[int], part: _Part, exchange: Messages) -> _Part:
+  """Returns a part with one more exchange."""
+  messages, sequences, so_far = part.messages, [*part.sequences], part.so_far
+  for message in exchange:
+    messages = [*messages, message]
+    if message['role'] != 'assistant':
+      continue
+    asked, answer = template.encode_answer(messages)
+    if not sequences or asked[: len(so_far)] != so_far:
+      sequences.append([])
+      so_far = []
+    end = max((i + 1 for i, token in enumerate(answer) if token in end_ids), default=len(answer))
+    behind = [~token for token in answer[end:]]  # given, such as a line break after the end of a turn
+    before = [~token for token in asked[len(so_far) :]]
+    sequences[-1] = [*sequences[-1], *before, *answer[:end], *behind]
+    so_far = asked + answer
+  return _Part(messages, sequences, so_far)
+
+
+def _arrays(part: _Part) -> list[np.ndarray]:
+  return [np.array(sequence, np.int32) for sequence in part.sequences]
+
+
+def _longest(part: _Part) -> int:
+  return max(map(len, part.sequences), default=0)
 
 
 def _exchanges(messages: Messages) -> tuple[Messages, list[Messages]]:
@@ -96,18 +120,3 @@ def _exchanges(messages: Messages) -> tuple[Messages, list[Messages]]:
   begin = next(i for i, role in enumerate(roles) if role not in conversation.INSTRUCTIONS)
   ends = [i + 1 for i, role in enumerate(roles) if role == 'assistant' and roles[i + 1 : i + 2] != ['assistant']]
   return messages[:begin], [messages[a:b] for a, b in zip([begin, *ends], ends, strict=False)]
-
-
-def _sequences(template: ChatTemplate, end_ids: Sequence[int], messages: Messages) -> list[np.ndarray]:
-  """Returns the answers with what is given before them, in one sequence as long as each continues the one before."""
-  sequences: list[list[int]] = []
-  so_far: list[int] = []
-  for asked, answer in template.encode_answers(messages):
-    if not sequences or asked[: len(so_far)] != so_far:
-      sequences.append([])
-      so_far = []
-    end = max((i + 1 for i, token in enumerate(answer) if token in end_ids), default=len(answer))
-    behind = [~token for token in answer[end:]]  # given, such as a line break after the end of a turn
-    sequences[-1] += [*[~token for token in asked[len(so_far) :]], *answer[:end], *behind]
-    so_far = asked + answer
-  return [np.array(sequence, np.int32) for sequence in sequences]

@@ -52,29 +52,23 @@ class ChatTemplate:
     except Exception as e:  # any error that messages of another shape cause
       raise _not_taken(e) from e
 
-  def encode_answers(self, messages: Messages) -> list[tuple[list[int], list[int]]]:
-    """Returns (tokens before it, its own tokens) of each answer, for training; raises InputError.
+  def encode_answer(self, messages: Messages) -> tuple[list[int], list[int]]:
+    """Returns (tokens before it, its own tokens) of an answer, the last message, for training; raises InputError.
 
-    The tokens before an answer are those of `encode` for the messages before it, as a server has them, but that the
-    date is a fixed one. The answer's own tokens are what the template writes behind them, if the answer is the last
-    message.
+    The tokens before the answer are those of `encode` for the messages before it, as a server has them, but that the
+    date is a fixed one. The answer's own tokens are what the template writes behind them.
     """
     mark = _unused_mark(json.dumps([*messages], ensure_ascii=False))
     broken, fixed = self._broken_up(messages, mark), {'strftime_now': TRAINED_ON.strftime}
-    answers = [i for i, message in enumerate(messages) if message['role'] == 'assistant']
     try:
-      texts = [(self._render(broken[:i], True, fixed), self._render(broken[: i + 1], False, fixed)) for i in answers]
-      return [self._split(before, whole, mark) for before, whole in texts]
+      before, whole = self._render(broken[:-1], True, fixed), self._render(broken, False, fixed)
+      asked, both = self._tokenizer.encode_chat(before, mark), self._tokenizer.encode_chat(whole, mark)
+      if both[: len(asked)] == asked:
+        return asked, both[len(asked) :]
+      # A token crosses the border, or the template writes messages before an answer otherwise than those without one.
+      return asked, self._tokenizer.encode_chat(_answer(before, whole, broken[-1]['content']), mark)
     except Exception as e:  # any error that messages of another shape cause
       raise _not_taken(e) from e
-
-  def _split(self, before: str, whole: str, mark: str) -> tuple[list[int], list[int]]:
-    if not whole.startswith(before):
-      raise InputError('it does not write an answer behind what it writes to ask for one (add_generation_prompt)')
-    asked, both = self._tokenizer.encode_chat(before, mark), self._tokenizer.encode_chat(whole, mark)
-    if both[: len(asked)] == asked:
-      return asked, both[len(asked) :]
-    return asked, self._tokenizer.encode_chat(whole[len(before) :], mark)  # a token would cross the border
 
   def _render(self, broken: Sequence[Any], asks: bool, extra: Mapping[str, Any]) -> str:
     names = {'messages': broken, 'tools': None, 'documents': None, 'add_generation_prompt': asks}
@@ -93,6 +87,21 @@ class ChatTemplate:
       return {self._break_up(key, mark): self._break_up(part, mark, is_answer) for key, part in value.items()}
     spellings: Collection[str] = self._special if is_answer else self._control
     return special_tokens.break_up(value, spellings, mark) if isinstance(value, str) else value
+
+
+def _answer(before: str, whole: str, content: str) -> str:
+  """Returns what a template writes for an answer; raises InputError if that cannot be told.
+
+  Args:
+    before, whole: what it writes for the messages before the answer, to ask for one, and for all.
+    content: the answer.
+  """
+  if whole.startswith(before):
+    return whole[len(before) :]
+  if (at := whole.rfind(content.strip())) < 0:
+    advice = 'train on other conversations, or correct the template'
+    raise InputError(f'it changes an answer, and what it writes before it does not ask for one: {advice}')
+  return whole[len(whole[:at].rstrip(' ')) :]
 
 
 def _not_taken(error: Exception) -> InputError:

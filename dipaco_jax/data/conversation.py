@@ -19,6 +19,11 @@ class Conversation(str):
 
   messages: Sequence[dict[str, str]]
 
+  @property
+  def answers(self) -> str:
+    """What the model says."""
+    return '\n'.join(message['content'] for message in self.messages if message['role'] == 'assistant')
+
   def __new__(cls, messages: Sequence[dict[str, str]]) -> Self:
     made = super().__new__(cls, '\n'.join(m['content'] for m in messages if m['role'] not in INSTRUCTIONS))
     made.messages = messages

@@ -19,6 +19,7 @@ from dipaco_jax.config import extension, fields, settings
 from dipaco_jax.core import printable
 from dipaco_jax.core.errors import InputError
 from dipaco_jax.data import equality, left_out, mixture, one_source, passages, source, source_files, source_own
+from dipaco_jax.data.conversation import Conversation
 from dipaco_jax.data.one_source import Document, Selection
 
 MIN_TOTAL_FLOORS = 10  # minimum of all validation tokens, as a multiple of the minimum per path
@@ -59,7 +60,7 @@ def plan_held_back(s: settings.Settings) -> HeldBack:
   counted = _count_tokens(s, read, fraction, floor, LEAST_DRAWN if is_by_hash else 0)
   sequences = ALL
   if counted.every * fraction >= floor:
-    most = d.max_validation_documents * (_eval_len(s) - s.routing.prefix_tokens) or math.inf
+    most = d.max_validation_documents * (_eval_len(s) - s.num_unscored_tokens) or math.inf
     needed = floor / max(1.0, min(counted.once * fraction, most))
     sequences = math.ceil(UNEVEN * needed) if needed > 1 else 1
   elif not given:
@@ -117,7 +118,7 @@ def _count_tokens(
 ) -> _Counted:
   """Counts the validation tokens of distinct documents until there are enough."""
   length = _eval_len(s)
-  useful = length - s.routing.prefix_tokens
+  useful = length - s.num_unscored_tokens
   once = every = 0.0
   contents: set[int] = set()
   draws: set[float] = set()
@@ -128,8 +129,9 @@ def _count_tokens(
       continue
     contents.add(document.content)
     draws.add(draw)
-    tokens = source.num_bytes(document.text) / source.BYTES_PER_TOKEN
-    first = max(0.0, min(tokens, length) - s.routing.prefix_tokens)
+    scored = document.text.answers if isinstance(document.text, Conversation) else document.text
+    tokens = source.num_bytes(scored) / source.BYTES_PER_TOKEN
+    first = max(0.0, min(tokens, length) - s.num_unscored_tokens)
     once += first
     every += tokens * useful / length if document.draw >= 0 else first
   return _Counted(once, every, draws, True)

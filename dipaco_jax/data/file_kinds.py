@@ -32,6 +32,7 @@ READERS: dict[str, Callable[[str, settings.Data, str], source.Documents]] = {
   '.tar': tar_files.documents,
   TOKENS: token_files.documents,
 }
+OF_RECORDS = ('.jsonl', '.ndjson', '.json', '.parquet', '.arrow', '.tar')
 NEVER_COMPRESSED = ('.parquet', '.arrow', TOKENS)
 TO_PARQUET = "with pandas, read_csv('{path}'{more}).to_parquet('{stem}.parquet') makes a file that can be read"
 INSTEAD = {
@@ -68,6 +69,8 @@ def check_name(path: str, data: settings.Data) -> None:
   kind = suffix(path)
   if kind in NEVER_COMPRESSED and compressed_files.is_compressed(path):
     raise InputError(f'{path}: {kind} files are read uncompressed: decompress it, or leave it out')
+  if json_files.has_messages(data) and kind not in OF_RECORDS:
+    raise InputError(f"{path} has no conversations (config.data.format='messages'): name {', '.join(OF_RECORDS)} files")
   if kind in READERS or kind in PLAIN or kind in data.plain_suffixes:
     return
   if kind in INSTEAD:

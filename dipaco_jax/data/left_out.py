@@ -24,6 +24,7 @@ class Omitted(NamedTuple):
   copies: collections.Counter[str]  # by split: documents whose content is validation text already
 
 
+REJECTED = 'conversations that the chat template rejects'
 NOTHING = Omitted(collections.Counter(), collections.Counter())  # to read only
 
 COUNTS = ('dropped', 'dropped_documents', 'dropped_tokens', 'dropped_ends')  # the first is of sequences
@@ -60,10 +61,9 @@ def describe_dropped(about: Mapping[str, Any]) -> str:
     return ''
   prefix, share = about['prefix_tokens'], about['dropped_tokens'] / max(1, about['tokens'] + about['dropped_tokens'])
   if about.get('conversations'):
-    parts_of = (
-      f'{dropped + ends:,} parts of {documents:,} conversations are left out ({100 * share:.2g}% of the tokens)'
-    )
-    return f'{parts_of}: an exchange is longer than config.model.seq_len={about["seq_len"]}, where it is cut off'
+    parts_of = f'{dropped + ends:,} parts of {documents:,} conversations are left out'
+    length = f'config.model.seq_len={about["seq_len"]}'
+    return f'{parts_of} ({100 * share:.2g}% of the tokens): with its instructions, an exchange is longer than {length}'
   parts = [f'{dropped:,} of {documents:,} documents'] if dropped else []
   if ends:
     of_longer = 'a longer one' if ends == 1 else f'{ends:,} longer ones'

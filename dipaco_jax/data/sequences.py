@@ -164,7 +164,10 @@ def merge_meta(folder: str, parts: int, validates: bool = True) -> dict[str, Any
       if split == 'train' and count['copies'] and not count['documents']:
         raise InputError(left_out.describe_no_training_text(count['copies']))
       if meta.get('conversations'):
-        raise InputError(f'no conversation of {split} has an answer within its first {meta["eval_len"]} tokens')
+        field, length = ('model', meta['seq_len']) if split == 'train' else ('evaluate', meta['eval_len'])
+        rejected = ', or the chat template rejects it' if skipped[left_out.REJECTED] else ''
+        problem = f'no conversation of {split} has an answer within its first {length} tokens{rejected}'
+        raise InputError(f'{problem}: raise config.{field}.seq_len, or use other conversations')
       fix = 'name longer ones in config.data.validation, or use more text' if split == 'validation' else 'use more text'
       raise InputError(f'no document of {split} is longer than config.routing.prefix_tokens={prefix} tokens: {fix}')
   return {
@@ -226,11 +229,12 @@ def _counted_as(domains: Collection[str], domain: str) -> str:
   return domain if domain in domains or len(domains) < MAX_DOMAINS - 1 else 'other'
 
 
-CutBatch = Callable[[list], Iterable[tuple[int, Cut]]]  # documents -> of each, its number of tokens and sequences
+# documents -> of each, its number of tokens and sequences; None: the chat template rejects it
+CutBatch = Callable[[list], Iterable[tuple[int, Cut] | None]]
 
 
 def _tokenize(documents: Iterable, cut_batch: CutBatch, threads: int) -> Iterator[tuple[Any, int, Cut]]:
-  """Yields (document without its text, number of tokens, sequences).
+  """Yields (document without its text, number of tokens, sequences); leaves out those that `cut_batch` does.
 
   Threads suffice: tokenizers release Python's lock.
   """
@@ -238,7 +242,8 @@ def _tokenize(documents: Iterable, cut_batch: CutBatch, threads: int) -> Iterato
 
   def tokenize(batch: list) -> Iterable[tuple[Any, int, Cut]]:
     without_text = [document._replace(text='', extents=(equality.Extent(document.content),)) for document in batch]
-    return [(document, *of_document) for document, of_document in zip(without_text, cut_batch(batch), strict=True)]
+    both = zip(without_text, cut_batch(batch), strict=True)
+    return [(document, *of_document) for document, of_document in both if of_document]
 
   for batch in prefetching.prefetch(tokenize, _batches(documents), 2 * threads + 1, threads):
     yield from batch
@@ -257,21 +262,18 @@ def _cut_texts(tokenizer: Any, cutting: Cutting, is_validation: bool) -> CutBatc
 
 
 def _cut_conversations(encoder: answers.Encoder, text: TextPart, cutting: Cutting, is_validation: bool) -> CutBatch:
-  def cut(document: Any) -> Cut:
+  def cut(document: Any) -> tuple[int, Cut] | None:
     try:
-      return encoder.cut(document, cutting, is_validation)
+      of_document = encoder.cut(document, cutting, is_validation)
     except InputError as e:
       if not text.skip_bad_records:
         raise
-      left_out.count_bad_record(text.omitted.bad_records, 'messages', str(e))
-      return Cut([], [] if is_validation else None, [], [], np.zeros(0, np.int32))
+      if not document.times:  # else it was counted when the mixture read the source before
+        left_out.count_bad_record(text.omitted.bad_records, left_out.REJECTED, str(e))
+      return None
+    return sum(map(len, [*of_document.long, *of_document.short])), of_document
 
-  def cut_batch(batch: list) -> Iterator[tuple[int, Cut]]:
-    for document in batch:
-      of_document = cut(document)
-      yield sum(map(len, [*of_document.long, *of_document.short])), of_document
-
-  return cut_batch
+  return lambda batch: map(cut, batch)
 
 
 def _checked(document: Any, vocab_size: int) -> np.ndarray:

@@ -118,7 +118,8 @@ def _is_text(pyarrow: Any, kind: Any) -> bool:
 
 
 def _is_list(pyarrow: Any, kind: Any) -> bool:
-  return pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+  t = pyarrow.types
+  return any(is_kind(kind) for is_kind in (t.is_list, t.is_large_list, t.is_fixed_size_list, t.is_list_view))
 
 
 def _text_keys(pyarrow: Any, fields: Any, prefix: str = '') -> Iterator[str]:

@@ -133,7 +133,8 @@ def mixed_model(run: TrainedRun, planned: Plan, average: Collection[str], per_to
       advice = 'a mixture has one of each such parameter: take their mean with'
       raise InputError(f'the level {level} {problem}; {advice} --average={level}')
   model, num_experts = run.settings.model, _number_of_experts(run, planned)
-  usual, least = (model.experts_per_token, 1) if model.num_experts else (2, 2)
+  usual = model.experts_per_token if model.num_experts else 2
+  least = 1 if model.num_experts and not model.normalize_gates else 2
   per_token = per_token or usual
   if not least <= per_token <= num_experts:
     raise InputError(f'--experts_per_token={per_token} should be {least} to {num_experts}, the number of experts')
@@ -166,7 +167,7 @@ def _number_of_experts(run: TrainedRun, planned: Plan) -> int:
   if counts[0] == mine:
     raise InputError('these paths share their MLPs: there is nothing to mix; use --to=dense or dipaco export')
   apart = [block for block in range(num_blocks) if _anchor(experts(run, planned, block)) is None]
-  if mine > 1 and apart:
+  if run.settings.model.num_experts and apart:
     problem = 'have no expert in common, and so their routers nothing to compare experts with: use --to=dense'
     raise InputError(f'these paths are mixtures that, in block {apart[0]}, {problem}')
   return counts[0]
@@ -203,7 +204,8 @@ def join_routers(run: TrainedRun, planned: Plan, modules: Mapping[str, Sequence[
   """Returns the router of each block, [D, E], from those of paths that are mixtures.
 
   Only differences of logits count. With a the expert that all paths share, and R_p the router of path p, the column of
-  an expert is the mean of R_p[:, e] - R_p[:, a] over the paths that have it.
+  an expert is the mean of R_p[:, e] - R_p[:, a] over the paths that have it. Without `model.normalize_gates`, gates are
+  smaller than in a path, as they are shares among more experts.
   """
   grid, layout = run.layout.grid, run.layout
   at = {level: {module: i for i, module in enumerate(of_level)} for level, of_level in planned.modules.items()}

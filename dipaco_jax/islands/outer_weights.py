@@ -14,17 +14,12 @@ from dipaco_jax.pipeline import jobs
 def module_weights(island: Island, module: str, phase: int) -> dict[str, float]:
   """Returns w_i of a module's paths, by name, divided by the power of two that brings the largest into (1/2, 1].
 
-  The mean stays the same, and whether a contribution is in the exact sum's range depends on the path's move alone. A
-  path that is alone in a module has a weight of 1 there: no bit of the module depends on other paths, which may have
-  left the run by the time that a phase is computed again.
+  The mean stays the same, and whether a contribution is in the exact sum's range depends on the path's move alone.
   """
   grid, everyone = island.layout.grid, path_weights(island, phase)
   most, level = island.run.settings.outer.max_weight, island.parse_module(module)[0]
   weights = weight_cap.cap_weights(grid, level, everyone.reshape(grid.shape), most).reshape(-1)
-  through = island.paths_through(module)
-  weight_by_path = {str(path): float(weights[path]) for path in through if weights[path] > 0}
-  if len(through) == 1:
-    return dict.fromkeys(weight_by_path, 1.0)
+  weight_by_path = {str(path): float(weights[path]) for path in island.paths_through(module) if weights[path] > 0}
   fraction, exponent = math.frexp(max(weight_by_path.values(), default=1.0))
   return {path: math.ldexp(w, int(fraction == 0.5) - exponent) for path, w in weight_by_path.items()}
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dipaco_jax.algorithm import outer
 from dipaco_jax.config import owners
 from dipaco_jax.islands.guard import Later
 from dipaco_jax.islands.island import OWN_TEXT, Island
@@ -67,17 +66,19 @@ def read(island: Island) -> dict[int, dict[str, Any]]:
 def weights(island: Island) -> Callable[[int], np.ndarray]:
   """Returns phase -> w_i of every path, like the grid. Raises Later while an owner's text is not read.
 
-  The mean number of tokens is that of the paths that are active: who joins later changes no earlier weight.
+  Tokens are divided by the mean of the owners that the run began with. So no bit of a weight depends on who has joined
+  or left, which a phase that is computed again knows, and the worker that computed it first may not have known.
   """
   by_path, s, grid = read(island), island.run.settings, island.layout.grid
   tokens = np.array([by_path[path]['tokens'] if path in by_path else 0 for path in range(grid.num_paths)], float)
+  later = {path for owner in island.members.joined for path in owners.paths_of(grid, owner)}
+  first = [path for path in by_path if path not in later]
+  mean = tokens[first].mean() if first else 1.0
+  weights_P = (tokens / mean if s.outer.reweigh else np.sign(tokens)).astype(np.float32)
 
   @functools.lru_cache(2)
   def of_phase(phase: int) -> np.ndarray:
-    active = island.active_paths(phase)
-    weights_P = np.zeros(grid.num_paths, np.float32)
-    weights_P[active] = outer.path_weights(active[active], tokens[active], s.outer.reweigh, (int(active.sum()),))
-    return weights_P.reshape(grid.shape)
+    return np.where(island.active_paths(phase), weights_P, np.float32(0)).reshape(grid.shape)
 
   return of_phase
 

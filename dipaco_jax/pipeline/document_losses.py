@@ -9,7 +9,7 @@
     content       [N] uint64, digest of the document that a sequence is of, as `Sequences.contents`
     text          [N] uint64, from the sha256 of all text of the sequence
     beginning     [N] uint64, from that of its first BEGINNING bytes, by which other tokenizers know a document too;
-                  white space is one space there, as tokenizers differ in how they keep it
+                  white space is one space there, as tokenizers differ in how they keep it; of conversations `content`
 """
 
 import hashlib
@@ -55,9 +55,15 @@ def _write(run: run_lib.Run, path: np.ndarray, tokens: np.ndarray, nats: Mapping
     'path': np.asarray(path, np.int32),
     'content': validation.contents(),
     'text': np.array([_number(text) for text in texts], np.uint64),
-    'beginning': np.array([_number(b' '.join(text.split())[:BEGINNING]) for text in texts], np.uint64),
+    'beginning': _beginnings(run, texts),
   }
   publishing.write_sealed(run.workdir / FILE, tensors.to_bytes(arrays))
+
+
+def _beginnings(run: run_lib.Run, texts: list[bytes]) -> np.ndarray:
+  if run.settings.data.format == 'messages':  # which begin alike: with instructions, and as each template has it
+    return run.sequences('validation').contents()
+  return np.array([_number(b' '.join(text.split())[:BEGINNING]) for text in texts], np.uint64)
 
 
 def _number(text: bytes) -> int:

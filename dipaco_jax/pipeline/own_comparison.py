@@ -52,7 +52,7 @@ def measure(run: run_lib.Run, path: int) -> Losses:
   train = run.sequences('train', open_parts=1)
 
   def load(_: int, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    return packing.pad([x.tokens for x in train.read(indices[start:stop])], run.settings.model.seq_len)
+    return packing.pad([x.to_pack for x in train.read(indices[start:stop])], run.settings.model.seq_len)
 
   rows = evaluation.Rows([len(indices)], load, run.eval_batch, run.settings.model.seq_len)
   alone = functools.partial(module_store.load_path, run.workdir / folder(path), run.alone_programs.layout, 0)

@@ -65,10 +65,11 @@ def check(s: settings_lib.Settings, text: Text):
     num_long += source.most_tokens(document.text) > prefix
     if num_long > len(paths):  # one more, which may be held out
       return
-  raise InputError(
-    f'--data: {num_long} documents are longer than config.routing.prefix_tokens={prefix}, too few for a row of each of '
-    f'the {len(paths)} paths of {text.owner} and a hold-out: name more text'
-  )
+  found = f'{num_long} documents are longer than config.routing.prefix_tokens={prefix}'
+  if s.data.format == 'messages':
+    found = f'there are {num_long} conversations'
+  rows = f'a row of each of the {len(paths)} paths of {text.owner} and a hold-out'
+  raise InputError(f'--data: {found}, too few for {rows}: name more text')
 
 
 def make(run: run_lib.Run, text: Text) -> dict[str, Any]:

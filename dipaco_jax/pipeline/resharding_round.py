@@ -67,7 +67,7 @@ def log_likelihoods(run: run_lib.Run, version: int, indices: np.ndarray, documen
 
   def load(path, start, stop):
     chosen = indices[documents[asked[path][start:stop]]]
-    return packing.pad([x.tokens for x in train.read(chosen)], run.settings.model.seq_len)
+    return packing.pad([x.to_pack for x in train.read(chosen)], run.settings.model.seq_len)
 
   def params_of_turn(turn):
     return evaluation.in_flight(

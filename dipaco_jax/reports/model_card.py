@@ -86,13 +86,16 @@ def _training(f: Facts) -> dict[str, str]:
     'steps of this path': f'{most}{steps:,} of {t.batch_size:,} rows, after those of the base',
     **({'tokens read in this run': f'{most}{tokens:,}, after those of `{f.base_name}`'} if f.base_name else {}),
     **({} if f.base_name else {'tokens read, with the base': f'{most}{tokens:,}'}),
-    'routing': _routing(s.routing),
+    'routing': _routing(s),
     'optimizers': f'{s.inner.optimizer} inside the path, {s.outer.optimizer} between paths',
   }
 
 
-def _routing(routing: settings.Routing) -> str:
+def _routing(s: settings.Settings) -> str:
+  routing = s.routing
   prefix = f'the first {routing.prefix_tokens} tokens'
+  if s.data.format == 'messages':
+    return f"{routing.method}, by {prefix} of the user's messages before the first answer"
   if extension.is_reference(routing.method):
     return f"`{routing.method}`, of its trainer's own; {prefix} are not scored"
   return f'{routing.method}, by {prefix}, which are not scored'

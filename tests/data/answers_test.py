@@ -102,7 +102,7 @@ def test_bytes_are_those_of_the_answers(made):
 
 def test_text_for_training_does_not_depend_on_the_day():
   template = chat_template.load(chats.tokenizer(chat_template="{{ strftime_now('%d %b %Y') }}" + chats.CHATML))
-  [(before, _)] = template.encode_answers(chats.chat('hi', 'yes'))
+  before, _ = template.encode_answer(chats.chat('hi', 'yes'))
   assert '26 Jul 2024' in spelled(template._tokenizer, before)
 
 
@@ -113,8 +113,36 @@ def test_errors_name_the_record_and_the_problem(made):
   with pytest.raises(InputError, match=r'^a.jsonl:1: messages: the chat template does not take them: roles must alter'):
     cut(strict, chats.chat('hi', 'yes'))
   elsewhere = chats.tokenizer(chat_template='{% if add_generation_prompt %}x{% endif %}{{ messages[0].content }}')
-  with pytest.raises(InputError, match='does not write an answer behind what it writes to ask for one'):
+  with pytest.raises(InputError, match='it changes an answer, and what it writes before it does not ask for one'):
     cut(elsewhere, chats.chat('hi', 'yes'))
+
+
+LAST = (  # instructions are part of the user's message if that is the last one, as in templates of Mistral
+  "{% set system = messages[0].content if messages[0].role == 'system' else '' %}"
+  "{% for m in messages %}{% if m.role == 'user' %}[{{ system ~ ' ' if loop.last and system }}{{ m.content }}]"
+  "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+
+
+def test_an_answer_is_learned_behind_what_a_server_gives_where_the_template_forgets_instructions():
+  made = chats.tokenizer(chat_template=LAST)
+  first, second = cut(made, [SYSTEM, *chats.chat('hi', 'yes', 'and', 'no')]).kept
+  assert spelled(made, answers.plain(first)) == f'[Be brief. hi] yes{chats.END}'
+  assert spelled(made, answers.plain(second)) == f'[hi] yes{chats.END}[Be brief. and] no{chats.END}'
+  assert learned(made, second) == [f' no{chats.END}']
+
+
+def test_each_answer_is_written_once_however_many_there_are(made, monkeypatch):
+  """And at most twice where a part begins: else the time would grow with the cube of the exchanges."""
+  asked = []
+  encode = chat_template.ChatTemplate.encode_answer
+  monkeypatch.setattr(chat_template.ChatTemplate, 'encode_answer', lambda *a: asked.append(len(a[1])) or encode(*a))
+  messages = chats.chat(*(f'{kind}{i}' for i in range(20) for kind in 'qa'))
+  [whole] = cut(made, messages).kept
+  assert len(asked) == 20
+  asked.clear()
+  parts = cut(made, messages, seq_len=len(whole) // 4).kept
+  assert len(asked) == 20 + len(parts) - 1
 
 
 def test_given_tokens_have_negative_segments(made):

@@ -1,6 +1,7 @@
 """Conversations in files of each kind, and records that are none."""
 
 import collections
+import dataclasses
 import io
 import json
 import tarfile
@@ -114,5 +115,17 @@ def test_what_the_template_rejects_is_named_or_skipped(tmp_path):
     sequences.write_part(text_of(of(file), tmp_path)[0], tokenizer, str(tmp_path), cutting)
   text, skipped = text_of(of(file, skip_bad_records=True), tmp_path)
   meta = sequences.write_part(text, tokenizer, str(tmp_path), cutting)
-  assert skipped == {'messages': 1} and meta['skipped_records'] == {'messages': 1}
-  assert meta['train']['sequences'] + meta['validation']['sequences'] == len(CONVERSATIONS) - 1
+  assert skipped == meta['skipped_records'] == {left_out.REJECTED: 1}
+  assert meta['train']['documents'] + meta['validation']['documents'] == len(CONVERSATIONS) - 1
+  again = dataclasses.replace(of(file, skip_bad_records=True), train=(settings.Source('one', (str(file),), 1.0),))
+  text, skipped = text_of(again, tmp_path)
+  documents = [document._replace(times=1) for document in text.documents('train')]
+  sequences.write_part(text._replace(documents=lambda split: documents), tokenizer, str(tmp_path), cutting)
+  assert not skipped, 'they were counted when the source was read before'
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'a.md', 'a.bin'])
+def test_files_without_records_are_rejected_before_any_work(name, tmp_path):
+  (tmp_path / name).write_text('some text')
+  with pytest.raises(InputError, match=r"a\.\w+ has no conversations \(config.data.format='messages'\): name .jsonl"):
+    corpus.check_readable(of(tmp_path / name))
