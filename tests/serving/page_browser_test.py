@@ -84,6 +84,14 @@ def asked(server, **fields) -> dict:
   return answer['choices'][0]
 
 
+def chat(server, messages: list[dict]) -> str:
+  """The answer of the API to a conversation."""
+  body = {'model': 'run', 'messages': messages, 'temperature': 1, 'seed': 0, 'max_tokens': 8}
+  with contextlib.closing(server.connect()) as connection:
+    connection.request('POST', '/v1/chat/completions', json.dumps(body), serving.HEADERS)
+    return json.loads(connection.getresponse().read())['choices'][0]['message']['content']
+
+
 def test_an_answer_streams_and_lights_the_paths_that_the_api_reports(server, tmp_path):
   async def use():
     async with page(server, tmp_path) as tab:
@@ -205,6 +213,7 @@ def test_a_conversation_grows_and_stays_on_its_path(server, tmp_path):
   first, second, messages, num_left = asyncio.run(use())
   assert [message['content'] for message in messages[::2]] == [PROMPT, '12345'] and num_left == 0
   assert [message['role'] for message in messages] == ['user', 'assistant'] * 2
+  assert [message['content'] for message in messages[1::2]] == [chat(server, messages[:1]), chat(server, messages[:3])]
   assert second['text'] == f'You: {PROMPT}\n{messages[1]["content"]}\n\nYou: 12345\n{messages[3]["content"]}'
   assert first['paths'] * 2 == second['paths'] and second['lit'][0] == first['lit'][0] == first['paths']
 
