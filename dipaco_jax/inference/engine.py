@@ -65,8 +65,8 @@ class Engine:
   def _check_here(self, path: int):
     """Raises InputError, which clients are told, for a path that another owner has."""
     if self.run.settings.data.own_text and path not in self.paths_here:
-      here = ', '.join(map(str, self.paths_here))
-      raise InputError(f'path={path}: its owner has it; the paths of this store are: {here}')
+      here = ', '.join(map(str, self.paths_here)) or 'none, as its owner has left the run, or it has not ended'
+      raise InputError(f'path={path}: it is not here; the paths of this store are: {here}')
 
   @functools.cached_property
   def paths_here(self) -> list[int]:

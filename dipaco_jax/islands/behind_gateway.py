@@ -63,7 +63,7 @@ def open_run(link: Link, name: str, own: Own) -> Run:
   storage = Storage(link.address.url, Gateway(link), PATIENCE_S)
   if registry.paths is not None and not owner:
     storage.reads = reader(registry.paths)
-  local = roles.make_local_place(own.store) if owner else gateway_link.make_folder(link.address, config.meta['id'])
+  local = roles.make_store(own.store) if owner else gateway_link.make_folder(link.address, config.meta['id'])
   local_config.keep(local, settings, '--store' if owner else 'TMPDIR', joined)
   return Run(settings, registry, storage, local, config.meta['id'], registry.name, owner)
 

@@ -15,6 +15,7 @@ diverged.
 import contextlib
 import dataclasses
 import hashlib
+import logging
 import os
 import pathlib
 import secrets
@@ -111,7 +112,8 @@ def run_role(process: Process, settings: settings_lib.Settings) -> dict[str, Any
   url = process.url or registry_url.in_folder(local_place(process.workdir))
   joined = members.joined_so_far(url) if process.owner and settings.data.own_text else ()
   check_owner(process, hosts, owners.join(settings, joined))
-  storage, local = open_storage(process.workdir), make_local_place(process.store or process.workdir)
+  storage = open_storage(process.workdir)
+  local = make_store(process.store) if process.store else make_local_place(process.workdir)
   own = on_own_devices(settings)
   run = run_lib.unattended(local, own, own.mesh.data, process.profiler)
   check_place(storage, local_place(process.workdir), url)
@@ -307,6 +309,19 @@ def local_place(workdir: str) -> pathlib.Path:
   local_file = open_storage(workdir).local_path('here')
   name = hashlib.sha256(workdir.encode()).hexdigest()[:16]
   return local_file.parent if local_file else pathlib.Path(tempfile.gettempdir()) / f'dipaco_jax-{name}'
+
+
+def make_store(store: str) -> pathlib.Path:
+  """Makes the local place of an owner's store; a folder that is new is for this user alone."""
+  place = local_place(store)
+  if not place.exists() and open_storage(store).local_path('here'):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # of another worker
+      place.mkdir(mode=0o700)
+  made = make_local_place(store)
+  if made.stat().st_mode & 0o077:
+    logging.warning('--store=%s: other users of this machine can read the text in it: chmod 700 %s', store, made)
+  return made
 
 
 def make_local_place(workdir: str) -> pathlib.Path:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import dipaco_jax
-from dipaco_jax.config import choices, extension, fields, settings
+from dipaco_jax.algorithm.grid import Grid
+from dipaco_jax.config import choices, extension, fields, owners, settings
 from dipaco_jax.huggingface import families, origin
 from dipaco_jax.reports import headline, pages
 from dipaco_jax.storage import remote_files
@@ -34,6 +35,14 @@ class Facts:
     """The name of the model that the run started from, '' if it started from none."""
     init = self.settings.pretrain.init
     return self.origin.get('name') or (origin.last_name(init) if init else '')
+
+  @property
+  def owner(self) -> str:
+    """The owner of the path, '' if paths have none."""
+    if self.settings.routing.method != 'owner':
+      return ''
+    grid = Grid(self.settings.grid)
+    return next(owner for owner in owners.names(grid) if self.number in owners.paths_of(grid, owner))
 
   @property
   def base_positions(self) -> int:
@@ -71,14 +80,15 @@ def _training(f: Facts) -> dict[str, str]:
   s, t = f.settings, f.settings.train
   trained = [bool(choices.active_paths(t, s.num_paths, s.seed, phase)[f.number]) for phase in range(f.version)]
   steps = t.steps_per_phase * sum(trained)
-  base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on all text' if s.pretrain.steps else 'no steps'
+  read = 'public text' if s.data.own_text else 'all text'
+  base = f'{s.pretrain.steps:,} steps of {s.pretrain.batch_size:,} rows on {read}' if s.pretrain.steps else 'no steps'
   base += f', from `{f.base_name}`' if f.base_name else ''
   tokens = (s.pretrain.steps * s.pretrain.batch_size + steps * t.batch_size) * s.model.seq_len
   most = 'at most ' if t.phase_s or s.outer.quorum < 1 else ''
   grid = ' x '.join(f'{name} {size}' for name, size in s.grid)
   place = ', '.join(f'{name}={i}' for (name, _), i in zip(s.grid, f.coordinates, strict=True))
   return {
-    'text': _source(s.data),
+    'text': f'that of {f.owner}, which stays with it' if s.data.own_text else _source(s.data),
     'base model': base,
     **({'grid of paths': grid, 'this path': f'{f.number}, at {place}'} if s.grid else {}),
     'modules': ', '.join(f'`{name}`' for name in f.modules.values()),
@@ -93,6 +103,8 @@ def _training(f: Facts) -> dict[str, str]:
 
 def _routing(s: settings.Settings) -> str:
   routing = s.routing
+  if routing.method == 'owner':
+    return 'none: each owner has its own paths'
   prefix = f'the first {routing.prefix_tokens} tokens'
   if s.data.format == 'messages':
     return f"{routing.method}, by {prefix} of the user's messages before the first answer"

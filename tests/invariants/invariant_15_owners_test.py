@@ -153,7 +153,7 @@ def test_a_store_ends_as_a_workdir_of_its_owners_path(finished):
   with pytest.raises(ValueError, match=r'--path=clinic: it is not in .*; its owner has it'):
     trained_run.load(str(run.store('court')), 'clinic')
   served = engine.Engine(trained_run.TrainedRun(str(run.store('court'))), 1, 1, None)
-  with pytest.raises(ValueError, match='path=0: its owner has it; the paths of this store are: 1'):
+  with pytest.raises(ValueError, match='path=0: it is not here; the paths of this store are: 1'):
     served.check_request(request.Request((5, 6), 2, 0))
 
 

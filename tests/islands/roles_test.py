@@ -184,3 +184,11 @@ def test_the_keepers_evaluator_judges_what_owners_send_and_evaluates_no_hold_out
   finally:
     close(keeper)
   assert claimed == ['judge', 'finish']
+
+
+def test_a_new_store_is_for_its_owner_alone(tmp_path, caplog):
+  place = roles.make_store(str(tmp_path / 'home' / 'store'))
+  assert place.stat().st_mode & 0o777 == 0o700 and not caplog.text
+  (tmp_path / 'open').mkdir(mode=0o755)
+  roles.make_store(str(tmp_path / 'open'))
+  assert f'--store={tmp_path}/open: other users of this machine can read the text in it: chmod 700' in caplog.text

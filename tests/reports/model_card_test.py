@@ -35,6 +35,17 @@ def test_a_path_of_several_names_its_place_and_its_router():
   assert rows(text)['this path'] == '1, at a=1' and rows(text)['modules'] == '`all/1`'
 
 
+def test_the_path_of_an_owner_names_the_owner_and_no_text_of_others():
+  own = {'source': 'files', 'train': ('public.txt',), 'validation': ('held.txt',), 'own_text': True}
+  text = card({'grid': {'owner': ('clinic', 'court')}, 'levels': (('all', '.*', ('owner',)),), 'data': own,
+               'routing': {'method': 'owner'}}, number=1, report={})  # fmt: skip
+  assert '# Path 1 of 2, of court\n' in text and 'A router decides' not in text
+  assert 'It was trained on text of court, and is meant for it.' in text
+  assert rows(text)['text'] == 'that of court, which stays with it'
+  assert rows(text)['routing'] == 'none: each owner has its own paths'
+  assert rows(text)['base model'].endswith('on public text') and 'public.txt' not in text
+
+
 def test_parts_of_the_trainers_own_are_named():
   text = card({'routing': {'method': 'my.router:make'}, 'data': {'source': 'my_source:make'}})
   assert "a text belongs to\n(`my.router:make`, of its trainer's own); it is not in this folder" in text
