@@ -57,7 +57,9 @@ def play(work, name: str, settings: settings_lib.Settings, place: str, url: str,
   with open(folder / f'{name}.log', 'ab') as file:
     os.dup2(file.fileno(), 1)
     os.dup2(file.fileno(), 2)
-  os.environ.update(more.env, TMPDIR=str(folder / name))
+  other_disk = folder / f'{name}-other'  # where Python makes temporary files if the machine's own disk is full
+  other_disk.mkdir(exist_ok=True)
+  os.environ.update(more.env, TMPDIR=str(folder / name), TEMP=str(other_disk))
   (folder / name).mkdir(exist_ok=True)
   tempfile.tempdir = None  # what is kept of the environment before
   for method in ('put', 'get'):
