@@ -22,6 +22,7 @@ from dipaco_jax.storage import seals
 MAX_TOKENS = 16  # OpenAI's default
 MAX_DEPTH = 100  # brackets that nest in a body
 MAX_STOPS, MAX_STOP_LENGTH = 256, 1024  # strings, characters: each is looked for after every token
+MAX_SCORES = 256  # of paths, in each choice
 ERROR_TYPES = {401: 'authentication_error', 429: 'rate_limit_error'}
 
 
@@ -301,8 +302,9 @@ def wants_usage(values: Mapping[str, Any]) -> bool:
 
 def asked_scores(values: Mapping[str, Any]) -> int:
   """Returns how many of the router's scores each choice should list; raises ApiError."""
-  if (most := values.get('router_scores', 0)) < 0:
-    raise ApiError(400, f'router_scores={most} should be 0 or more', 'router_scores')
+  most = values.get('router_scores', 0)
+  if not 0 <= most <= MAX_SCORES:
+    raise ApiError(400, f'router_scores={most} should be from 0 to {MAX_SCORES}', 'router_scores')
   return most
 
 

@@ -64,9 +64,10 @@ def test_one_stop_string_is_a_list_of_one():
 
 def test_scores_are_asked_for():
   assert (parse().num_scores, parse(router_scores=5).num_scores) == (0, 5)
-  with pytest.raises(ApiError, match='router_scores=-1 should be 0 or more') as refused:
-    parse(router_scores=-1)
-  assert refused.value.body['error']['param'] == 'router_scores'
+  for number in (-1, 257):
+    with pytest.raises(ApiError, match=f'router_scores={number} should be from 0 to 256') as refused:
+      parse(router_scores=number)
+    assert refused.value.body['error']['param'] == 'router_scores'
 
 
 def test_more_texts_than_may_wait_are_rejected():
