@@ -25,7 +25,8 @@ def settle(registry: Registry, storage: Storage, settings: settings_lib.Settings
   about: dict[str, Any] = {'config': settings_lib.recorded(settings), 'id': secrets.token_hex(8)}
   about['versions'] = run_report.versions() | {'dipaco_jax source': run_report.source_digest()}
   if not registry.facts('config'):
-    if storage.exists(ISLANDS_MARK):
+    # Asked again: meanwhile another process of this run may have registered it, and marked the place after that.
+    if storage.exists(ISLANDS_MARK) and not registry.facts('config'):
       raise InputError(registry_url.explain_unknown(storage.url))
     local_config.check(local, settings)
   try:

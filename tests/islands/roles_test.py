@@ -12,7 +12,7 @@ import pytest
 from one_process import Machine, changed, close
 
 from dipaco_jax.config import settings as settings_lib
-from dipaco_jax.islands import roles
+from dipaco_jax.islands import registration, roles
 from dipaco_jax.islands.worker_hosts import Hosts
 from dipaco_jax.registry import registry_url
 from dipaco_jax.registry.registry import Fact, Registry
@@ -50,6 +50,26 @@ def test_a_place_that_another_registry_knows_is_rejected(config, tmp_path):
   (tmp_path / 'registry.id').write_bytes(b'\xff')
   with pytest.raises(ValueError, match='another --registry: name that one'):
     machine.island(tmp_path)
+
+
+def test_processes_that_begin_at_one_time_register_one_run(config, tmp_path, monkeypatch):
+  """One registers the run, and marks the place, after the other has looked into the registry."""
+  facts = Registry(f'sqlite:///{tmp_path}/registry.db', 10.0)
+  places = [tmp_path / name for name in ('run', 'machine-a', 'machine-b')]
+  for place in places:
+    place.mkdir()
+  storage, run_ids = object_store.open_storage(str(places[0])), list[str]()
+  exists = type(storage).exists
+
+  def exists_late(self, name: str) -> bool:
+    if not run_ids:
+      run_ids.append('being made')
+      run_ids[0] = registration.settle(facts, storage, config, places[1])
+    return exists(self, name)
+
+  monkeypatch.setattr(type(storage), 'exists', exists_late)
+  assert registration.settle(facts, storage, config, places[2]) == run_ids[0]
+  facts.close()
 
 
 def test_no_second_registry_is_made_for_a_run_and_a_lost_one_is_reported(config, tmp_path):
