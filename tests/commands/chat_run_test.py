@@ -14,7 +14,7 @@ import tiny_run
 
 from dipaco_jax.data import packing
 from dipaco_jax.models import loss
-from dipaco_jax.pipeline import answer_losses, run as run_lib, stage_records
+from dipaco_jax.pipeline import answer_losses, resharding_round, run as run_lib, stage_records
 from dipaco_jax.storage import module_store
 
 SMALL = (
@@ -80,6 +80,17 @@ def test_perplexity_by_place_is_that_of_whole_logits(workdir):
   found = json.loads((workdir / 'report.json').read_text())['perplexity_by_answer']
   for place in (1, 2, 3):
     np.testing.assert_allclose(found[str(place)], np.exp(nats[place] / tokens[place]), rtol=1e-4)
+
+
+def test_answers_alone_count_where_text_is_sharded_anew(workdir):
+  run = run_lib.unattended(workdir, stage_records.read_settings(workdir), 1)
+  train, indices = run.sequences('train'), np.array([3, 8])
+  found = resharding_round.log_likelihoods(run, 3, indices, np.array([0, 1]), np.array([2, 1]))
+  for sequence, path, score in zip(train.read(indices), (2, 1), found, strict=True):
+    params = module_store.load_path(run.workdir, run.layout, path, 3)
+    nll_L = loss.token_losses(run.model, params, *packing.pad([sequence.to_pack], run.settings.model.seq_len))
+    np.testing.assert_allclose(score, -np.asarray(nll_L).sum(), rtol=1e-5)
+    assert sequence.num_scored(0) < len(sequence.tokens) - 1
 
 
 def test_a_path_answers(workdir):
