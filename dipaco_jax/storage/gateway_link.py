@@ -278,7 +278,7 @@ def error_of(answer: Answer) -> Exception:
   if backends.is_transient_status(answer.status):
     return Busy(message)
   if answer.status == 401:
-    return TokenRejected(f'the gateway rejects {TOKEN}: {message}')
+    return TokenRejected(f'the gateway rejects the token (--token, or {TOKEN}): {message}')
   return Rejected(f'the gateway rejects a request: {message}')
 
 
