@@ -145,7 +145,7 @@ def test_a_revoked_token_is_rejected_at_once_with_one_line(gateway, caplog):
   worker = gateway.worker()
   task = worker.registry.claim('', ['train'])
   gateway.tokens.revoke('alpha')
-  with pytest.raises(InputError, match='DIPACO_TOKEN: the token was revoked'):
+  with pytest.raises(InputError, match=r'--token, or DIPACO_TOKEN\): the token was revoked'):
     worker.registry.heartbeat(task)
   role = role_loop.Role(Claims(worker, 'worker', ['train']), lambda *_: None)
   lease = types.SimpleNamespace(task=task, about={'task': 'train'}, close=lambda: None)
