@@ -21,7 +21,7 @@ class Conversation(str):
 
   @property
   def answers(self) -> str:
-    """What the model says."""
+    """The answers, a line each."""
     return '\n'.join(message['content'] for message in self.messages if message['role'] == 'assistant')
 
   def __new__(cls, messages: Sequence[dict[str, str]]) -> Self:

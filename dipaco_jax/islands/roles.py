@@ -313,24 +313,22 @@ def local_place(workdir: str) -> pathlib.Path:
 
 def make_store(store: str) -> pathlib.Path:
   """Makes the local place of an owner's store; a folder that is new is for this user alone."""
-  place = local_place(store)
-  if not place.exists() and open_storage(store).local_path('here'):
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):  # of another worker
-      place.mkdir(mode=0o700)
-  made = make_local_place(store)
+  made = make_local_place(store, 0o700)
   if made.stat().st_mode & 0o077:
     logging.warning('--store=%s: other users of this machine can read the text in it: chmod 700 %s', store, made)
   return made
 
 
-def make_local_place(workdir: str) -> pathlib.Path:
-  """Makes `local_place`. Raises InputError if it is no folder, or another user may have written into it, or can."""
+def make_local_place(workdir: str, mode: int = 0o777) -> pathlib.Path:
+  """Makes `local_place`; `mode` is that of a new folder which is the place itself.
+
+  Raises InputError if it is no folder, or another user may have written into it, or can.
+  """
   place = local_place(workdir)
   if open_storage(workdir).local_path('here'):
     if place.is_file():
       raise InputError(f'--workdir={workdir} is a file: name a folder')
-    place.mkdir(parents=True, exist_ok=True)
+    place.mkdir(mode, parents=True, exist_ok=True)
   else:
     files.make_private_folder(place, 'TMPDIR')
   return place
